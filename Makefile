@@ -1,0 +1,44 @@
+# Every target sets itself up on a machine that has only python3 and make.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test slow-test gpu-test check fix docs clean
+
+help:            ## list the targets
+	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Expert needs Python 3.11, 3.12 or 3.13; this is %d.%d. Try: make PYTHON=python3.11 ..." % v)'
+	@echo "setting up $(VENV) (once, about half a minute)"
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(READY)        ## plan the example manifests for three cards
+	@$(BIN)/expert demo
+
+test: $(READY)        ## the test suite: CPU only, offline, minutes
+	@$(BIN)/python -m pytest -q -n auto
+
+slow-test: $(READY)   ## the long property tests
+	@$(BIN)/python -m pytest -q -n auto -m slow
+
+gpu-test: $(READY)    ## what needs a CUDA card; skips with a reason where there is none
+	@$(BIN)/python -m pytest -q -m gpu
+
+check: $(READY)       ## read only: ruff, formatting, spelling, types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/codespell
+	@$(BIN)/mypy
+
+fix: $(READY)         ## write: formatting and what ruff can mend
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:          ## remove what the targets made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build src/*.egg-info

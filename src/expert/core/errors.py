@@ -1,0 +1,56 @@
+"""What can go wrong in a way a person can mend, and the exit code each kind ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+EXIT_OK = 0
+EXIT_INTERNAL = 1
+EXIT_USAGE = 2
+EXIT_DOES_NOT_FIT = 3
+EXIT_INTERRUPTED = 130
+
+EXIT_MEANINGS = {
+    EXIT_OK: "done",
+    EXIT_INTERNAL: "a fault of Expert itself; the details were written to a file that is named",
+    EXIT_USAGE: "the command line or the manifest is wrong; every problem is listed",
+    EXIT_DOES_NOT_FIT: "the plan does not fit the card; the table says by how much",
+    EXIT_INTERRUPTED: "stopped with Ctrl-C",
+}
+
+
+class ExpertError(Exception):
+    """A fault the user can mend; its text is complete and needs no traceback."""
+
+    exit_code = EXIT_USAGE
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong in a file: where, what, and what to do about it."""
+
+    path: str
+    what: str
+    fix: str = ""
+    line: int | None = None
+
+    def __str__(self) -> str:
+        where = f"line {self.line}: " if self.line else ""
+        path = f"{self.path}: " if self.path else ""
+        fix = f"  ({self.fix})" if self.fix else ""
+        return f"{where}{path}{self.what}{fix}"
+
+
+class ManifestError(ExpertError):
+    """A manifest that cannot be used, with all of its problems at once."""
+
+    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+        self.source = source
+        self.problems = tuple(problems)
+        super().__init__(source, self.problems)
+
+    def __str__(self) -> str:
+        count = len(self.problems)
+        head = f"{self.source}: {count} problem{'s' if count != 1 else ''}"
+        return "\n".join([head, *(f"  - {problem}" for problem in self.problems)])
