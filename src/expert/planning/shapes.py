@@ -29,11 +29,15 @@ class ModelShape:
     """Every linear layer has a bias (GPT-2, Phi-2, StarCoder2)."""
     qk_norm: bool = False
     """RMSNorm on queries and keys (Qwen3, Gemma3): their inputs are kept for the backward too."""
+    qk_norm_full_width: bool = False
+    """That norm has a weight per element of all heads (OLMo-2), not one head's worth for all."""
     norms_per_layer: int = 2
     norm_bias: bool = False
     """LayerNorm (weight and bias) instead of RMSNorm (weight)."""
     learned_positions: int = 0
     """Rows of a learned position table (GPT-2); 0 with rotary positions."""
+    head_bias: bool = False
+    """The output head has a bias (Phi-2)."""
 
     @property
     def q_width(self) -> int:
@@ -67,7 +71,8 @@ class ModelShape:
         norm = self.hidden * (2 if self.norm_bias else 1)
         total = self.block_linear_parameters + self.norms_per_layer * norm
         if self.qk_norm:
-            total += 2 * self.head_dim
+            wide = self.qk_norm_full_width
+            total += self.q_width + self.kv_width if wide else 2 * self.head_dim
         if self.linear_bias:
             total += sum(columns for _, columns in self.linear_sizes().values())
         elif self.qkv_bias:
@@ -78,7 +83,9 @@ class ModelShape:
     def embedding_parameters(self) -> int:
         """Token table, position table, and the head where it is a matrix of its own."""
         tables = 1 if self.tied_head else 2
-        return self.vocab * self.hidden * tables + self.learned_positions * self.hidden
+        head_bias = self.vocab if self.head_bias else 0
+        rows = self.vocab * tables + self.learned_positions
+        return rows * self.hidden + head_bias
 
     @property
     def parameters(self) -> int:
@@ -96,13 +103,33 @@ _NAMES = {
     "hidden": ("hidden_size", "n_embd", "d_model"),
     "heads": ("num_attention_heads", "n_head"),
     "vocab": ("vocab_size",),
-    "context": ("max_position_embeddings", "n_positions", "n_ctx"),
 }
+_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx")
+_FFN_NAMES = ("intermediate_size", "ffn_dim", "n_inner")
+_EXPERT_NAMES = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
 _TWO_MATRIX_MLP = {"gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "phi", "starcoder2", "gpt_bigcode"}
-_QK_NORM = {"qwen3", "gemma3", "gemma3_text"}
+_LAYER_NORM = _TWO_MATRIX_MLP | {"stablelm"}
+_GPT2_LIKE = {"gpt2", "gpt_bigcode"}
+_FFN_FOUR_TIMES_HIDDEN = _GPT2_LIKE | {"gpt_neo", "gptj"}  # where config.json says n_inner: null
+_QK_NORM_WIDE = {"olmo2", "olmo3"}
+_QK_NORM = {"qwen3", "gemma3", "gemma3_text"} | _QK_NORM_WIDE
 _BIAS_ON_QKV = {"qwen2"}
-_LAYER_NORM = {"gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "phi", "starcoder2", "stablelm"}
+_BIAS_ON_HEAD = {"phi", "gptj"}
+_ONE_NORM = {"phi", "gptj"}
 _FOUR_NORMS = {"gemma2", "gemma3", "gemma3_text"}
+_OPT_EXTRA_POSITIONS = 2  # OPT's position table starts two rows in
+
+# Gemma 3's nested text_config leaves out every number that equals the default of its class.
+_CLASS_DEFAULTS: dict[str, dict[str, int]] = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+    },
+}
 
 
 def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
@@ -111,36 +138,62 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     if isinstance(inner, Mapping):
         config = {**config, **inner}
     kind = str(config.get("model_type", ""))
-    experts = config.get("num_local_experts") or config.get("num_experts") or config.get("n_routed_experts")
-    if experts:
-        raise UnknownShape(f"a mixture of {experts} experts is not modelled")
-    numbers = {name: _number(config, keys) for name, keys in _NAMES.items()}
-    missing = [_NAMES[name][0] for name, value in numbers.items() if value is None and name != "context"]
-    if missing:
-        raise UnknownShape(f"config.json has no usable {', '.join(missing)}")
-    hidden, heads = numbers["hidden"] or 0, numbers["heads"] or 0
-    gpt2_like = kind in {"gpt2", "gpt_bigcode"}
-    ffn = _number(config, ("intermediate_size", "ffn_dim", "n_inner")) or 4 * hidden
-    kv_heads = _number(config, ("num_key_value_heads",)) or (1 if config.get("multi_query") else heads)
-    positions = (numbers["context"] or 0) if gpt2_like or kind == "opt" else 0
+    config = {**_CLASS_DEFAULTS.get(kind, {}), **config}
+    _refuse_what_is_not_modelled(config)
+    sizes = _sizes(config, kind)
+    heads = sizes["heads"]
+    context = _number(config, _CONTEXT_NAMES) or 0
+    bias_on_qkv = any(config.get(key) for key in ("attention_bias", "qkv_bias", "use_qkv_bias"))
     return ModelShape(
-        layers=numbers["layers"] or 0,
-        hidden=hidden,
-        ffn=ffn,
+        layers=sizes["layers"],
+        hidden=sizes["hidden"],
+        ffn=sizes["ffn"],
         heads=heads,
-        kv_heads=kv_heads,
-        head_dim=_number(config, ("head_dim",)) or hidden // heads,
-        vocab=numbers["vocab"] or 0,
-        context=numbers["context"] or 0,
+        kv_heads=_number(config, ("num_key_value_heads",))
+        or (1 if config.get("multi_query") else heads),
+        head_dim=_number(config, ("head_dim",)) or sizes["hidden"] // heads,
+        vocab=sizes["vocab"],
+        context=context,
         tied_head=bool(config.get("tie_word_embeddings", _tied_by_default(kind))),
         gated_mlp=kind not in _TWO_MATRIX_MLP,
-        qkv_bias=kind in _BIAS_ON_QKV or bool(config.get("attention_bias") or config.get("qkv_bias")),
+        qkv_bias=kind in _BIAS_ON_QKV or bias_on_qkv,
         linear_bias=kind in _TWO_MATRIX_MLP and config.get("use_bias", True) is not False,
         qk_norm=kind in _QK_NORM,
-        norms_per_layer=4 if kind in _FOUR_NORMS else (1 if kind in {"phi", "gptj"} else 2),
+        qk_norm_full_width=kind in _QK_NORM_WIDE,
+        norms_per_layer=4 if kind in _FOUR_NORMS else (1 if kind in _ONE_NORM else 2),
         norm_bias=kind in _LAYER_NORM,
-        learned_positions=positions,
+        learned_positions=_learned_positions(kind, context),
+        head_bias=kind in _BIAS_ON_HEAD,
     )
+
+
+def _refuse_what_is_not_modelled(config: Mapping[str, Any]) -> None:
+    experts = next((config[key] for key in _EXPERT_NAMES if config.get(key)), None)
+    if experts:
+        raise UnknownShape(f"a mixture of {experts} experts is not modelled")
+    if config.get("kv_lora_rank"):
+        raise UnknownShape("multi-head latent attention (kv_lora_rank) is not modelled")
+    if config.get("is_encoder_decoder"):
+        raise UnknownShape("an encoder-decoder model is not modelled")
+
+
+def _sizes(config: Mapping[str, Any], kind: str) -> dict[str, int]:
+    """The numbers no shape can do without; UnknownShape names all that are missing."""
+    found = {name: _number(config, keys) for name, keys in _NAMES.items()}
+    found["ffn"] = _number(config, _FFN_NAMES)
+    if found["ffn"] is None and found["hidden"] and kind in _FFN_FOUR_TIMES_HIDDEN:
+        found["ffn"] = 4 * found["hidden"]
+    spelled = {name: keys[0] for name, keys in _NAMES.items()} | {"ffn": _FFN_NAMES[0]}
+    missing = [spelled[name] for name, value in found.items() if value is None]
+    if missing:
+        raise UnknownShape(f"config.json has no usable {', '.join(missing)}")
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _learned_positions(kind: str, context: int) -> int:
+    if kind == "opt":
+        return context + _OPT_EXTRA_POSITIONS
+    return context if kind in _GPT2_LIKE else 0
 
 
 def _tied_by_default(kind: str) -> bool:

@@ -1,0 +1,101 @@
+"""`--set path=value`: the one way to override a manifest from the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from expert.core.errors import ExpertError
+from expert.manifest.document import Item, join
+from expert.manifest.migrate import Migration, migrate
+
+_STEP = re.compile(r"([^.\[\]]+)((?:\[\d+\])*)")
+
+
+class OverrideError(ExpertError):
+    """A --set that cannot be understood."""
+
+
+def parse_override(text: str) -> tuple[list[str | int], Item]:
+    """`training.config.epochs=2` -> the steps of the path and the value, read as YAML."""
+    # Imported here: a plain run without --set needs no YAML parser.
+    from expert.manifest.yaml_text import parse_yaml
+
+    path, equals, value = text.partition("=")
+    path = path.strip()
+    if not equals or not path:
+        raise OverrideError(
+            f"--set {text}: expected path=value, such as --set training.config.epochs=2"
+        )
+    steps: list[str | int] = []
+    for part in path.split("."):
+        match = _STEP.fullmatch(part)
+        if not match:
+            raise OverrideError(f"--set {text}: {part!r} is not part of a path")
+        steps.append(match[1])
+        steps.extend(int(index) for index in re.findall(r"\[(\d+)\]", match[2]))
+    item, _, _ = parse_yaml(value, f"--set {path}")
+    for part_of_value in item.walk():
+        part_of_value.path = f"--set {path}"
+        part_of_value.line = None
+        part_of_value.from_command_line = True
+    return steps, item
+
+
+def apply_overrides(root: Item, overrides: Sequence[str]) -> Migration:
+    """Lay the overrides over the canonical tree; names are understood as in a file."""
+    told = Migration(root.fields())
+    for text in overrides:
+        steps, item = parse_override(text)
+        if any(isinstance(step, int) for step in steps):
+            _set_at(root, steps, item, text)
+            continue
+        layer = Item({})
+        _set_at(layer, steps, item, text)
+        moved = migrate(layer)
+        told.notices += moved.notices
+        told.problems += moved.problems
+        _overlay(root.fields(), layer.fields())
+    return told
+
+
+def _set_at(root: Item, steps: Sequence[str | int], item: Item, text: str) -> None:
+    here = root
+    for position, step in enumerate(steps[:-1]):
+        following = steps[position + 1]
+        if isinstance(step, int):
+            here = _entry(here, step, text)
+            continue
+        if not isinstance(here.value, dict):
+            raise OverrideError(f"--set {text}: {here.path} is not an object")
+        empty: list[Item] | dict[str, Item] = [] if isinstance(following, int) else {}
+        here = here.value.setdefault(step, Item(empty, join(here.path, step)))
+    last = steps[-1]
+    if isinstance(last, int):
+        _entry(here, last, text)
+        assert isinstance(here.value, list)
+        here.value[last] = item
+    elif isinstance(here.value, dict):
+        here.value[last] = item
+    else:
+        raise OverrideError(f"--set {text}: {here.path} is not an object")
+
+
+def _entry(item: Item, index: int, text: str) -> Item:
+    if not isinstance(item.value, list) or index >= len(item.value):
+        count = len(item.value) if isinstance(item.value, list) else 0
+        raise OverrideError(f"--set {text}: {item.path} has {count} entries, none at [{index}]")
+    return item.value[index]
+
+
+def _overlay(base: dict[str, Item], layer: dict[str, Item]) -> None:
+    for key, item in layer.items():
+        present = base.get(key)
+        if present is not None and isinstance(item.value, dict) and isinstance(present.value, dict):
+            _overlay(present.value, item.value)
+        elif key == "base_models" and present is not None and present.value and item.value:
+            assert isinstance(present.value, list)
+            assert isinstance(item.value, list)
+            _overlay(present.value[0].fields(), item.value[0].fields())
+        else:
+            base[key] = item

@@ -1,0 +1,121 @@
+"""From a file to a Manifest: parse, bring into the 2.0 layout, override, validate, check rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from expert.core.errors import ManifestError, Problem
+from expert.manifest.document import Document, Item, is_comment, read_document
+from expert.manifest.expectations import allows_null, below, schema
+from expert.manifest.migrate import complete_layout, migrate
+from expert.manifest.notices import Notice
+from expert.manifest.overrides import apply_overrides
+from expert.manifest.problems import broken_places, schema_problems, unknown_keys
+from expert.manifest.rules import Findings, check_rules
+from expert.manifest.schema import Manifest
+from expert.manifest.values import convert_values
+
+
+@dataclass(frozen=True)
+class ReadManifest:
+    """A manifest, where it came from, and what the reader has to tell about it."""
+
+    manifest: Manifest
+    source: str
+    folder: Path
+    notices: tuple[Notice, ...] = ()
+    root: Item | None = None
+    """The canonical tree with lines and comments; what `upgrade` writes."""
+
+
+def read_manifest(
+    path: str | Path, *, overrides: Sequence[str] = (), strict: bool = False
+) -> ReadManifest:
+    """Read a JSON or YAML manifest of any known layout; ManifestError lists all its problems."""
+    return understand(read_document(Path(path)), overrides=overrides, strict=strict)
+
+
+def understand(
+    document: Document, *, overrides: Sequence[str] = (), strict: bool = False
+) -> ReadManifest:
+    """Turn a parsed document into a Manifest. The document's tree is rewritten in place."""
+    root = document.root
+    problems = list(document.problems)
+    work = migrate(root)
+    laid_over = apply_overrides(root, overrides)
+    complete_layout(work)
+    _name_after_place(root, document)
+    told, refused = convert_values(root)
+    notices = [*work.notices, *laid_over.notices, *told]
+    problems += [*work.problems, *laid_over.problems, *refused]
+    unknown, near_misses = unknown_keys(root, strict=strict)
+    problems += unknown
+    notices += near_misses
+    manifest, violations = _validate(root, {problem.path for problem in problems})
+    problems += violations
+    findings = check_rules(manifest, root) if manifest is not None else Findings(root)
+    problems += findings.problems
+    if problems or manifest is None:
+        problems.sort(key=lambda problem: problem.line or 0)
+        raise ManifestError(document.source, problems)
+    notices = sorted([*notices, *findings.notices], key=lambda notice: notice.line or 0)
+    return ReadManifest(manifest, document.source, document.folder, tuple(notices), root)
+
+
+def _data(item: Item, node: Mapping[str, Any] | None) -> Any:
+    """Plain data for the schema; null is left out where it only means "not given"."""
+    if isinstance(item.value, list):
+        return [_data(entry, below(node, i)) for i, entry in enumerate(item.value)]
+    if not isinstance(item.value, dict):
+        return item.value
+    data = {}
+    for key, entry in item.value.items():
+        inner = below(node, key)
+        if is_comment(key) or (entry.value is None and inner and not allows_null(inner)):
+            continue
+        data[key] = _data(entry, inner)
+    return data
+
+
+def _validate(root: Item, told: set[str]) -> tuple[Manifest | None, list[Problem]]:
+    """The manifest and its schema problems; broken keys are left out so that rules still run."""
+    data = _data(root, schema())
+    try:
+        return Manifest.model_validate(data), []
+    except ValidationError as error:
+        problems = [found for found in schema_problems(error, root) if found.path not in told]
+        for place in broken_places(error, root):
+            _remove(data, place)
+    try:
+        return Manifest.model_validate(data), problems
+    except ValidationError:
+        return None, problems
+
+
+def _remove(data: Any, place: tuple[str | int, ...]) -> None:
+    """Take a broken value out; inside a list, the whole list."""
+    for step in place[:-1]:
+        below = data.get(step) if isinstance(data, dict) else None
+        if isinstance(below, list) and isinstance(data, dict):
+            data.pop(step)
+        if not isinstance(below, dict):
+            return
+        data = below
+    if isinstance(data, dict) and place:
+        data.pop(place[-1], None)
+
+
+def _name_after_place(root: Item, document: Document) -> None:
+    """A file without a name is called after its folder, or after itself where that says more."""
+    if root.get("name") is not None:
+        return
+    path = Path(document.source)
+    name = path.stem
+    if name.lower() in {"manifest", "config"}:
+        name = document.folder.resolve().name or name
+    root.fields()["name"] = Item(name, "name")

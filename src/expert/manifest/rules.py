@@ -1,0 +1,320 @@
+"""Keys that are fine alone and wrong, or overruled, together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from expert.core.errors import Problem
+from expert.manifest.config import TrainingConfig
+from expert.manifest.document import Item
+from expert.manifest.notices import Kind, Notice
+from expert.manifest.schema import CHAR_GPT, Manifest
+
+_SCHEDULE_OPTIONS = {
+    "cosine": ("num_cycles", "min_lr"),
+    "cosine_with_restarts": ("num_cycles", "min_lr"),
+    "polynomial": ("power", "lr_end"),
+    "linear": (),
+    "constant": (),
+}
+
+
+@dataclass
+class Findings:
+    """Collects what the rules say, with the place where the user wrote each key."""
+
+    root: Item
+    problems: list[Problem] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+
+    def item(self, path: str) -> Item:
+        """The user's item at a canonical path, or one that only knows the path."""
+        found: Item | None = self.root
+        for step in re.findall(r"[^.\[\]]+", path):
+            found = found.below(int(step) if step.isdigit() else step) if found else None
+        return found or Item(None, path)
+
+    def wrong(self, path: str, what: str, fix: str) -> None:
+        item = self.item(path)
+        self.problems.append(Problem(item.path, what, fix, item.line))
+
+    def tell(self, kind: Kind, path: str, text: str) -> None:
+        item = self.item(path)
+        self.notices.append(Notice(kind, item.path, text, item.line))
+
+    def superseded(self, key: str, text: str) -> None:
+        self.tell("superseded", f"training.config.{key}", text)
+
+
+def check_rules(manifest: Manifest, root: Item) -> Findings:
+    """Every rule that spans several keys, on a manifest whose single keys are right."""
+    findings = Findings(root)
+    for rule in _RULES:
+        rule(manifest, findings)
+    return findings
+
+
+def _adapter(manifest: Manifest, say: Findings) -> None:
+    config = manifest.training.config
+    given = config.model_fields_set
+    kind = config.adapter_type
+    for key in ("rank", "alpha"):
+        if key in given and kind == "ia3" and getattr(config, key) != "auto":
+            say.wrong(f"training.config.{key}", "ia3 has no " + key, "remove it")
+    if kind in ("full", "none"):
+        reason = "every weight is trained" if kind == "full" else "only soft prompts are trained"
+        for key in ("rank", "alpha", "dropout", "target_modules"):
+            if key in given and getattr(config, key) != "auto":
+                say.superseded(key, f"adapter_type {kind}: {reason}")
+    if kind == "none" and not manifest.soft_prompts:
+        what = "none trains soft prompts alone, but there are none"
+        say.wrong("training.config.adapter_type", what, "add soft_prompts or choose an adapter")
+    if config.feedforward_modules and kind != "ia3":
+        say.superseded("feedforward_modules", f"only ia3 has them, {kind} uses target_modules")
+    targets = config.target_modules
+    if config.feedforward_modules and kind == "ia3" and isinstance(targets, list):
+        stray = sorted(set(config.feedforward_modules) - set(targets))
+        if stray:
+            what = f"{', '.join(stray)} not among target_modules"
+            say.wrong("training.config.feedforward_modules", what, "add them there or remove them")
+    for number, model in enumerate(manifest.base_models):
+        if kind == "full" and model.quantization in ("int4", "int8", "fp8"):
+            what = f"a {model.quantization} base cannot be trained whole"
+            path = f"base_models[{number}].quantization"
+            say.wrong(path, what, "use quantization: none, or an adapter_type")
+        released = next((adapter.type for adapter in model.adapters if adapter.type), None)
+        if "adapter_type" in given and released and released != kind:
+            text = f"released as {released}; training.config.adapter_type {kind} is what counts"
+            say.tell("warning", f"base_models[{number}].adapters[0].type", text)
+
+
+def _char_model(manifest: Manifest, say: Findings) -> None:
+    for number, model in enumerate(manifest.base_models):
+        place = f"base_models[{number}]"
+        if model.name != CHAR_GPT:
+            if model.architecture is not None:
+                what = f"only {CHAR_GPT} has an architecture of its own"
+                say.wrong(f"{place}.architecture", what, "remove it")
+            continue
+        shape = model.architecture
+        if shape is not None and shape.width % shape.heads:
+            what = f"{shape.heads} heads do not divide a width of {shape.width}"
+            say.wrong(f"{place}.architecture", what, "choose a multiple")
+        if manifest.training.config.adapter_type != "full":
+            what = f"{CHAR_GPT} is trained from scratch"
+            say.wrong("training.config.adapter_type", what, "write adapter_type: full")
+        if model.quantization not in ("auto", "none", "bf16", "fp16"):
+            what = f"{CHAR_GPT} is trained from scratch and cannot be quantised"
+            say.wrong(f"{place}.quantization", what, "remove it")
+        if manifest.soft_prompts:
+            say.wrong("soft_prompts", f"{CHAR_GPT} takes no soft prompts", "remove them")
+
+
+def _precision(manifest: Manifest, say: Findings) -> None:
+    config = manifest.training.config
+    if config.bf16 is True and config.fp16 is True:
+        say.wrong("training.config.fp16", "bf16 and fp16 are both true", "keep one of the two")
+
+
+def _schedule(manifest: Manifest, say: Findings) -> None:
+    config = manifest.training.config
+    allowed = _SCHEDULE_OPTIONS[config.lr_scheduler]
+    for key in sorted(config.lr_scheduler_kwargs.model_fields_set):
+        if key not in allowed and getattr(config.lr_scheduler_kwargs, key) is not None:
+            takes = f"{config.lr_scheduler} takes {' and '.join(allowed) or 'no options'}"
+            say.wrong(f"training.config.lr_scheduler_kwargs.{key}", takes, "remove it")
+    if config.warmup_ratio is not None and config.warmup_steps:
+        say.superseded("warmup_steps", f"warmup_ratio {config.warmup_ratio:g} wins")
+
+
+def _packing(manifest: Manifest, say: Findings) -> None:
+    config = manifest.training.config
+    if config.group_by_length is True and config.packing is not False:
+        say.superseded(
+            "group_by_length",
+            "packing leaves no padding for it to avoid (packing: false for the old way)",
+        )
+    if config.dataloader_persistent_workers is True and config.dataloader_num_workers == 0:
+        say.superseded("dataloader_persistent_workers", "there are 0 workers to keep")
+    if config.pretokenized_cache and manifest.training.dataset.streaming:
+        say.superseded("pretokenized_cache", "streaming: true keeps no cache")
+    if manifest.training.dataset.streaming and not config.max_steps:
+        text = "the number of rows is not known beforehand: set training.config.max_steps"
+        say.tell("warning", "training.dataset.streaming", text)
+
+
+def _attention(manifest: Manifest, say: Findings) -> None:
+    config = manifest.training.config
+    if config.flash_attention_2:
+        text = "torch's own flash kernels are used, no flash-attn package is needed"
+        if config.attention not in ("auto", "flash"):
+            text = f"attention: {config.attention} wins"
+        say.superseded("flash_attention_2", text)
+    if config.use_sdpa is True and config.attention != "auto":
+        say.superseded("use_sdpa", f"attention: {config.attention} wins")
+    elif config.use_sdpa is True and config.packing is not False:
+        text = "packed rows need attention that keeps them apart; SDPA would need a dense mask"
+        say.superseded("use_sdpa", f"{text}, so flash attention runs")
+    elif config.use_sdpa is False and config.attention == "auto":
+        text = "false means not asked for: the plan chooses. Write attention: eager to force it"
+        say.tell("note", "training.config.use_sdpa", text)
+    if config.attention == "sdpa" and config.packing not in (False, "auto"):
+        text = "packed rows with SDPA need a dense mask: memory and time grow with the square"
+        say.tell("warning", "training.config.attention", text)
+
+
+def _superseded_switches(manifest: Manifest, say: Findings) -> None:
+    config = manifest.training.config
+    for key, because in _SUPERSEDED.items():
+        if getattr(config, key):
+            say.superseded(key, because(config))
+    if config.gradient_checkpointing_kwargs.use_reentrant:
+        path = "gradient_checkpointing_kwargs.use_reentrant"
+        say.superseded(path, "recomputation is always the non-reentrant one")
+
+
+_SUPERSEDED: dict[str, Callable[[TrainingConfig], str]] = {
+    "use_unsloth": lambda _: "the fused kernels here take its place",
+    "memory_efficient_attention": lambda _: "flash attention and SDPA are both memory-efficient",
+    "memory_clear_every": lambda _: "shapes are fixed, so there is no cache to clear",
+    "use_cuda_graphs": lambda _: "torch_compile_mode: reduce-overhead records CUDA graphs",
+    "cuda_graph_warmup_steps": lambda _: "torch_compile warms its graphs up by itself",
+    "activation_checkpointing": lambda c: (
+        f"gradient_checkpointing decides ({str(c.gradient_checkpointing).lower()}); "
+        'its "selective" keeps what is dear to recompute'
+    ),
+}
+
+
+def _cadence(manifest: Manifest, say: Findings) -> None:
+    config = manifest.training.config
+    if config.save_steps and config.save_strategy in ("epoch", "no"):
+        say.superseded("save_steps", f"save_strategy is {config.save_strategy}")
+    if config.eval_steps and config.evaluation_strategy in ("epoch", "no"):
+        say.superseded("eval_steps", f"evaluation_strategy is {config.evaluation_strategy}")
+    for key, strategy in (("save", config.save_strategy), ("eval", config.evaluation_strategy)):
+        if strategy == "steps" and getattr(config, f"{key}_steps") is None:
+            name = "save_strategy" if key == "save" else "evaluation_strategy"
+            what = f"steps, but {key}_steps is not given"
+            say.wrong(f"training.config.{name}", what, f"add {key}_steps")
+    if config.evaluation_strategy == "no":
+        for key in ("load_best_model_at_end", "early_stopping_patience"):
+            if getattr(config, key) not in (None, False, "auto"):
+                what = "needs an evaluation, but evaluation_strategy is no"
+                say.wrong(f"training.config.{key}", what, "choose steps or epoch")
+    if config.early_stopping_patience is None and config.early_stopping_threshold:
+        what = "means nothing without early_stopping_patience"
+        say.wrong("training.config.early_stopping_threshold", what, "add early_stopping_patience")
+    falling = config.metric_for_best_model in ("eval_loss", "eval_perplexity")
+    if config.greater_is_better is falling:
+        text = f"honoured, though less {config.metric_for_best_model} is better"
+        text = text if falling else "honoured, though more accuracy is better"
+        say.tell("warning", "training.config.greater_is_better", text)
+
+
+def _dataset(manifest: Manifest, say: Findings) -> None:
+    data = manifest.training.dataset
+    place = "training.dataset"
+    if data.path is None and not data.tasks:
+        fix = "add path: a file, a folder or a hub id"
+        what = "names no data"
+        if data.generation is not None:
+            what = "generation is descriptive only: rows are not generated here"
+        say.wrong(place, what, fix)
+    if data.path is not None and data.tasks:
+        say.wrong(f"{place}.tasks", "given together with path", "keep one of the two")
+    if data.type == "multi_task" and not data.tasks:
+        say.wrong(f"{place}.type", "multi_task, but there are no tasks", "add tasks")
+    mapped = data.field_mapping.text if data.field_mapping else None
+    if data.text_field and mapped and mapped != data.text_field:
+        what = f"says {data.text_field!r}, but field_mapping.text says {mapped!r}"
+        say.wrong(f"{place}.text_field", what, "keep one of the two")
+    if data.max_in_memory_samples:
+        text = "tokens are memory-mapped, no rows are held in memory"
+        say.tell("superseded", f"{place}.max_in_memory_samples", text)
+    for key in ("augmentation", "error_injection_ratio"):
+        if getattr(data, key, None):
+            say.tell("note", f"{place}.{key}", "descriptive only: rows are used as they are")
+    if data.generation and data.path is not None:
+        say.tell("note", f"{place}.generation", "descriptive only: rows are not generated here")
+
+
+def _descriptive(manifest: Manifest, say: Findings) -> None:
+    decoding = manifest.training.decoding
+    if decoding.use_grammar:
+        text = "descriptive only: parsers judge the answers, no grammar constrains them"
+        say.tell("note", "training.decoding.use_grammar", text)
+    if decoding.validation_cmd:
+        text = "never run: commands from a manifest are not executed"
+        say.tell("note", "training.decoding.validation_cmd", text)
+    for number, model in enumerate(manifest.base_models):
+        if model.rope_scaling:
+            text = "descriptive only: positions are trained as the model's config.json says"
+            say.tell("note", f"base_models[{number}].rope_scaling", text)
+    for number, prompt in enumerate(manifest.soft_prompts):
+        if prompt.init_method == "text" and not prompt.init_text:
+            what = "init_method is text, but there is no init_text"
+            say.wrong(f"soft_prompts[{number}].init_text", what, "add the text")
+    if not re.fullmatch(r"\d+\.\d+\.\d+([-+].*)?", manifest.version):
+        text = f"{manifest.version!r} is not of the form x.y.z"
+        say.tell("warning", "version", text)
+
+
+def written_paths(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Keys whose folder is written to, with their values."""
+    config = manifest.training.config
+    if config.output_dir:
+        yield "training.config.output_dir", config.output_dir
+    if config.pretokenized_cache:
+        yield "training.config.pretokenized_cache", config.pretokenized_cache
+
+
+def read_paths(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Keys whose file or folder is read, with their values."""
+    data = manifest.training.dataset
+    for key in ("path", "validation_path", "test_path"):
+        if getattr(data, key):
+            yield f"training.dataset.{key}", getattr(data, key)
+    for name, task in (data.tasks or {}).items():
+        for key in ("train", "valid", "test"):
+            if getattr(task, key):
+                yield f"training.dataset.tasks.{name}.{key}", getattr(task, key)
+    for number, prompt in enumerate(manifest.soft_prompts):
+        if prompt.path:
+            yield f"soft_prompts[{number}].path", prompt.path
+
+
+def _paths(manifest: Manifest, say: Findings) -> None:
+    """A manifest may come from anywhere, so what it names stays near it; --set may say anything."""
+    for path, value in [*read_paths(manifest), *written_paths(manifest)]:
+        if say.item(path).from_command_line:
+            continue
+        steps = re.split(r"[\\/]", value)
+        if ".." in steps:
+            fix = f"write an absolute path, or --set {path}={value}"
+            say.wrong(path, f"{value!r} climbs out of the manifest's folder", fix)
+        elif re.search(r"\$\w|\$\{|%\w+%", value):
+            what = f"{value!r}: environment variables are not expanded"
+            say.wrong(path, what, "write the path itself")
+    for path, value in written_paths(manifest):
+        is_absolute = re.match(r"[\\/~]|[A-Za-z]:", value)
+        if is_absolute and not say.item(path).from_command_line:
+            what = f"{value!r}: a manifest may write only below its own folder"
+            say.wrong(path, what, f"use a relative path, or --set {path}={value}")
+
+
+_RULES = (
+    _adapter,
+    _char_model,
+    _precision,
+    _schedule,
+    _packing,
+    _attention,
+    _superseded_switches,
+    _cadence,
+    _dataset,
+    _descriptive,
+    _paths,
+)

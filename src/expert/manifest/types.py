@@ -1,0 +1,79 @@
+"""The kinds of value a manifest holds: strict where a silent conversion would hide a mistake."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict
+
+AUTO: Literal["auto"] = "auto"
+Auto = Literal["auto"]
+
+
+def _whole(value: Any) -> Any:
+    """1e3 is the whole number 1000; true and "3" are not numbers."""
+    if isinstance(value, bool | str):
+        raise ValueError("not a number")
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool | str):
+        raise ValueError("not a number")
+    return value
+
+
+_LARGEST = 10**12
+
+Flag = Annotated[bool, Strict()]
+Count = Annotated[int, Field(ge=1, le=_LARGEST), BeforeValidator(_whole)]
+CountFromZero = Annotated[int, Field(ge=0, le=_LARGEST), BeforeValidator(_whole)]
+Rank = Annotated[int, Field(ge=1, le=256), BeforeValidator(_whole)]
+PromptLength = Annotated[int, Field(ge=1, le=512), BeforeValidator(_whole)]
+Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(_number)]
+SharePastZero = Annotated[float, Field(gt=0, le=1), BeforeValidator(_number)]
+Temperature = Annotated[float, Field(ge=0, le=2), BeforeValidator(_number)]
+PositiveNumber = Annotated[float, Field(gt=0, le=_LARGEST), BeforeValidator(_number)]
+NumberFromZero = Annotated[float, Field(ge=0, le=_LARGEST), BeforeValidator(_number)]
+Momentum = Annotated[float, Field(ge=0, lt=1), BeforeValidator(_number)]
+Text = Annotated[str, Field(min_length=1)]
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(gib|gb|mib|mb)", re.IGNORECASE)
+_UNITS = {"gib": 2**30, "gb": 2**30, "mib": 2**20, "mb": 2**20}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "16GB" or "900 MiB". Cards are sold in GB and measured in GiB: both mean 2**30."""
+    match = _SIZE.fullmatch(text.strip())
+    if not match or float(match[1]) == 0:
+        raise ValueError(f'{text!r} is not a memory size such as "16GB" or "900MiB"')
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def _size(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("not a size")
+    parse_size(value)
+    return value
+
+
+Size = Annotated[str, BeforeValidator(_size), Field(json_schema_extra={"format": "memory-size"})]
+
+
+class Section(BaseModel):
+    """A part of the manifest whose unknown keys are kept as metadata."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="allow", use_attribute_docstrings=True, protected_namespaces=()
+    )
+
+
+class StrictSection(BaseModel):
+    """A part of the manifest where an unknown key is an error."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
+    )

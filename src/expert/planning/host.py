@@ -1,0 +1,296 @@
+"""What this process may use of the computer besides its GPUs: cores, memory, disk, packages.
+
+A container or a batch scheduler often grants less than the computer has, and tells the process so
+only through its control groups; `roots` is the folder in which /proc and /sys are looked up.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Never, TypeVar
+
+T_co = TypeVar("T_co", covariant=True)
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "peft",
+    "datasets",
+    "pyarrow",
+    "tokenizers",
+    "bitsandbytes",
+    "liger-kernel",
+    "flash-attn",
+    "triton",
+    "torchao",
+    "accelerate",
+)
+NOT_INSTALLED = "not installed"
+
+
+@dataclass(frozen=True)
+class Fact(Generic[T_co]):
+    """A value and where it came from; a value of None comes with the reason it is not known."""
+
+    value: T_co | None
+    source: str
+
+
+def unknown(reason: str) -> Fact[Never]:
+    """A fact that could not be had, and why."""
+    return Fact(None, f"unknown: {reason}")
+
+
+# --- processor -----------------------------------------------------------------------------------
+
+
+def cpu_model(roots: Path) -> Fact[str]:
+    """The processor's name as its maker writes it, or the architecture where no name is kept."""
+    for line in _lines(roots / "proc/cpuinfo"):
+        key, _, value = line.partition(":")
+        if key.strip().lower() == "model name" and value.strip():
+            return Fact(value.strip(), "/proc/cpuinfo")
+    named = _cpu_model_elsewhere()
+    if named is not None:
+        return named
+    import platform
+
+    processor = platform.processor() or platform.machine()
+    return Fact(processor, "platform") if processor else unknown("the system does not name it")
+
+
+def _cpu_model_elsewhere() -> Fact[str] | None:
+    """The name kept by macOS (sysctl) or Windows (the registry)."""
+    if sys.platform == "darwin":
+        import subprocess
+
+        command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return Fact(answer.stdout.strip(), "sysctl machdep.cpu.brand_string")
+    if sys.platform == "win32":
+        import winreg
+
+        path = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
+        try:
+            with winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, path) as key:
+                name = winreg.QueryValueEx(key, "ProcessorNameString")[0]
+        except OSError:
+            return None
+        return Fact(str(name).strip(), "Windows registry")
+    return None
+
+
+def cores_logical() -> Fact[int]:
+    """Hardware threads of the whole computer, whoever may use them."""
+    import psutil
+
+    count = psutil.cpu_count(logical=True)
+    return Fact(count, "psutil") if count else unknown("psutil cannot count the cores")
+
+
+def cores_available(roots: Path) -> Fact[int]:
+    """Hardware threads this process may keep busy: affinity or CPU quota, the smaller wins."""
+    allowed = _cores_by_affinity()
+    quotas = list(_cpu_quotas(roots))
+    if not quotas:
+        return allowed
+    cores, source = min(quotas)
+    granted = max(1, math.floor(cores))
+    if allowed.value is not None and allowed.value <= granted:
+        return allowed
+    return Fact(granted, f"{source} ({cores:g} cores)")
+
+
+def _cores_by_affinity() -> Fact[int]:
+    """Cores the scheduler may put this process on; Windows has another call, macOS none."""
+    import psutil
+
+    ask_linux = getattr(os, "sched_getaffinity", None)
+    if ask_linux is not None:
+        return Fact(len(ask_linux(0)), "sched_getaffinity")
+    process = psutil.Process()
+    ask_windows = getattr(process, "cpu_affinity", None)
+    if ask_windows is not None:
+        return Fact(len(ask_windows()), "psutil cpu_affinity")
+    logical = cores_logical()
+    if logical.value is None:
+        return logical
+    return Fact(logical.value, "psutil cpu_count (this system has no affinity to ask for)")
+
+
+def _cpu_quotas(roots: Path) -> Iterator[tuple[float, str]]:
+    """(cores, source) of every control group around this process that limits it."""
+    for version, folder in control_groups(roots, "cpu"):
+        where = _shown(folder, roots)
+        if version == 2:
+            quota, _, period = _read(folder / "cpu.max").partition(" ")
+            source = f"cgroup v2 cpu.max of {where}"
+        else:
+            quota = _read(folder / "cpu.cfs_quota_us")
+            period = _read(folder / "cpu.cfs_period_us")
+            source = f"cgroup v1 cpu.cfs_quota_us of {where}"
+        # "max" and -1 both mean no limit
+        if quota.isdecimal() and period.isdecimal() and int(period) > 0:
+            yield int(quota) / int(period), source
+
+
+# --- memory and disk -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _MemoryLimit:
+    """One control group's limit; headroom is None where its usage cannot be read."""
+
+    limit_bytes: int
+    headroom_bytes: int | None
+    source: str
+
+
+def ram(roots: Path) -> tuple[Fact[int], Fact[int]]:
+    """(total, available) bytes of memory, of the computer or of the tightest control group."""
+    import psutil
+
+    try:
+        memory = psutil.virtual_memory()
+    except (OSError, RuntimeError) as error:
+        return unknown(f"psutil: {error}"), unknown(f"psutil: {error}")
+    # a limit at or above what is built in, such as v1's 2**63 - 4096, limits nothing
+    limits = [each for each in _memory_limits(roots) if each.limit_bytes < memory.total]
+    if not limits:
+        return Fact(memory.total, "psutil"), Fact(memory.available, "psutil")
+    tightest = min(limits, key=lambda each: each.limit_bytes)
+    total = Fact(tightest.limit_bytes, tightest.source)
+    available, source = memory.available, "psutil"
+    for each in limits:
+        if each.headroom_bytes is None:
+            return total, unknown(f"{each.source} is a limit, but its usage cannot be read")
+        if each.headroom_bytes < available:
+            available = each.headroom_bytes
+            source = f"{each.source} less its usage (file cache it can drop not counted)"
+    return total, Fact(available, source)
+
+
+def _memory_limits(roots: Path) -> Iterator[_MemoryLimit]:
+    for version, folder in control_groups(roots, "memory"):
+        limit_name, usage_name, cache_name = (
+            ("memory.max", "memory.current", "inactive_file")
+            if version == 2
+            else ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+        )
+        limit, usage = _read(folder / limit_name), _read(folder / usage_name)
+        if not limit.isdecimal():  # "max", or the root group, which has no such file
+            continue
+        headroom = None
+        if usage.isdecimal():
+            # file pages not touched lately are given back on demand, so they are not in use
+            held = max(0, int(usage) - _stat(folder / "memory.stat", cache_name))
+            headroom = max(0, int(limit) - held)
+        source = f"cgroup v{version} {limit_name} of {_shown(folder, roots)}"
+        yield _MemoryLimit(int(limit), headroom, source)
+
+
+def disk_free(folder: Path) -> Fact[int]:
+    """Bytes free for this user where `folder` is, or where it would be made."""
+    import shutil
+
+    try:
+        wanted = folder.absolute()
+        for place in (wanted, *wanted.parents):
+            if place.is_dir():
+                return Fact(shutil.disk_usage(place).free, f"disk usage of {place}")
+    except OSError as error:
+        return unknown(f"{folder}: {error.strerror or error}")
+    return unknown(f"neither {folder} nor a folder above it exists")
+
+
+# --- control groups ------------------------------------------------------------------------------
+
+
+def control_groups(roots: Path, controller: str) -> Iterator[tuple[int, Path]]:
+    """(cgroup version, folder) of each group around this process, from its own to the outermost.
+
+    A container may see its host's path in /proc/self/cgroup while only its own part is mounted;
+    folders that do not exist are passed over, and the mount itself then holds the limits.
+    """
+    mount = roots / "sys/fs/cgroup"
+    for line in _lines(roots / "proc/self/cgroup"):
+        number, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        if number == "0" and not names:
+            yield from ((2, folder) for folder in _upwards(mount, path))
+        elif controller in names.split(","):
+            joined = mount / names  # "cpu,cpuacct"; "cpu" is a link to it, but not everywhere
+            top = joined if joined.is_dir() else mount / controller
+            yield from ((1, folder) for folder in _upwards(top, path))
+
+
+def _upwards(top: Path, path: str) -> Iterator[Path]:
+    """The existing folders from top/path up to top."""
+    names = [name for name in path.strip().split("/") if name]
+    if ".." in names:  # the process was moved in from outside; only the mount can be seen
+        names = []
+    for count in range(len(names), -1, -1):
+        folder = top.joinpath(*names[:count])
+        if folder.is_dir():
+            yield folder
+
+
+def _shown(folder: Path, roots: Path) -> str:
+    return "/" + folder.relative_to(roots).as_posix()
+
+
+def _stat(path: Path, name: str) -> int:
+    """One number of a "name number" file, 0 where it is absent."""
+    for line in _lines(path):
+        key, _, value = line.partition(" ")
+        if key == name and value.isdecimal():
+            return int(value)
+    return 0
+
+
+def _read(path: Path) -> str:
+    """A small file's text, empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _lines(path: Path) -> list[str]:
+    return _read(path).splitlines()
+
+
+# --- software ------------------------------------------------------------------------------------
+
+
+def package_version(name: str) -> Fact[str]:
+    """An installed package's version, without importing the package."""
+    from importlib import metadata
+
+    try:
+        version: str | None = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return Fact(None, NOT_INSTALLED)
+    except KeyError:  # newer Pythons raise this where older ones answer None
+        version = None
+    if not version:
+        return unknown(f"the installed files of {name} do not say: reinstall it")
+    return Fact(version, "importlib.metadata")
+
+
+def process_name(pid: int) -> str | None:
+    """A running process's short name, None where it is gone or may not be looked at."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).name() or None
+    except (psutil.Error, OSError, ValueError, OverflowError):
+        return None

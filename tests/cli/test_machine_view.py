@@ -1,0 +1,116 @@
+"""The table of `expert machine`, read back as text."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from expert.cli.machine_view import machine_table
+from expert.planning.machine import Fact, Gpu, GpuProcess, Machine, unknown
+
+GIB = 2**30
+
+GPU = Gpu(
+    index=Fact(0, "NVML"),
+    name=Fact("NVIDIA H100 80GB HBM3", "NVML"),
+    uuid=Fact("GPU-aaaa1111", "NVML"),
+    mig_slice=Fact(None, "not split by MIG"),
+    memory_total_bytes=Fact(80 * GIB, "NVML"),
+    memory_free_bytes=Fact(int(75.75 * GIB), "NVML"),
+    holders=Fact((GpuProcess(123, "python", int(4.2 * GIB)), GpuProcess(9, None, None)), "NVML"),
+    utilisation_percent=Fact(37, "NVML"),
+    capability=Fact((9, 0), "NVML"),
+    driver=Fact("570.86.10", "NVML"),
+    cuda_driver_version=Fact("12.8", "NVML"),
+    power_limit_watts=unknown("this card does not report it"),
+    pcie_generation=Fact(5, "NVML link maximum"),
+    pcie_width=Fact(16, "NVML at present"),
+)
+
+MACHINE = Machine(
+    gpus=(GPU,),
+    gpu_note="",
+    cpu_model=Fact("Some [bold] CPU", "/proc/cpuinfo"),
+    cores_available=Fact(2, "cgroup v2 cpu.max"),
+    cores_logical=Fact(64, "psutil"),
+    ram_total_bytes=Fact(16 * GIB, "psutil"),
+    ram_available_bytes=Fact(12 * GIB, "psutil"),
+    disk_free_bytes=Fact(100 * GIB, "disk usage of /"),
+    os=Fact("Linux", "platform"),
+    python=Fact("3.11.7", "platform"),
+    versions={"torch": Fact("2.9.1", "importlib.metadata"), "peft": Fact(None, "not installed")},
+)
+
+
+def lines_of(machine: Machine) -> list[str]:
+    """The table's lines with runs of blanks made one; the heading is left out."""
+    console = Console(file=io.StringIO(), width=220)
+    with console.capture() as capture:
+        console.print(machine_table(machine))
+    lines = [" ".join(line.split()) for line in capture.get().splitlines()]
+    return [line for line in lines if line][2:]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "GPU 0 memory 80.0 GiB NVML",
+        "GPU 0 memory free 75.8 GiB NVML",
+        "GPU 0 memory held by python (pid 123) 4.2 GiB NVML",
+        "unknown process (pid 9) unknown amount",
+        "GPU 0 busy 37 % NVML",
+        "GPU 0 capability 9.0 NVML",
+        "GPU 0 CUDA up to 12.8 NVML",
+        "GPU 0 power limit unknown this card does not report it",
+        "GPU 0 PCIe width x16 NVML at present",
+        "CPU Some [bold] CPU /proc/cpuinfo",
+        "cores available 2 cgroup v2 cpu.max",
+        "memory available 12.0 GiB psutil",
+        "disk free 100.0 GiB disk usage of /",
+        "torch 2.9.1 importlib.metadata",
+        "peft – not installed",
+    ],
+)
+def test_the_table_has_a_line_for(line):
+    assert line in lines_of(MACHINE)
+
+
+def test_the_columns_are_fact_value_and_source():
+    assert [column.header for column in machine_table(MACHINE).columns] == [
+        "fact",
+        "value",
+        "source",
+    ]
+
+
+def test_the_gpus_come_first():
+    second = replace(GPU, index=Fact(1, "NVML"), name=Fact("NVIDIA A100", "NVML"))
+    lines = lines_of(replace(MACHINE, gpus=(GPU, second)))
+    assert lines[0] == "GPU 0 NVIDIA H100 80GB HBM3 NVML"
+    assert lines.index("GPU 1 NVIDIA A100 NVML") < lines.index("CPU Some [bold] CPU /proc/cpuinfo")
+
+
+def test_without_a_gpu_the_first_row_says_so_with_the_reason():
+    reason = "the NVIDIA driver is not installed"
+    lines = lines_of(replace(MACHINE, gpus=(), gpu_note=reason))
+    assert lines[0] == f"GPU none {reason}"
+
+
+def test_a_note_about_the_gpus_gets_a_row_and_no_note_gets_none():
+    noted = replace(MACHINE, gpu_note="CUDA_VISIBLE_DEVICES='0' shows 1 of 2 GPUs")
+    assert "GPU note CUDA_VISIBLE_DEVICES='0' shows 1 of 2 GPUs" in lines_of(noted)
+    assert not any(line.startswith("GPU note") for line in lines_of(MACHINE))
+
+
+def test_a_card_nobody_uses_says_nobody():
+    idle = replace(GPU, holders=Fact((), "NVML"))
+    assert "GPU 0 memory held by nobody NVML" in lines_of(replace(MACHINE, gpus=(idle,)))
+
+
+def test_the_mig_slice_is_shown_only_where_a_card_is_split():
+    split = replace(GPU, mig_slice=Fact("MIG-1111", "NVML"))
+    assert "GPU 0 MIG slice MIG-1111 NVML" in lines_of(replace(MACHINE, gpus=(split,)))
+    assert not any("MIG" in line for line in lines_of(MACHINE))
