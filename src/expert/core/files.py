@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text`: temporary file beside it, flush, fsync, rename, fsync the folder."""
+    """Replace `path` by `text`: write a file beside it, flush, fsync, rename, fsync the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ from expert.core.errors import ManifestError, Problem
 # The largest manifest seen in the wild has 13 kB; a megabyte is a mistake or an attack.
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 60
-MAX_ITEMS = 50_000
+# It has 300 values. Each unknown key is compared with all known ones: 5,000 take half a second.
+MAX_ITEMS = 5_000
 
 Scalar = str | int | float | bool | None
 Format = Literal["json", "yaml"]
@@ -88,6 +90,17 @@ def is_comment(key: str) -> bool:
     return key.startswith("_")
 
 
+def shown(value: Any) -> str:
+    """A value as an error names it: short, with true, false and null as the user writes them."""
+    if isinstance(value, str):
+        text = repr(value)
+    elif isinstance(value, list) and len(value) > 8:
+        text = f"a list of {len(value)}"
+    else:
+        text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
 def join(path: str, step: str | int) -> str:
     """`training.config` + `epochs` -> `training.config.epochs`; `adapters` + 0 -> `adapters[0]`."""
     if isinstance(step, int):
@@ -104,7 +117,7 @@ def add_entry(entries: dict[str, Item], key: str, item: Item, problems: list[Pro
         what = f"key appears twice (first on line {entries[key].line})"
         problems.append(Problem(item.path, what, "remove one", item.line))
         return
-    number = 2
+    number = 2 if f"{key}_2" not in entries else len(entries) + 1
     while f"{key}_{number}" in entries:
         number += 1
     entries[f"{key}_{number}"] = item
@@ -138,9 +151,11 @@ def parse_document(
 
         root, problems, closing = parse_yaml(text, source)
     if not isinstance(root.value, dict):
-        found = "a list" if isinstance(root.value, list) else f"{root.value!r}"
-        what = "the file is empty" if root.value is None else f"expected an object, found {found}"
-        raise ManifestError(source, [Problem("", what, "start with a name and a base model")])
+        what = "the file is empty"
+        if root.value is not None:
+            what = f"got {shown(root.plain())}, expected an object"
+        fix = "start with a name and a base model"
+        raise ManifestError(source, [Problem("", what, fix, root.line)])
     return Document(source, folder, kind, root, problems, closing)
 
 
@@ -148,11 +163,15 @@ def _read_bytes(path: Path, source: str) -> bytes:
     try:
         size = path.stat().st_size
         if size <= MAX_BYTES and path.is_file():
-            return path.read_bytes()
+            with path.open("rb") as stream:
+                raw = stream.read(MAX_BYTES + 1)
+            if len(raw) <= MAX_BYTES:
+                return raw
+            size = len(raw)  # more than the file system says: it grows, or is not on a disk
     except FileNotFoundError:
         raise ManifestError(source, [Problem("", "no such file", "check the path")]) from None
-    except OSError as error:
-        reason = error.strerror or str(error)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
         raise ManifestError(source, [Problem("", f"cannot be read: {reason}")]) from None
     if path.is_dir():
         raise ManifestError(

@@ -8,7 +8,9 @@ from typing import Any
 
 from expert.manifest.schema import Manifest
 
-_LARGE = 10**12
+LARGEST = 10**12
+# Sections that people may write as plain text instead; migrate.py makes objects of them.
+_SHORT_FORMS = {"BaseModelSpec": "a name", "DatasetSpec": "a path"}
 
 
 @cache
@@ -41,7 +43,9 @@ def below(node: Mapping[str, Any] | None, step: str | int) -> Mapping[str, Any] 
     for choice in node.get("anyOf", [node]):
         choice = resolve(choice)
         if isinstance(step, int) and ("items" in choice or "prefixItems" in choice):
-            items: Mapping[str, Any] = choice.get("items") or choice["prefixItems"][0]
+            items: Mapping[str, Any] = (
+                choice["items"] if "items" in choice else choice["prefixItems"][0]
+            )
             return items
         if isinstance(step, str) and step in choice.get("properties", {}):
             found: Mapping[str, Any] = choice["properties"][step]
@@ -88,6 +92,8 @@ def _describe(node: Mapping[str, Any]) -> list[str]:
         return [("a whole number" if kind == "integer" else "a number") + _range(node)]
     if kind == "array":
         return [_describe_list(node)]
+    if node.get("title") in _SHORT_FORMS:
+        return [_SHORT_FORMS[node["title"]], "an object"]
     plain = {"boolean": "true or false", "string": "text", "object": "an object", "null": "null"}
     return [plain[kind]] if kind in plain else []
 
@@ -96,7 +102,8 @@ def _describe_list(node: Mapping[str, Any]) -> str:
     if "prefixItems" in node:
         inner = expected(node["prefixItems"][0])
         return f"a list of {len(node['prefixItems'])}, each {inner}"
-    inner = expected(node.get("items", {}))
+    inner = expected(node.get("items", {})).replace("an object", "objects")
+    inner = inner.replace("a name or", "names or")
     least = "non-empty " if node.get("minItems") else ""
     return f"a {least}list of {inner}" if inner else f"a {least}list"
 
@@ -104,7 +111,7 @@ def _describe_list(node: Mapping[str, Any]) -> str:
 def _range(node: Mapping[str, Any]) -> str:
     low, high = node.get("minimum"), node.get("maximum")
     above, below = node.get("exclusiveMinimum"), node.get("exclusiveMaximum")
-    high = None if high is not None and high >= _LARGE else high
+    high = None if high is not None and high >= LARGEST else high
     if low is not None and high is not None:
         return f" from {low:g} to {high:g}"
     if above is not None and high is not None:

@@ -15,12 +15,19 @@ from expert.manifest.document import MAX_DEPTH, MAX_ITEMS, Item, add_entry, join
 # The standard library's own string scanner; typeshed does not list it.
 _scan_string: Callable[[str, int, bool], tuple[str, int]] = getattr(decoder, "scanstring")  # noqa: B009
 _SPACE = re.compile(r"[ \t\r\n]*")
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?")
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 _WORDS = {"true": True, "false": False, "null": None}
+_INSTEAD = {
+    **{word: f"write {word}" for word in _WORDS},
+    "none": "write null",
+    **dict.fromkeys(("nan", "inf", "infinity"), "write a number"),
+}
 
 
 def parse_json(text: str, source: str) -> tuple[Item, list[Problem]]:
     """The tree of items, and problems that did not stop the parser."""
+    if not text.strip():
+        return Item(None), []
     parser = _Parser(text, source)
     root = parser.value(parser.skip(0), "", 0)
     end = parser.skip(parser.position)
@@ -126,26 +133,28 @@ class _Parser:
         try:
             text, self.position = _scan_string(self.text, at + 1, True)
         except JSONDecodeError as error:
-            self.fail(error.pos, f"broken string: {error.msg.lower()}")
+            what = error.msg.lower().removesuffix(" at")
+            fix = 'write "\\\\" for a "\\"' if "escape" in what else ""
+            self.fail(error.pos, f"broken string: {what}", fix)
         try:
             text.encode("utf-8")
         except UnicodeEncodeError:
             self.fail(at, "broken string: half of a surrogate pair")
+        if "\0" in text:
+            self.fail(at, "broken string: a NUL character", "remove it")
         return text
 
     def word_or_number(self, at: int) -> int | float | bool | None:
         word = re.compile(r"[A-Za-z]+").match(self.text, at)
         if word:
             if word[0] not in _WORDS:
-                fix = "quote it" if word[0].lower() not in _WORDS else f"write {word[0].lower()}"
-                self.fail(at, f"{word[0]} is not JSON", fix)
+                self.fail(at, f"{word[0]} is not JSON", _INSTEAD.get(word[0].lower(), "quote it"))
             self.position = word.end()
             return _WORDS[word[0]]
         number = _NUMBER.match(self.text, at)
         if not number:
             end = at >= len(self.text)
             self.fail(at, "the file ends too early" if end else f"{self.text[at]!r} is not JSON")
-
         self.position = number.end()
         if len(number[0]) > 40:
             self.fail(at, "a number of more than 40 characters")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import get_args
 
 from expert.core.errors import Problem
-from expert.manifest.document import Item, is_comment
+from expert.manifest.config import AdapterType
+from expert.manifest.document import Item, is_comment, shown
 from expert.manifest.names import (
     ADAM_BETAS,
     AMP_NAMES,
@@ -17,26 +19,28 @@ from expert.manifest.names import (
     DATASET_KEYS,
     DTYPE_NAMES,
     LOAD_IN_NAMES,
+    LOOSE_CONSTRAINTS,
     LOOSE_DATASET_KEYS,
     MODEL_NAMES,
     SHAPE_ALIASES,
     SPECIAL_NAMES,
 )
 from expert.manifest.notices import Notice, notice
-from expert.manifest.schema import CHAR_GPT
+from expert.manifest.schema import CHAR_GPT, BaseModelSpec, CharGptShape
 
 Entries = dict[str, Item]
+# Words for the arithmetic, and what they say of bf16 and fp16.
 _FLOATS = {
-    "bf16": (True, False),
-    "bfloat16": (True, False),
-    "fp16": (False, True),
-    "float16": (False, True),
-    "half": (False, True),
-    "fp32": (False, False),
-    "float32": (False, False),
-    "float": (False, False),
-    "no": (False, False),
+    **dict.fromkeys(("bf16", "bfloat16"), (True, False)),
+    **dict.fromkeys(("fp16", "float16", "half"), (False, True)),
+    **dict.fromkeys(("fp32", "float32", "float", "no"), (False, False)),
 }
+# Here null means "not given", not a wrong type; elsewhere the schema decides.
+_MAY_BE_LEFT_EMPTY = (
+    *("schema_version", "name", "base_model", "base_models", "model", "adapters"),
+    *("training", "dataset", "data", "config"),
+)
+_NULL_IS_A_VALUE = ("max_grad_norm", "save_total_limit")
 CORPORA = ("shakespeare", "python-stdlib")
 
 
@@ -47,6 +51,8 @@ class Migration:
     root: Entries
     notices: list[Notice] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    later: list[tuple[Callable[[Migration, Item], None], Item]] = field(default_factory=list)
+    """Keys that become several or another one; they wait until all plain ones are in place."""
 
     def section(self, *keys: str) -> Entries:
         """The mapping at `keys`, made where it is missing; a stray {} where it is no mapping."""
@@ -60,21 +66,36 @@ class Migration:
 
     def place(self, entries: Entries, key: str, item: Item, home: str) -> None:
         """Put a moved value where it belongs; two different values for one key are a problem."""
-        present = entries.get(key)
-        if present is not None and present.plain() != item.plain():
-            here, there = present.plain(), item.plain()
-            what = f"says {there!r}, but {present.path} says {here!r}"
-            self.problems.append(Problem(item.path, what, "keep one of the two", item.line))
+        if item.value is None and key not in _NULL_IS_A_VALUE:
             return
-        entries.setdefault(key, item)
+        present = entries.get(key)
+        if present is None or (present.value is None and key not in _NULL_IS_A_VALUE):
+            entries[key] = item
+        elif present.plain() != item.plain():
+            self.conflict(item, f"{present.path} says {shown(present.plain())}")
+            return
         if item.path != home:
             off = " (0: no clipping)" if key == "max_grad_norm" and item.value == 0 else ""
             self.notices.append(notice("read as", item, home + off))
+
+    def conflict(self, item: Item, other: str) -> None:
+        """`item` says one thing and another key the opposite."""
+        what = f"says {shown(item.plain())}, but {other}"
+        self.problems.append(Problem(item.path, what, "keep one of the two", item.line))
+
+    def refuse(self, item: Item, expected: str, fix: str = "") -> None:
+        """`item` has a value that its key cannot have."""
+        what = f"got {shown(item.plain())}, expected {expected}"
+        self.problems.append(Problem(item.path, what, fix, item.line))
 
 
 def migrate(root: Item) -> Migration:
     """Move every key under `root` to its home in the 2.0 layout, in place."""
     work = Migration(root.fields())
+    for zone in (work.root, work.section("training")):
+        for key in _MAY_BE_LEFT_EMPTY:
+            if key in zone and zone[key].value is None:
+                del zone[key]
     _move_base_model(work)
     _move_dataset(work)
     _move_model_section(work)
@@ -82,6 +103,9 @@ def migrate(root: Item) -> Migration:
     for zone in (work.root, work.section("training")):
         _move_loose_keys(work, zone)
     _rename_in_config(work)
+    # What is switched off comes last: it may only say that another switch is on.
+    for settle, item in sorted(work.later, key=lambda pair: pair[1].value is False):
+        settle(work, item)
     _drop_empty_sections(work)
     return work
 
@@ -89,6 +113,7 @@ def migrate(root: Item) -> Migration:
 def complete_layout(work: Migration) -> None:
     """What a whole file needs once its keys are in place: a model and the layout's version."""
     _default_to_char_model(work)
+    _default_to_released_adapter(work)
     _settle_schema_version(work)
     _drop_empty_sections(work)
 
@@ -107,12 +132,12 @@ def _move_base_model(work: Migration) -> None:
         del work.root["base_model"]
         if isinstance(single.value, str):
             single = Item({"name": single}, single.path, single.line, single.above, single.beside)
-        elif single.value is None:
-            return
         work.root["base_models"] = Item([single], single.path, single.line)
         adapters = work.root.pop("adapters", None)
-        if adapters is not None:
-            single.fields().setdefault("adapters", adapters)
+        if adapters is not None and "adapters" in single.fields():
+            work.place(single.fields(), "adapters", adapters, "base_models[0].adapters")
+        elif adapters is not None:
+            single.fields()["adapters"] = adapters
     elif several is not None and isinstance(several.value, list):
         for position, entry in enumerate(several.value):
             if isinstance(entry.value, str):
@@ -154,6 +179,8 @@ def _as_dataset(item: Item) -> Item:
 
 def _rename_dataset_keys(work: Migration, entries: Entries) -> None:
     for name in [key for key in entries if key in DATASET_ALIASES and key not in DATASET_KEYS]:
+        if name == "name" and ("path" in entries or "tasks" in entries):
+            continue  # a data set that is told where it lies may have a title as well
         home = DATASET_ALIASES[name]
         work.place(entries, home, entries.pop(name), f"training.dataset.{home}")
 
@@ -167,11 +194,11 @@ def _move_model_section(work: Migration) -> None:
         _name_base_model(work, item)
         return
     if not isinstance(item.value, dict):
-        what = f"got {item.plain()!r}, expected a name or an object"
-        work.problems.append(Problem(item.path, what, "write base_model: NAME", item.line))
+        work.refuse(item, "a name or an object", "write base_model: NAME")
+        _first_base_model(work).setdefault("name", item)
         return
     names = item.value
-    kind = names.pop("name", None) or names.pop("type", None)
+    kind = names.pop("name", None) or names.pop("type", None) or names.pop("base_model", None)
     if kind is not None:
         _name_base_model(work, kind)
     shape_keys = [key for key in names if key in SHAPE_ALIASES]
@@ -189,11 +216,13 @@ def _move_model_section(work: Migration) -> None:
         text = "the vocabulary is read off the data"
         work.notices.append(notice("superseded", vocabulary, text))
     _move_loose_keys(work, names)
+    for key in [key for key in names if key in BaseModelSpec.model_fields]:
+        work.place(_first_base_model(work), key, names.pop(key), f"base_models[0].{key}")
+    known = (CharGptShape if is_char_model else BaseModelSpec).model_fields
     for key, entry in names.items():
         if not is_comment(key):
-            work.problems.append(
-                Problem(entry.path, "unknown key", "move it to where it belongs", entry.line)
-            )
+            fix = f"a model has {', '.join(known)}"
+            work.problems.append(Problem(entry.path, "unknown key", fix, entry.line))
 
 
 def _first_base_model(work: Migration) -> Entries:
@@ -214,13 +243,16 @@ def _move_loose_keys(work: Migration, zone: Entries, *, in_config: bool = False)
     """Keys of training.config, of the data set and of the model that stand outside their home."""
     for key in list(zone):
         if key in SPECIAL_NAMES:
-            _SPECIAL[key](work, zone.pop(key))
+            work.later.append((_SPECIAL[key], zone.pop(key)))
         elif not in_config and (key in CONFIG_KEYS or key in CONFIG_ALIASES):
             home = CONFIG_ALIASES.get(key, key)
             _place_in_config(work, home, zone.pop(key))
         elif key in LOOSE_DATASET_KEYS:
+            home = LOOSE_DATASET_KEYS[key]
             target = work.section("training", "dataset")
-            work.place(target, key, zone.pop(key), f"training.dataset.{key}")
+            work.place(target, home, zone.pop(key), f"training.dataset.{home}")
+        elif key in LOOSE_CONSTRAINTS and zone is work.root:
+            work.place(work.section("constraints"), key, zone.pop(key), f"constraints.{key}")
         elif key in BASE_MODEL_KEYS:
             work.place(_first_base_model(work), key, zone.pop(key), f"base_models[0].{key}")
         elif key == "adapters" and zone is work.root:
@@ -230,7 +262,7 @@ def _move_loose_keys(work: Migration, zone: Entries, *, in_config: bool = False)
 def _place_in_config(work: Migration, key: str, item: Item) -> None:
     config = work.section("training", "config")
     work.place(config, key, item, f"training.config.{key}")
-    if key == "save_every_epochs":
+    if key == "save_every_epochs" and item.value is not None:
         config.setdefault("save_strategy", Item("epoch", item.path, item.line))
 
 
@@ -242,64 +274,91 @@ def _rename_in_config(work: Migration) -> None:
 
 
 def _split_dtype(work: Migration, item: Item) -> None:
-    value = item.value
-    if value in ("auto", None):
+    word = str(item.plain()).lower().removeprefix("torch.")
+    if item.value is None or word == "auto":
         work.notices.append(notice("note", item, "auto: the plan chooses the precision"))
         return
-    if value not in _FLOATS:
-        what = f"got {value!r}, expected bfloat16, float16, float32 or auto"
-        work.problems.append(Problem(item.path, what, "", item.line))
+    if not isinstance(item.value, str) or word not in _FLOATS:
+        work.refuse(item, "bfloat16, float16, float32 or auto")
         return
     config = work.section("training", "config")
-    for key, flag in zip(("bf16", "fp16"), _FLOATS[str(value)], strict=True):
-        work.place(config, key, Item(flag, item.path, item.line), f"training.config.{key}")
+    for key, flag in zip(("bf16", "fp16"), _FLOATS[word], strict=True):
+        present = config.get(key)
+        if present is not None and present.value not in (None, "auto", flag):
+            work.conflict(item, f"{present.path} contradicts it")
+            return
+        config[key] = present if present and present.value is flag else _moved(item, flag)
+    text = ", ".join(f"{key}: {shown(config[key].value)}" for key in ("bf16", "fp16"))
+    work.notices.append(notice("read as", item, f"training.config.{text}"))
+
+
+def _moved(item: Item, value: bool | str) -> Item:
+    """What a key says in other words, at the place where the user said it."""
+    return Item(value, item.path, item.line, from_command_line=item.from_command_line)
 
 
 def _split_amp(work: Migration, item: Item) -> None:
     if item.value is True:
         text = "mixed precision: the plan chooses bf16 or fp16"
         work.notices.append(notice("read as", item, text))
-        return
-    _split_dtype(work, Item("fp32" if item.value is False else item.value, item.path, item.line))
+    else:
+        _split_dtype(work, _moved(item, "fp32") if item.value is False else item)
 
 
 def _load_in(work: Migration, item: Item) -> None:
     bits = "int4" if "4bit" in item.path else "int8"
-    if item.value is True:
-        models = work.root.get("base_models")
-        entries = models.value if models is not None and isinstance(models.value, list) else []
-        for entry in entries or [Item(_first_base_model(work))]:
-            moved = Item(bits, item.path, item.line)
-            work.place(entry.fields(), "quantization", moved, "base_models[0].quantization")
-    elif item.value is False:
-        first = _first_base_model(work)
-        if "quantization" not in first:
-            first["quantization"] = Item("none", item.path, item.line)
-        text = f"base_models[0].quantization: {first['quantization'].plain()}"
-        work.notices.append(notice("read as", item, text))
-    else:
-        what = f"got {item.plain()!r}, expected true or false"
-        work.problems.append(Problem(item.path, what, "", item.line))
+    if item.value is None:
+        return
+    if not isinstance(item.value, bool):
+        work.refuse(item, "true or false")
+        return
+    first = _first_base_model(work)
+    models = work.root["base_models"].value
+    for number, entry in enumerate(models if isinstance(models, list) else [Item(first)]):
+        home = f"base_models[{number}].quantization"
+        given = entry.fields().get("quantization")
+        silent = given is None or given.value in (None, "auto")
+        if given is not None and not silent and item.value is not (given.value == bits):
+            work.conflict(item, f"{given.path} says {shown(given.plain())}")
+        elif item.value:
+            entry.fields()["quantization"] = _moved(item, bits)
+            work.notices.append(notice("read as", item, f"{home}: {bits}"))
+        else:
+            given = entry.fields().setdefault("quantization", _moved(item, "none"))
+            work.notices.append(notice("read as", item, f"{home}: {given.plain()}"))
 
 
 def _adam_beta(work: Migration, item: Item) -> None:
     config = work.section("training", "config")
-    betas = config.setdefault("betas", Item([Item(0.9), Item(0.999)], item.path, item.line))
-    if isinstance(betas.value, list) and len(betas.value) == 2:
-        betas.value[0 if item.path.endswith("adam_beta1") else 1] = item
-        work.notices.append(notice("read as", item, "part of training.config.betas"))
+    if item.value is None:
+        return
+    position = 0 if item.path.endswith("adam_beta1") else 1
+    betas = config.get("betas")
+    if betas is not None and betas.path.endswith("betas"):
+        given = betas.below(position)
+        if given is None or given.plain() != item.plain():
+            work.conflict(item, f"{betas.path} says {shown(betas.plain())}")
+        return
+    if betas is None:
+        betas = config["betas"] = Item([Item(0.9), Item(0.999)], item.path, item.line)
+    assert isinstance(betas.value, list)
+    betas.value[position] = item
+    work.notices.append(notice("read as", item, f"training.config.betas[{position}]"))
 
 
 def _use_dora(work: Migration, item: Item) -> None:
-    if item.value is True:
-        config = work.section("training", "config")
-        if config.get("adapter_type", Item("lora")).value == "lora":
-            config["adapter_type"] = Item("dora", item.path, item.line)
-        text = "training.config.adapter_type: dora"
-        work.notices.append(notice("read as", item, text))
-    elif item.value is not False:
-        what = f"got {item.plain()!r}, expected true or false"
-        work.problems.append(Problem(item.path, what, "", item.line))
+    config = work.section("training", "config")
+    kind = config.get("adapter_type") or Item("lora")
+    word = str(kind.value).lower() if kind.value is not None else "lora"
+    if item.value is None:
+        return
+    if not isinstance(item.value, bool):
+        work.refuse(item, "true or false")
+    elif item.value and word == "lora":
+        config["adapter_type"] = _moved(item, "dora")
+        work.notices.append(notice("read as", item, "training.config.adapter_type: dora"))
+    elif item.value is not (word == "dora"):
+        work.conflict(item, f"{kind.path} says {shown(kind.plain())}")
 
 
 _SPECIAL: dict[str, Callable[[Migration, Item], None]] = {
@@ -318,7 +377,7 @@ def _default_to_char_model(work: Migration) -> None:
     path = dataset.get("path", Item("")).value
     is_corpus = str(path).endswith(".txt") or path in CORPORA or "max_chars" in dataset
     models = work.root.get("base_models")
-    if models is None and not is_corpus:
+    if not is_corpus if models is None else not models.value:
         return
     first = _first_base_model(work)
     if "name" not in first and (models is None or "architecture" in first):
@@ -328,6 +387,23 @@ def _default_to_char_model(work: Migration) -> None:
     if first.get("name", Item(None)).value == CHAR_GPT:
         config = work.section("training", "config")
         config.setdefault("adapter_type", Item("full", "training.config.adapter_type"))
+
+
+def _default_to_released_adapter(work: Migration) -> None:
+    """Where training.config is silent, the kind of the first released adapter is trained."""
+    models = work.root.get("base_models")
+    entry = models.below(0) if models is not None else None
+    adapters = entry.get("adapters") if entry is not None else None
+    adapter = adapters.below(0) if adapters is not None else None
+    kind = adapter.get("type") if adapter is not None else None
+    if adapter is None or kind is None or kind.value not in get_args(AdapterType):
+        return
+    config = work.section("training", "config")
+    present = config.get("adapter_type")
+    if present is None or present.value is None:
+        use_dora = adapter.get("use_dora")
+        is_dora = kind.value == "lora" and use_dora is not None and use_dora.value is True
+        config["adapter_type"] = Item("dora" if is_dora else kind.value, kind.path, kind.line)
 
 
 def _settle_schema_version(work: Migration) -> None:

@@ -71,8 +71,8 @@ CONFIG_ALIASES = {
 }
 
 # Keys that become something other than one key of training.config; migrate.py knows how.
-DTYPE_NAMES = ("dtype", "torch_dtype", "slm_dtype", "precision", "mixed_precision")
-AMP_NAMES = ("use_amp", "amp")
+DTYPE_NAMES = ("dtype", "torch_dtype", "slm_dtype", "precision")
+AMP_NAMES = ("use_amp", "amp", "mixed_precision")
 LOAD_IN_NAMES = ("load_in_4bit", "slm_load_in_4bit", "load_in_8bit", "slm_load_in_8bit")
 MODEL_NAMES = ("slm_name", "model_name", "model_name_or_path", "base_model_name")
 ADAM_BETAS = ("adam_beta1", "adam_beta2")
@@ -93,15 +93,22 @@ DATASET_ALIASES = {
     "val_split": "validation_split",
 }
 # Keys of the data set that are understood at the top level and under `training` too.
-LOOSE_DATASET_KEYS = (
-    "field_mapping",
-    "text_field",
-    "max_chars",
-    "validation_path",
-    "test_path",
-    "validation_split",
-    "streaming",
-)
+LOOSE_DATASET_KEYS = {
+    "field_mapping": "field_mapping",
+    "text_field": "text_field",
+    "max_chars": "max_chars",
+    "validation_path": "validation_path",
+    "test_path": "test_path",
+    "validation_split": "validation_split",
+    "streaming": "streaming",
+    **{
+        alias: home
+        for alias, home in DATASET_ALIASES.items()
+        if alias not in ("dataset", "name", "file")
+    },
+}
+# Keys of `constraints` that the oldest files have at the top level.
+LOOSE_CONSTRAINTS = ("load_order", "incompatible_with", "requires", "max_chain")
 
 # Shape of the character model as people write it under `model`.
 SHAPE_ALIASES = {
@@ -135,7 +142,7 @@ def home_of(key: str) -> str | None:
     if key in CONFIG_ALIASES:
         return f"{CONFIG}.{CONFIG_ALIASES[key]}"
     if key in LOOSE_DATASET_KEYS:
-        return f"{DATASET}.{key}"
+        return f"{DATASET}.{LOOSE_DATASET_KEYS[key]}"
     return None
 
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 
 from expert.core.errors import ExpertError
-from expert.manifest.document import Item, join
+from expert.manifest.document import MAX_DEPTH, Item, join
 from expert.manifest.migrate import Migration, migrate
 
-_STEP = re.compile(r"([^.\[\]]+)((?:\[\d+\])*)")
+_STEP = re.compile(r"([^.\[\]]+)((?:\[[0-9]{1,6}\])*)")
 
 
 class OverrideError(ExpertError):
@@ -34,7 +34,13 @@ def parse_override(text: str) -> tuple[list[str | int], Item]:
             raise OverrideError(f"--set {text}: {part!r} is not part of a path")
         steps.append(match[1])
         steps.extend(int(index) for index in re.findall(r"\[(\d+)\]", match[2]))
-    item, _, _ = parse_yaml(value, f"--set {path}")
+    if len(steps) > MAX_DEPTH:
+        raise OverrideError(f"--set {text[:60]}…: the path has more than {MAX_DEPTH} steps")
+    item, problems, _ = parse_yaml(value, f"--set {path}")
+    if problems:
+        raise OverrideError(f"--set {text}: {problems[0]}")
+    if item.value is None and value.strip().startswith("#"):
+        raise OverrideError(f"--set {text}: # begins a comment; put the value in quotes")
     for part_of_value in item.walk():
         part_of_value.path = f"--set {path}"
         part_of_value.line = None
@@ -48,15 +54,27 @@ def apply_overrides(root: Item, overrides: Sequence[str]) -> Migration:
     for text in overrides:
         steps, item = parse_override(text)
         if any(isinstance(step, int) for step in steps):
-            _set_at(root, steps, item, text)
+            _set_at(root, _in_new_layout(steps), item, text)
             continue
         layer = Item({})
         _set_at(layer, steps, item, text)
         moved = migrate(layer)
+        if item.value is None and not layer.fields():
+            raise OverrideError(f"--set {text}: {steps[-1]} cannot be null")
         told.notices += moved.notices
         told.problems += moved.problems
-        _overlay(root.fields(), layer.fields())
+        if steps == ["base_models"]:
+            root.fields()["base_models"] = layer.fields()["base_models"]
+        else:
+            _overlay(root.fields(), layer.fields())
     return told
+
+
+def _in_new_layout(steps: list[str | int]) -> list[str | int]:
+    """`adapters[0].r` and `base_model.adapters[0].r` of a 1.0 file, where they are by now."""
+    if steps[0] == "base_model":
+        return ["base_models", 0, *steps[1:]]
+    return ["base_models", 0, *steps] if steps[0] == "adapters" else steps
 
 
 def _set_at(root: Item, steps: Sequence[str | int], item: Item, text: str) -> None:
@@ -93,9 +111,15 @@ def _overlay(base: dict[str, Item], layer: dict[str, Item]) -> None:
         present = base.get(key)
         if present is not None and isinstance(item.value, dict) and isinstance(present.value, dict):
             _overlay(present.value, item.value)
-        elif key == "base_models" and present is not None and present.value and item.value:
-            assert isinstance(present.value, list)
-            assert isinstance(item.value, list)
-            _overlay(present.value[0].fields(), item.value[0].fields())
+        elif key == "base_models" and present is not None and present.value:
+            first = present.below(0)
+            layered = item.below(0)
+            if first is not None and layered is not None:
+                _overlay(first.fields(), layered.fields())
         else:
             base[key] = item
+            if key == "betas" and present is not None and isinstance(item.value, list):
+                # adam_beta2 alone says nothing of the first one
+                for position, entry in enumerate(item.value):
+                    given = present.below(position)
+                    item.value[position] = entry if entry.from_command_line else given or entry

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from expert.core.errors import Problem
-from expert.manifest.document import Item, is_comment, join
-from expert.manifest.expectations import expected, resolve, schema, schema_at
+from expert.manifest.document import Item, is_comment, join, shown
+from expert.manifest.expectations import LARGEST, expected, resolve, schema, schema_at
 from expert.manifest.names import CONFIG, CONFIG_ALIASES, home_of
 from expert.manifest.notices import Notice
 
@@ -26,11 +26,13 @@ _KINDS: list[tuple[type | tuple[type, ...], str]] = [
 
 def schema_problems(error: ValidationError, root: Item) -> list[Problem]:
     """One problem for each place that violates the schema, in the order of the file."""
-    found: dict[str, Problem] = {}
+    found: dict[tuple[str | int, ...], Problem] = {}
     for detail in error.errors(include_url=False, include_context=False):
-        problem = _problem(detail, root)
-        found.setdefault(problem.path, problem)
-    return list(found.values())
+        place, problem = _problem(detail, root)
+        found.setdefault(place, problem)
+    # `[1]` is neither a list of text nor "auto": the entry is to blame, not the list.
+    outer = {place[:length] for place in found for length in range(len(place))}
+    return [problem for place, problem in found.items() if place not in outer]
 
 
 def broken_places(error: ValidationError, root: Item) -> list[tuple[str | int, ...]]:
@@ -38,19 +40,27 @@ def broken_places(error: ValidationError, root: Item) -> list[tuple[str | int, .
     return [_locate(root, tuple(detail["loc"]))[1] for detail in error.errors()]
 
 
-def _problem(detail: Mapping[str, Any], root: Item) -> Problem:
+def _problem(detail: Mapping[str, Any], root: Item) -> tuple[tuple[str | int, ...], Problem]:
+    """The canonical place of a violation, and how to tell it."""
     location = tuple(detail["loc"])
-    item, canonical = _locate(root, location)
     if detail["type"] == "missing" and isinstance(location[-1], str):
-        key = str(location[-1])
-        node = schema_at((*canonical, key)) or {}
-        meaning = str(node.get("description", "")).rstrip(".")
-        path = join(item.path, key)
-        return Problem(path, f"missing: {meaning[:1].lower()}{meaning[1:]}", "add it", item.line)
+        item, canonical = _locate(root, location[:-1])
+        place = (*canonical, location[-1])
+        node = schema_at(place) or {}
+        meaning = str(node.get("description", "")).rstrip(".").split(";")[0]
+        what = f"missing: {meaning[:1].lower()}{meaning[1:]}"
+        item = item.below(location[-1]) or Item(None, join(item.path, location[-1]), item.line)
+        return place, Problem(item.path, what, "add it", item.line)
+    item, canonical = _locate(root, location)
     node = schema_at(canonical) or {}
     got = item.plain()
-    what = f"got {_show(got)}, expected {expected(node)}"
-    return Problem(item.path, what, _fix(got, node), item.line)
+    if isinstance(got, int | float) and got > LARGEST:
+        what = f"got {shown(got)}, which is too large"
+    elif got == "":
+        what = f"is empty, expected {expected(node)}"
+    else:
+        what = f"got {_show(got)}, expected {expected(node)}"
+    return canonical, Problem(item.path, what, _fix(got, node), item.line)
 
 
 def _locate(root: Item, location: tuple[str | int, ...]) -> tuple[Item, tuple[str | int, ...]]:
@@ -66,16 +76,14 @@ def _locate(root: Item, location: tuple[str | int, ...]) -> tuple[Item, tuple[st
 
 
 def _show(value: Any) -> str:
-    if value is None:
-        return "null"
+    if value is None or isinstance(value, bool):
+        return shown(value)
     if isinstance(value, list):
         return f"a list of {len(value)}" if value else "an empty list"
     if isinstance(value, dict):
         return "an object"
     kind = next((name for types, name in _KINDS if isinstance(value, types)), "")
-    text = repr(value) if not isinstance(value, bool) else str(value).lower()
-    text = text if len(text) <= 60 else text[:57] + "…"
-    return f"{text} ({kind})" if not isinstance(value, bool) else text
+    return f"{shown(value)} ({kind})"
 
 
 def _fix(got: Any, node: Mapping[str, Any]) -> str:
@@ -95,13 +103,16 @@ def _fix(got: Any, node: Mapping[str, Any]) -> str:
     if isinstance(got, int | float) and "memory size" in words:
         return f'write "{got}GB"'
     if isinstance(got, bool) and "text" in words:
-        return "YAML reads a bare yes, no, on and off as true or false: put it in quotes"
+        return "put it in quotes; YAML reads a bare yes, no, on or off as true or false"
+    if isinstance(got, int | float) and "text" in words:
+        return "put it in quotes"
     return ""
 
 
-def closest(word: str, choices: list[str]) -> str | None:
+def closest(word: str, choices: list[str], likeness: float = 0.75) -> str | None:
     """The one choice that looks like a slip of the pen, or None."""
-    near = difflib.get_close_matches(word.lower(), [choice.lower() for choice in choices], 1, 0.75)
+    lower = [choice.lower() for choice in choices]
+    near = difflib.get_close_matches(word.lower(), lower, 1, likeness)
     return next((choice for choice in choices if choice.lower() == near[0]), None) if near else None
 
 
@@ -110,7 +121,8 @@ def unknown_keys(root: Item, *, strict: bool) -> tuple[list[Problem], list[Notic
     problems: list[Problem] = []
     notices: list[Notice] = []
     for item, key, node, closed in _unknown(root, schema()):
-        hint = _hint(key, node, item)
+        # Hints cost a comparison with every known key; who has a hundred needs no more of them.
+        hint = _hint(key, node) if len(problems) + len(notices) < 100 else ""
         if closed or strict:
             fix = hint or ("remove it" if strict and not closed else _known(node))
             problems.append(Problem(item.path, "unknown key", fix, item.line))
@@ -143,10 +155,14 @@ def _unknown(
             yield from _unknown(entry, extra)
 
 
-def _hint(key: str, node: Mapping[str, Any], item: Item) -> str:
-    here = list(node["properties"])
+def _hint(key: str, node: Mapping[str, Any]) -> str:
+    closed = node.get("additionalProperties") is False
     in_config = node.get("title") == "TrainingConfig"
-    near = closest(key, here + (list(CONFIG_ALIASES) if in_config else []))
+    here = [name for name in node["properties"] if name not in _DESCRIPTIVE]
+    # Where metadata is welcome, checkpoint_path is no slip for checkpoint_step.
+    near = closest(
+        key, here + (list(CONFIG_ALIASES) if in_config else []), 0.75 if closed else 0.85
+    )
     if near:
         return f"did you mean {near!r}?"
     home = _other_home(key)
@@ -160,14 +176,23 @@ def _hint(key: str, node: Mapping[str, Any], item: Item) -> str:
     return ""
 
 
+# Keys of the manifest that say nothing to the trainer: their neighbours are metadata, not slips.
+_DESCRIPTIVE = {
+    *("description", "author", "capabilities", "constraints", "limitations", "routing", "runtime"),
+    *("perf", "quality_metrics", "evaluation", "integrity", "license", "repository", "homepage"),
+    *("tags", "purpose", "sha256", "scaling", "size_bytes", "checkpoint_step"),
+}
 _HOMES = {
     "DatasetSpec": "training.dataset",
     "Decoding": "training.decoding",
     "BaseModelSpec": "base_models[]",
     "Training": "training",
 }
-# Words too common to say where they belong.
-_AMBIGUOUS = {"name", "type", "path", "format", "validation", "version", "text", "input", "config"}
+# Words too common to say where they belong, and such as change nothing wherever they stand.
+_AMBIGUOUS = {
+    *("name", "type", "path", "format", "validation", "version", "text", "input", "config"),
+    *("sha256", "revision", "checkpoint", "alternative_checkpoints"),
+}
 
 
 def _other_home(key: str) -> str | None:
@@ -179,9 +204,7 @@ def _other_home(key: str) -> str | None:
     for title, place in _HOMES.items():
         if key in schema()["$defs"][title]["properties"]:
             return f"{place}.{key}"
-    if key in {"load_order", "incompatible_with", "requires", "max_chain"}:
-        return f"constraints.{key}"
-    return key if key in schema()["properties"] else None
+    return key if key in ("training", "base_models", "soft_prompts") else None
 
 
 def _known(node: Mapping[str, Any]) -> str:

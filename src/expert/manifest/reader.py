@@ -59,12 +59,23 @@ def understand(
     manifest, violations = _validate(root, {problem.path for problem in problems})
     problems += violations
     findings = check_rules(manifest, root) if manifest is not None else Findings(root)
-    problems += findings.problems
+    problems += [found for found in findings.problems if not _rests_on(found, problems)]
     if problems or manifest is None:
         problems.sort(key=lambda problem: problem.line or 0)
         raise ManifestError(document.source, problems)
-    notices = sorted([*notices, *findings.notices], key=lambda notice: notice.line or 0)
+    notices = list(dict.fromkeys([*notices, *findings.notices]))
+    notices.sort(key=lambda notice: notice.line or 0)
     return ReadManifest(manifest, document.source, document.folder, tuple(notices), root)
+
+
+def _rests_on(rule: Problem, problems: Sequence[Problem]) -> bool:
+    """Whether a rule speaks of a key that is itself wrong, and so had only its default to go by."""
+    for problem in problems:
+        key = problem.path.rpartition(".")[2]
+        inside = problem.path.startswith((f"{rule.path}.", f"{rule.path}["))
+        if problem.path == rule.path or inside or (key and key in rule.what.split()):
+            return True
+    return False
 
 
 def _data(item: Item, node: Mapping[str, Any] | None) -> Any:
@@ -98,16 +109,15 @@ def _validate(root: Item, told: set[str]) -> tuple[Manifest | None, list[Problem
 
 
 def _remove(data: Any, place: tuple[str | int, ...]) -> None:
-    """Take a broken value out; inside a list, the whole list."""
-    for step in place[:-1]:
-        below = data.get(step) if isinstance(data, dict) else None
-        if isinstance(below, list) and isinstance(data, dict):
-            data.pop(step)
-        if not isinstance(below, dict):
+    """Take the innermost key out that holds a broken value: for an entry of a list, the list."""
+    holder, key = data, None
+    for step in place:
+        if isinstance(data, dict) and step in data:
+            holder, key = data, step
+        elif not (isinstance(data, list) and isinstance(step, int) and step < len(data)):
             return
-        data = below
-    if isinstance(data, dict) and place:
-        data.pop(place[-1], None)
+        data = data[step]
+    holder.pop(key, None)
 
 
 def _name_after_place(root: Item, document: Document) -> None:

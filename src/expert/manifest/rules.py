@@ -31,10 +31,14 @@ class Findings:
 
     def item(self, path: str) -> Item:
         """The user's item at a canonical path, or one that only knows the path."""
-        found: Item | None = self.root
-        for step in re.findall(r"[^.\[\]]+", path):
-            found = found.below(int(step) if step.isdigit() else step) if found else None
-        return found or Item(None, path)
+        found = self.root
+        rest = path
+        while rest:
+            inner = _first_step(found, rest)
+            if inner is None:
+                return Item(None, path, found.line)
+            found, rest = inner
+        return found
 
     def wrong(self, path: str, what: str, fix: str) -> None:
         item = self.item(path)
@@ -46,6 +50,18 @@ class Findings:
 
     def superseded(self, key: str, text: str) -> None:
         self.tell("superseded", f"training.config.{key}", text)
+
+
+def _first_step(item: Item, path: str) -> tuple[Item, str] | None:
+    """The item one step down a path, and the rest of the path; keys may hold dots themselves."""
+    index = re.match(r"\[(\d+)\]\.?", path)
+    if index and isinstance(item.value, list):
+        below = item.below(int(index[1]))
+        return (below, path[index.end() :]) if below is not None else None
+    for key in sorted(item.fields(), key=len, reverse=True):
+        if path == key or path.startswith((f"{key}.", f"{key}[")):
+            return item.fields()[key], path[len(key) :].removeprefix(".")
+    return None
 
 
 def check_rules(manifest: Manifest, root: Item) -> Findings:
@@ -80,14 +96,17 @@ def _adapter(manifest: Manifest, say: Findings) -> None:
             what = f"{', '.join(stray)} not among target_modules"
             say.wrong("training.config.feedforward_modules", what, "add them there or remove them")
     for number, model in enumerate(manifest.base_models):
-        if kind == "full" and model.quantization in ("int4", "int8", "fp8"):
-            what = f"a {model.quantization} base cannot be trained whole"
+        is_quantised = model.quantization in ("int4", "int8", "fp8")
+        if kind == "full" and is_quantised and model.name != CHAR_GPT:
+            what = f"an {model.quantization} base cannot be trained whole"
             path = f"base_models[{number}].quantization"
             say.wrong(path, what, "use quantization: none, or an adapter_type")
-        released = next((adapter.type for adapter in model.adapters if adapter.type), None)
-        if "adapter_type" in given and released and released != kind:
-            text = f"released as {released}; training.config.adapter_type {kind} is what counts"
-            say.tell("warning", f"base_models[{number}].adapters[0].type", text)
+        for position, adapter in enumerate(model.adapters):
+            is_dora = adapter.type == "lora" and adapter.use_dora
+            released = "dora" if is_dora else adapter.type
+            if released and released != kind:
+                text = f"released as {released}; training.config.adapter_type {kind} is what counts"
+                say.tell("warning", f"base_models[{number}].adapters[{position}].type", text)
 
 
 def _char_model(manifest: Manifest, say: Findings) -> None:
@@ -257,6 +276,10 @@ def _descriptive(manifest: Manifest, say: Findings) -> None:
         if prompt.init_method == "text" and not prompt.init_text:
             what = "init_method is text, but there is no init_text"
             say.wrong(f"soft_prompts[{number}].init_text", what, "add the text")
+    checkpoint = manifest.training.packaging_checkpoint
+    if not re.fullmatch(r"final|best|checkpoint-[0-9]+", checkpoint):
+        what = f"got {checkpoint!r}, expected final, best or checkpoint-N"
+        say.wrong("training.packaging_checkpoint", what, "name one of the run's checkpoints")
     if not re.fullmatch(r"\d+\.\d+\.\d+([-+].*)?", manifest.version):
         text = f"{manifest.version!r} is not of the form x.y.z"
         say.tell("warning", "version", text)
@@ -289,12 +312,14 @@ def read_paths(manifest: Manifest) -> Iterator[tuple[str, str]]:
 def _paths(manifest: Manifest, say: Findings) -> None:
     """A manifest may come from anywhere, so what it names stays near it; --set may say anything."""
     for path, value in [*read_paths(manifest), *written_paths(manifest)]:
+        if not value.isprintable():
+            say.wrong(path, f"{value!r} holds a control character", "remove it")
         if say.item(path).from_command_line:
             continue
         steps = re.split(r"[\\/]", value)
         if ".." in steps:
-            fix = f"write an absolute path, or --set {path}={value}"
-            say.wrong(path, f"{value!r} climbs out of the manifest's folder", fix)
+            what = f"{value!r}: '..' may lead out of the manifest's folder"
+            say.wrong(path, what, f"write the path without it, or --set {path}={value}")
         elif re.search(r"\$\w|\$\{|%\w+%", value):
             what = f"{value!r}: environment variables are not expanded"
             say.wrong(path, what, "write the path itself")

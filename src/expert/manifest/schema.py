@@ -123,7 +123,7 @@ class Training(Section):
     """How answers are generated."""
     packaging_checkpoint: Text = "final"
     """Checkpoint that is exported: final, best or checkpoint-N."""
-    checkpoint: str | None = None
+    checkpoint: str | CountFromZero | None = None
     """Descriptive: checkpoint of the last release."""
     alternative_checkpoints: dict[str, Any] | list[Any] | None = None
     """Descriptive: other checkpoints worth trying."""

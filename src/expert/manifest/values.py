@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from expert.core.errors import Problem
-from expert.manifest.document import Item
+from expert.manifest.document import Item, shown
 from expert.manifest.notices import Notice, notice
 
 _QWEN = ("qwen", "qwen2", "qwen2.5", "qwen3")
@@ -71,11 +71,14 @@ def convert_values(root: Item) -> tuple[list[Notice], list[Problem]]:
     """Rewrite known spellings of values in the canonical tree under `root`."""
     notices: list[Notice] = []
     problems: list[Problem] = []
+    version = root.get("version")
+    if version is not None and type(version.value) in (int, float):
+        version.value = str(version.value)  # YAML reads a bare 1.0 as a number
     config = root.get("training", "config")
     if config is not None:
         _convert(config.fields(), CONFIG_VALUES, notices)
         _convert_lists(config.fields(), notices)
-        _qlora(root, config.fields(), notices)
+        _qlora(root, config.fields(), notices, problems)
         method = config.fields().get("method")
         if method is not None and method.value in REFUSED_METHODS:
             del config.fields()["method"]
@@ -91,11 +94,13 @@ def convert_values(root: Item) -> tuple[list[Notice], list[Problem]]:
             text = f"there is no {template.value} template; the tokenizer's own is used"
             notices.append(notice("superseded", template, text))
             template.value = "auto"
-    for prompt in _entries(root.get("soft_prompts")):
+    for number, prompt in enumerate(_entries(root.get("soft_prompts"))):
         length = prompt.fields().pop("length", None)
         if length is not None:
-            prompt.fields().setdefault("tokens", length)
-            notices.append(notice("read as", length, "tokens"))
+            tokens = prompt.fields().setdefault("tokens", length)
+            notices.append(notice("read as", length, f"soft_prompts[{number}].tokens"))
+            if tokens.plain() != length.plain():
+                problems.append(_conflict(length, tokens))
     return notices, problems
 
 
@@ -112,7 +117,7 @@ def _convert(
             continue
         asked = item.value.lower() if isinstance(item.value, str) else item.value
         known = spellings.get(asked)
-        if known is None and isinstance(asked, str) and asked != item.value:
+        if known is None and isinstance(asked, str) and key != "target_modules":
             known = asked
         if known is not None:
             if asked != known:
@@ -128,8 +133,9 @@ def _convert_lists(config: dict[str, Item], notices: list[Notice]) -> None:
         targets.value = [Item(name, targets.path, targets.line) for name in names]
     trackers = config.get("trackers")
     if trackers is not None and isinstance(trackers.value, str):
-        name = trackers.value
-        trackers.value = [] if name == "none" else [Item(name, trackers.path, trackers.line)]
+        trackers.value = [Item(trackers.value, trackers.path, trackers.line)]
+    if trackers is not None and trackers.plain() == ["none"]:
+        trackers.value = []
     patience = config.get("early_stopping_patience")
     if patience is not None and patience.value is True:
         patience.value = 3
@@ -138,11 +144,22 @@ def _convert_lists(config: dict[str, Item], notices: list[Notice]) -> None:
         patience.value = None
 
 
-def _qlora(root: Item, config: dict[str, Item], notices: list[Notice]) -> None:
+def _conflict(item: Item, other: Item) -> Problem:
+    what = f"says {shown(item.plain())}, but {other.path} says {shown(other.plain())}"
+    return Problem(item.path, what, "keep one of the two", item.line)
+
+
+def _qlora(
+    root: Item, config: dict[str, Item], notices: list[Notice], problems: list[Problem]
+) -> None:
     adapter = config.get("adapter_type")
     if adapter is None or adapter.value != "qlora":
         return
-    adapter.value = "lora"
     for model in _entries(root.get("base_models")):
-        model.fields().setdefault("quantization", Item("int4", adapter.path, adapter.line))
+        given = model.fields().get("quantization")
+        if given is None or given.value in (None, "auto"):
+            model.fields()["quantization"] = Item("int4", adapter.path, adapter.line)
+        elif given.value not in ("int4", "nf4", "4bit"):
+            problems.append(_conflict(adapter, given))
+    adapter.value = "lora"
     notices.append(notice("read as", adapter, "lora on an int4 base"))

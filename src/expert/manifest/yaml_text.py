@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from typing import Any, NoReturn
 
 import yaml
@@ -12,11 +13,12 @@ from expert.core.errors import ManifestError, Problem
 from expert.manifest.document import MAX_DEPTH, MAX_ITEMS, Item, Scalar, add_entry, join
 
 _CORE_TAG = "tag:yaml.org,2002:"
-_INTEGER = re.compile(r"[-+]?\d[\d_]*")
+_INTEGER = re.compile(r"[-+]?[0-9][0-9_]*")
 # YAML 1.1 wants a dot in 2.0e-5; people and YAML 1.2 write 2e-5.
-_FLOAT = re.compile(r"[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)([eE][-+]?\d+)?")
+_FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
 _LEADING_ZERO = re.compile(r"[-+]?0\d")
 _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_TRAILING_COMMENT = re.compile(r"(?:[|>][-+\d]*\s|,)?\s*(#.*)$")
 _NULLS = {"", "~", "null", "Null", "NULL"}
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -24,17 +26,37 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 def parse_yaml(text: str, source: str) -> tuple[Item, list[Problem], list[str]]:
     """The tree of items, problems that did not stop the parser, and comments at the file's end."""
     try:
+        _refuse_hostile(text, source)
         node = yaml.compose(text, Loader=_Loader)
     except yaml.YAMLError as error:
         _refuse_syntax(source, text, error)
-    except RecursionError:
-        what = f"nested more than {MAX_DEPTH} deep"
-        raise ManifestError(source, [Problem("", what, "this is no manifest")]) from None
+    except UnicodeEncodeError:
+        raise ManifestError(source, [Problem("", "not YAML: half of a surrogate pair")]) from None
     if node is None:
         return Item(None), [], []
     builder = _Builder(text, source)
     root = builder.item(node, "", 0)
     return root, builder.problems, builder.attach_comments()
+
+
+def _refuse_hostile(text: str, source: str) -> None:
+    """Stop at the first tag and the first sign of a monster: composing one would recurse in C."""
+    depth = nodes = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        what, fix = "", "this is no manifest"
+        nodes += isinstance(event, yaml.NodeEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if getattr(event, "tag", None) is not None:
+            tag = event.tag.replace(_CORE_TAG, "!!")[:60]
+            what, fix = f"the YAML tag {tag} is refused", "write a plain value"
+        elif depth > MAX_DEPTH + 1:
+            what = f"nested more than {MAX_DEPTH} deep"
+        elif nodes > 2 * MAX_ITEMS:  # keys are nodes too
+            what = f"more than {MAX_ITEMS:,} values"
+        if what:
+            line = event.start_mark.line + 1
+            raise ManifestError(source, [Problem("", what, fix, line)])
 
 
 def read_scalar(text: str) -> Scalar:
@@ -69,6 +91,10 @@ def _refuse_syntax(source: str, text: str, error: yaml.YAMLError) -> NoReturn:
     raise ManifestError(source, [Problem("", f"not YAML: {what}", fix, line)]) from None
 
 
+def _is_block_text(node: yaml.Node) -> bool:
+    return isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
+
+
 class _Builder:
     def __init__(self, text: str, source: str) -> None:
         self.lines = text.splitlines()
@@ -85,12 +111,9 @@ class _Builder:
     def item(self, node: yaml.Node, path: str, depth: int) -> Item:
         self.items += 1
         if self.items > MAX_ITEMS:
-            self.fail(node, path, f"more than {MAX_ITEMS:,} values", "this is no manifest")
+            self.fail(node, "", f"more than {MAX_ITEMS:,} values", "this is no manifest")
         if depth > MAX_DEPTH:
-            self.fail(node, path, f"nested more than {MAX_DEPTH} deep", "this is no manifest")
-        if not node.tag.startswith(_CORE_TAG) or "python/" in node.tag:
-            tag = node.tag.replace(_CORE_TAG, "!!")
-            self.fail(node, path, f"the YAML tag {tag} is refused", "write a plain value")
+            self.fail(node, "", f"nested more than {MAX_DEPTH} deep", "this is no manifest")
         item = Item(None, path, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode):
             item.value = self.mapping(node, path, depth)
@@ -99,12 +122,17 @@ class _Builder:
         else:
             assert isinstance(node, yaml.ScalarNode)
             item.value = self.scalar(node)
-        item.beside = self.comment_after(node.end_mark.line, node.end_mark.column)
+            if isinstance(item.value, str) and "\0" in item.value:
+                self.fail(node, path, "a NUL character", "remove it")
+        # A block text ends where the next line begins; its own comment stands behind the "|".
+        end = node.start_mark if _is_block_text(node) else node.end_mark
+        item.beside = self.comment_after(end.line, end.column)
         return item
 
     def scalar(self, node: yaml.ScalarNode) -> Scalar:
-        if node.style in ("|", ">"):
-            self.text_lines.update(range(node.start_mark.line + 1, node.end_mark.line))
+        if node.style:
+            start, end = node.start_mark, node.end_mark
+            self.text_lines.update(range(start.line + 1, end.line + (end.column > 0)))
         if not node.style:  # libyaml says "", the Python parser None
             return read_scalar(str(node.value))
         return str(node.value)
@@ -125,7 +153,7 @@ class _Builder:
                 self.fail(key_node, path, "a key must be plain text")
             key = str(key_node.value)
             if key == "<<" and not key_node.style:
-                merged.append(self.item(value_node, path, depth + 1))
+                merged += self.merged(value_node, path, depth + 1)
                 continue
             item = self.item(value_node, join(path, key), depth + 1)
             item.line = key_node.start_mark.line + 1
@@ -135,27 +163,34 @@ class _Builder:
             add_entry(entries, key, item, self.problems)
             self.entries.append(item)
         for source in merged:
-            for part in source.value if isinstance(source.value, list) else [source]:
-                for key, item in part.fields().items():
-                    entries.setdefault(key, item)
+            for key, item in source.fields().items():
+                entries.setdefault(key, item)
         return entries
+
+    def merged(self, node: yaml.Node, path: str, depth: int) -> list[Item]:
+        """The mappings behind a `<<` key, the strongest first."""
+        nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        for source in nodes:
+            if not isinstance(source, yaml.MappingNode):
+                self.fail(source, path, "<< merges objects only", "name an anchor of an object")
+        return [self.item(source, path, depth) for source in nodes]
 
     def comment_after(self, line: int, column: int) -> str:
         """The comment that follows a value on its line; nothing where other text follows."""
         if line >= len(self.lines):
             return ""
-        match = re.fullmatch(r",?\s*(#.*)", self.lines[line][column:])
+        match = _TRAILING_COMMENT.match(self.lines[line], column)
         return match[1].strip() if match else ""
 
     def attach_comments(self) -> list[str]:
         """Give whole-line comments to the key below them; what is left closes the file."""
         ordered = sorted(self.entries, key=lambda item: item.line or 0)
-        waiting: list[tuple[int, str]] = [
+        waiting = deque(
             (number, line.strip())
             for number, line in enumerate(self.lines, 1)
             if line.lstrip().startswith("#") and (number - 1) not in self.text_lines
-        ]
+        )
         for item in ordered:
             while waiting and waiting[0][0] < (item.line or 0):
-                item.above.append(waiting.pop(0)[1])
+                item.above.append(waiting.popleft()[1])
         return [text for _, text in waiting]

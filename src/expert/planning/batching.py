@@ -1,0 +1,200 @@
+"""The batch, the base's precision and the recomputation, settled by what fits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from expert.planning.decisions import Ledger, Source
+from expert.planning.fitting import (
+    Fit,
+    budget_of,
+    eval_bytes,
+    even_split,
+    find_fit,
+    fits,
+    largest_batch,
+    peak_bytes,
+    way_out,
+)
+from expert.planning.memory import GIB, Workload, estimate
+from expert.planning.situation import Situation
+
+LARGEST_EVAL_BATCH = 64
+RECOMPUTING = "kernels.checkpointing"
+
+
+def settle_fit(
+    now: Situation, ledger: Ledger, base: Workload | None, *, examples: int, sequences: int | None
+) -> Workload | None:
+    """Settle quantisation, checkpointing and batches; returns the workload that will run."""
+    most = min(sequences or examples, examples)
+    if base is None:
+        _settle_without_shape(now, ledger, most, sequences)
+        return None
+    fit = find_fit(now, base, most)
+    _settle_quantization(now, ledger, fit)
+    _settle_checkpointing(now, ledger, fit)
+    work = _settle_micro_batch(now, ledger, fit, most, sequences)
+    _settle_eval_batch(now, ledger, work)
+    _settle_memory(now, ledger, work)
+    return work
+
+
+def _settle_quantization(now: Situation, ledger: Ledger, fit: Fit) -> None:
+    asked, path = now.model.quantization, "model.quantization"
+    chosen, gib = fit.work.quantization, budget_of(now) / GIB
+    if asked == "auto":
+        because = "the base fits as it is; quantising would only cost time and precision"
+        if chosen == "int4" and fit.fits:
+            because = f"the base does not fit {gib:.1f} GiB in 16 bits, in NF4 it does"
+        elif not fit.fits:
+            because = f"the smallest that may be chosen, and still above {gib:.1f} GiB"
+        ledger.settle(path, chosen, because, "machine")
+        return
+    if chosen == "none" and asked in ("int4", "int8", "fp8"):
+        because = f"{asked} was asked for, but its kernels need a GPU"
+        ledger.warn(path, because)
+        ledger.settle(path, "none", because, "fallback")
+        return
+    settled = asked if asked in ("bf16", "fp16") else chosen
+    ledger.settle(path, settled, "set in the manifest", "manifest")
+    plain = replace(fit.work, quantization="none", rows=1)
+    if chosen in ("int4", "int8") and fit.fits and fits(now, plain):
+        rows = largest_batch(now, plain, fit.work.rows)
+        text = f"the base fits {gib:.1f} GiB unquantised, with {rows} at once: quantization: none"
+        ledger.advise(path, f"{text} is faster and more precise")
+    if chosen == "fp8" and not now.has_capability((8, 9)):
+        ledger.warn(path, f"{now.card_words} has no fp8 units (8.9): weights are only stored so")
+
+
+def _settle_checkpointing(now: Situation, ledger: Ledger, fit: Fit) -> None:
+    layers, count = fit.work.shape.layers, fit.work.recomputed_blocks
+    gib = budget_of(now) / GIB
+    kind = "none" if count == 0 else ("full" if count == layers else "selective")
+    asked = now.config.gradient_checkpointing
+    if asked != "auto":
+        ledger.settle(RECOMPUTING, kind, "set in the manifest", "manifest")
+        because = f"{kind}, as set in the manifest"
+        if asked == "selective":
+            because = "half of the blocks, more where that does not fit"
+        plain = replace(fit.work, recomputed_blocks=0, rows=1)
+        if fit.fits and count and fits(now, plain):
+            rows = largest_batch(now, plain, fit.work.rows)
+            text = f"{rows} at once fit without recomputing: gradient_checkpointing: false"
+            ledger.advise(RECOMPUTING, f"{text} is up to 1.4x faster")
+    else:
+        because = f"everything fits {gib:.1f} GiB without recomputing"
+        if count and fit.fits:
+            because = f"as few blocks as let one sequence fit {gib:.1f} GiB"
+        elif not fit.fits:
+            because = f"even recomputing everything does not fit {gib:.1f} GiB"
+        ledger.settle(RECOMPUTING, kind, because, "machine")
+    ledger.settle("kernels.recomputed_blocks", count, because, "machine")
+
+
+def _settle_micro_batch(
+    now: Situation, ledger: Ledger, fit: Fit, most: int, sequences: int | None
+) -> Workload:
+    path, gib = "batch.micro_batch", budget_of(now) / GIB
+    largest = fit.work.rows
+    steps: int | None = None
+    source: Source = "machine"
+    if now.config.micro_batch_size != "auto":
+        micro, because, source = largest, "set in the manifest", "manifest"
+        if micro > most:
+            ledger.warn(path, f"an update has only {most} sequences; the rest stays empty")
+    elif sequences is None:
+        micro = largest
+        because = f"as many as fit {gib:.1f} GiB; fewer where an update has fewer"
+    else:
+        micro, steps = even_split(sequences, largest)
+        because = f"up to {largest} fit {gib:.1f} GiB"
+        if largest == most:
+            because = f"the whole update fits {gib:.1f} GiB"
+    if not fit.fits:
+        because = f"not even this fits {gib:.1f} GiB"
+    ledger.settle(path, micro, because, source)
+    _settle_accumulation(ledger, sequences, micro, steps)
+    written = now.config.batch_size
+    if written not in ("auto", micro) and now.config.micro_batch_size == "auto":
+        examples = ledger.decisions["batch.examples_per_update"].value
+        text = f"batch_size {written} as the number at once: memory decides that, the {examples}"
+        ledger.supersede(path, f"{text} rows of an update stay (micro_batch_size would force it)")
+    return replace(fit.work, rows=micro)
+
+
+def _settle_accumulation(
+    ledger: Ledger, sequences: int | None, micro: int, steps: int | None = None
+) -> None:
+    if sequences is None:
+        ledger.unknown("batch.accumulation", "the sequences of an update are not known yet")
+        return
+    steps = steps or math.ceil(sequences / micro)
+    because = f"{steps} × {micro} make up the {sequences} sequences of an update"
+    ledger.settle("batch.accumulation", steps, because, "machine")
+
+
+def _settle_eval_batch(now: Situation, ledger: Ledger, work: Workload) -> None:
+    path, budget = "batch.eval_batch", budget_of(now)
+    asked = now.config.eval_batch_size
+    if asked != "auto":
+        ledger.settle(path, asked, "set in the manifest", "manifest")
+        if eval_bytes(now, replace(work, rows=asked)) > budget:
+            ledger.warn(path, f"{asked} at once will not fit at evaluation")
+        return
+    rows = 1
+    while rows < LARGEST_EVAL_BATCH and eval_bytes(now, replace(work, rows=2 * rows)) <= budget:
+        rows *= 2
+    because = f"nothing is kept for a backward; as many as fit, at most {LARGEST_EVAL_BATCH}"
+    ledger.settle(path, rows, because, "machine")
+
+
+def _settle_memory(now: Situation, ledger: Ledger, work: Workload) -> None:
+    budget = budget_of(now)
+    limited = budget < now.target.budget_bytes
+    because = "vram_limit" if limited else now.target.budget_because
+    ledger.settle("memory.budget_bytes", budget, because, "manifest" if limited else "machine")
+    peak = peak_bytes(now, work)
+    parts = estimate(work).parts()
+    if not now.on_gpu:
+        parts["cuda_context"] = 0
+    largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
+    words = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.1f}" for name, size in largest)
+    ledger.settle("memory.peak_bytes", peak, f"estimate in GiB: {words}", "machine")
+    ledger.settle("memory.parts", parts, "estimate by purpose", "machine")
+    ledger.settle(
+        "memory.fits", peak <= budget, f"{peak / GIB:.1f} of {budget / GIB:.1f} GiB", "machine"
+    )
+    if peak > budget:
+        text = f"needs {peak / GIB:.1f} GiB and has {budget / GIB:.1f}"
+        ledger.warn("memory.fits", f"{text}: {way_out(now, work)}")
+
+
+def _settle_without_shape(now: Situation, ledger: Ledger, most: int, sequences: int | None) -> None:
+    """Nothing can be estimated: what was written is taken, and the start of the run will probe."""
+    reason, config = now.resolved.shape_from, now.config
+    if now.model.quantization == "auto":
+        because = f"its size is not known: {reason}"
+        ledger.settle("model.quantization", "none", because, "preset")
+    else:
+        asked_base = now.model.quantization
+        ledger.settle("model.quantization", asked_base, "set in the manifest", "manifest")
+    asked = config.gradient_checkpointing
+    if asked == "auto":
+        because = f"memory cannot be estimated: {reason}"
+        ledger.settle(RECOMPUTING, "none", because, "preset")
+    else:
+        kind = {"True": "full", "False": "none"}.get(str(asked), str(asked))
+        ledger.settle(RECOMPUTING, kind, "set in the manifest", "manifest")
+    ledger.unknown("kernels.recomputed_blocks", reason)
+    written = config.micro_batch_size if config.micro_batch_size != "auto" else config.batch_size
+    micro = min(written, most) if written != "auto" else 1
+    because = f"as written; what fits is not known: {reason}"
+    ledger.settle("batch.micro_batch", micro, because, "manifest")
+    _settle_accumulation(ledger, sequences, micro)
+    evaluation = config.eval_batch_size if config.eval_batch_size != "auto" else micro
+    now.pass_on(ledger, "batch.eval_batch", "eval_batch_size", evaluation)
+    ledger.settle("memory.budget_bytes", budget_of(now), now.target.budget_because, "machine")
+    for key in ("peak_bytes", "parts", "fits"):
+        ledger.unknown(f"memory.{key}", reason)

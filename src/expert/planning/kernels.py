@@ -1,0 +1,176 @@
+"""Precision, TF32, attention, loss, compilation, optimizer: what the card can do best."""
+
+from __future__ import annotations
+
+from expert.planning.decisions import Ledger
+from expert.planning.situation import Situation
+
+AMPERE = (8, 0)
+TRITON_LEAST = (7, 0)
+# A compiled first step takes 16-22 s (8B on an H200) and later ones are 1.15-1.27x faster:
+# 20 s are won back after about two minutes.
+COMPILE_PAYS_AFTER_SECONDS = 120
+# Well-tuned loops reach 35-65 % of a card's bf16 peak; this only decides whether a run is short.
+LIKELY_SHARE_OF_PEAK = 0.4
+FEW_EXAMPLES = 1000
+
+
+def choose_precision(now: Situation, ledger: Ledger) -> str:
+    """bf16 where the card has it, else fp16 with loss scaling; fp32 on a CPU or when asked for."""
+    asked_bf16, asked_fp16 = now.config.bf16, now.config.fp16
+    path = "kernels.precision"
+    if asked_bf16 is True:
+        chosen = _asked_bf16(now, ledger, path)
+    elif asked_fp16 is True and not now.on_gpu:
+        because = "fp16 was asked for, but it trains only on a GPU"
+        ledger.warn(path, because)
+        chosen = ledger.settle(path, "fp32", because, "fallback")
+    elif asked_fp16 is True:
+        if now.has_capability(AMPERE):
+            ledger.advise(path, f"bf16: true is as fast on {now.target.name} and needs no scaling")
+        chosen = ledger.settle(path, "fp16", "set in the manifest", "manifest")
+    elif asked_bf16 is False and asked_fp16 is False:
+        if now.on_gpu:
+            ledger.warn(path, "fp32 leaves the tensor cores to TF32 and doubles the memory")
+        chosen = ledger.settle(path, "fp32", "bf16 and fp16 are both false", "manifest")
+    elif not now.on_gpu:
+        chosen = ledger.settle(path, "fp32", "CPUs compute float32 best", "machine")
+    elif now.has_capability(AMPERE) and asked_bf16 == "auto":
+        because = f"{now.card_words} has bf16 tensor cores"
+        chosen = ledger.settle(path, "bf16", because, "machine")
+    elif asked_fp16 == "auto":
+        ruled_out = "bf16 is ruled out" if asked_bf16 is False else f"{now.card_words} has no bf16"
+        chosen = ledger.settle(path, "fp16", f"{ruled_out}; loss scaling on", "machine")
+    else:
+        because = f"{now.card_words} has no bf16 and fp16 is ruled out"
+        chosen = ledger.settle(path, "fp32", because, "machine")
+    scaling = chosen == "fp16"
+    because = "fp16 gradients underflow without it" if scaling else f"not needed with {chosen}"
+    ledger.settle("kernels.loss_scaling", scaling, because, "machine")
+    return str(chosen)
+
+
+def _asked_bf16(now: Situation, ledger: Ledger, path: str) -> str:
+    if now.on_gpu and not now.has_capability(AMPERE):
+        because = f"bf16 was asked for, but {now.card_words} has no bf16: fp16 with loss scaling"
+        ledger.warn(path, because)
+        return str(ledger.settle(path, "fp16", because, "fallback"))
+    if not now.on_gpu:
+        ledger.warn(path, "bf16 on a CPU is slower than fp32 unless it has AMX or bf16 units")
+    return str(ledger.settle(path, "bf16", "set in the manifest", "manifest"))
+
+
+def choose_tf32(now: Situation, ledger: Ledger) -> None:
+    """TF32 for what float32 products are left, from Ampere on."""
+    asked, path = now.config.use_tf32, "kernels.tf32"
+    able = now.has_capability(AMPERE)
+    if asked == "auto":
+        because = "free on cards from 8.0 on" if able else f"{now.card_words} has no TF32"
+        ledger.settle(path, able, because, "machine")
+    elif asked and not able:
+        because = f"asked for, but {now.card_words} has no TF32"
+        ledger.settle(path, False, because, "fallback")
+    else:
+        ledger.settle(path, asked, "set in the manifest", "manifest")
+
+
+def choose_attention(now: Situation, ledger: Ledger, *, packed: bool) -> str:
+    """Flash kernels that keep packed documents apart; SDPA for rows alone or on older cards."""
+    config, path = now.config, "kernels.attention"
+    able = now.has_capability(AMPERE)
+    asked = config.attention
+    if asked == "auto" and config.flash_attention_2:
+        asked = "flash"
+    if asked == "auto" and config.use_sdpa is True and not packed:
+        return str(ledger.settle(path, "sdpa", "use_sdpa in the manifest", "manifest"))
+    if asked in ("flash", "flex") and not able:
+        because = f"{asked} was asked for, but {now.card_words} has no kernel for it"
+        ledger.warn(path, because)
+        return str(ledger.settle(path, "sdpa", because, "fallback"))
+    if asked != "auto":
+        if asked == "eager":
+            ledger.warn(path, "eager attention keeps every score: memory grows with the square")
+        because = "set in the manifest"
+        if config.attention == "auto":
+            because = "flash_attention_2 in the manifest; torch's own flash kernels"
+        return str(ledger.settle(path, asked, because, "manifest"))
+    if packed and able:
+        because = "packed documents are kept apart by variable-length flash attention"
+        return str(ledger.settle(path, "flash", because, "machine"))
+    because = "rows alone: SDPA picks its fastest kernel"
+    if packed:
+        because = f"{now.card_words} has no variable-length kernel: SDPA with a document mask"
+    return str(ledger.settle(path, "sdpa", because, "machine"))
+
+
+def choose_compile(now: Situation, ledger: Ledger, likely_seconds: float | None) -> bool:
+    """Per-block compilation where it pays: not for runs of two minutes."""
+    config, path = now.config, "kernels.compile"
+    chosen: bool
+    if config.torch_compile != "auto":
+        chosen = ledger.settle(path, config.torch_compile, "set in the manifest", "manifest")
+        if chosen and now.target.windows:
+            ledger.warn(path, "Triton does not ship for Windows: compilation may fall back")
+    else:
+        chosen, because = _compile_pays(now, likely_seconds)
+        ledger.settle(path, chosen, because, "machine")
+    mode = config.torch_compile_mode
+    if mode == "auto":
+        because = "per-block graphs gain little from more effort"
+        ledger.settle("kernels.compile_mode", "default", because, "preset")
+    else:
+        ledger.settle("kernels.compile_mode", mode, "set in the manifest", "manifest")
+    now.pass_on(ledger, "kernels.compile_backend", "torch_compile_backend")
+    return chosen
+
+
+def _compile_pays(now: Situation, likely_seconds: float | None) -> tuple[bool, str]:
+    if not now.on_gpu:
+        return False, "not worth it on a CPU"
+    if now.target.windows:
+        return False, "Triton does not ship for Windows"
+    if not now.has_capability(TRITON_LEAST):
+        return False, f"{now.card_words} is older than Triton supports (7.0)"
+    if likely_seconds is not None and likely_seconds < COMPILE_PAYS_AFTER_SECONDS:
+        return False, f"run too short: about {likely_seconds:.0f} s, compiling takes 20"
+    rows = now.survey.rows
+    if likely_seconds is None and rows is not None and rows * now.config.epochs < FEW_EXAMPLES:
+        return False, f"run too short: {rows} rows"
+    return True, "blocks of fixed shape run 1.15-1.27x faster after about 20 s of compiling"
+
+
+def choose_optimizer(now: Situation, ledger: Ledger) -> str:
+    """Fused AdamW on a GPU; bitsandbytes' optimizers need one."""
+    asked, path = now.config.optim, "optim.optimizer"
+    if asked == "auto":
+        if now.on_gpu:
+            because = "one kernel for all weights"
+            return str(ledger.settle(path, "adamw_torch_fused", because, "machine"))
+        return str(ledger.settle(path, "adamw_torch", "no GPU", "machine"))
+    if not now.on_gpu and asked in ("adamw_bnb_8bit", "paged_adamw_8bit"):
+        because = f"{asked} was asked for, but 8-bit optimizers need a GPU"
+        ledger.warn(path, because)
+        return str(ledger.settle(path, "adamw_torch", because, "fallback"))
+    return str(ledger.settle(path, asked, "set in the manifest", "manifest"))
+
+
+def choose_switches(now: Situation, ledger: Ledger) -> bool:
+    """The fused loss and cuDNN's search; returns whether the loss is fused."""
+    config = now.config
+    if config.fused_loss == "auto":
+        because = "the whole logits are never stored"
+        fused = ledger.settle("kernels.fused_loss", True, because, "preset")
+    else:
+        fused = config.fused_loss
+        ledger.settle("kernels.fused_loss", fused, "set in the manifest", "manifest")
+        if not fused:
+            text = "the whole logits are stored: 12 bytes for each token and vocabulary entry"
+            ledger.warn("kernels.fused_loss", text)
+    if config.cudnn_benchmark == "auto":
+        because = "shapes are fixed" if now.on_gpu else "no GPU"
+        ledger.settle("kernels.cudnn_benchmark", now.on_gpu, because, "machine")
+    else:
+        ledger.settle(
+            "kernels.cudnn_benchmark", config.cudnn_benchmark, "set in the manifest", "manifest"
+        )
+    return bool(fused)

@@ -1,0 +1,172 @@
+"""How long the run is: updates, tokens, time where it was measured, and room on disk."""
+
+from __future__ import annotations
+
+import math
+
+from expert.planning.decisions import Ledger
+from expert.planning.kernels import LIKELY_SHARE_OF_PEAK
+from expert.planning.measurements import find_rate
+from expert.planning.memory import OPTIMIZER_BYTES_PER_WEIGHT, Workload, flops_per_token
+from expert.planning.resolve import basename
+from expert.planning.situation import Situation
+
+# A cached token is an int32 and a bit of mask; a document two offsets.
+CACHE_BYTES_PER_TOKEN = 5
+CACHE_BYTES_PER_ROW = 16
+
+
+def training_rows(now: Situation, length: int) -> int | None:
+    """Rows that are trained on: a split may go to validation, a corpus is cut into blocks."""
+    rows = now.survey.rows
+    if rows is None and now.is_char_model and now.survey.tokens:
+        rows = now.survey.tokens // length
+    if rows is None:
+        return None
+    data = now.manifest.training.dataset
+    if data.validation_path is None and not data.tasks and data.validation_split > 0:
+        rows -= math.ceil(rows * data.validation_split)
+    return max(rows, 0)
+
+
+def settle_length(now: Situation, ledger: Ledger, *, length: int, examples: int) -> None:
+    """Rows, tokens and updates, as far as the data is there to be counted."""
+    now.pass_on(ledger, "length.epochs", "epochs")
+    limit = now.config.max_steps or None
+    now.pass_on(ledger, "length.max_steps", "max_steps", limit)
+    rows = training_rows(now, length)
+    reason = now.survey.because
+    if rows is None:
+        for key in ("rows", "tokens_per_epoch", "steps_per_epoch"):
+            ledger.unknown(f"length.{key}", reason)
+        if limit:
+            ledger.settle("length.total_steps", limit, "max_steps", "manifest")
+        else:
+            ledger.unknown("length.total_steps", reason)
+        return
+    ledger.settle("length.rows", rows, f"{reason}, without those for validation", "machine")
+    tokens = now.survey.tokens
+    if tokens is None:
+        ledger.unknown("length.tokens_per_epoch", reason)
+    else:
+        share = rows / now.survey.rows if now.survey.rows else 1.0
+        how = "characters" if now.is_char_model else "estimated at 3.8 bytes of the file a token"
+        ledger.settle("length.tokens_per_epoch", int(tokens * share), how, "machine")
+    steps = math.ceil(rows / examples)
+    because = f"{rows} rows, {examples} an update"
+    ledger.settle("length.steps_per_epoch", steps, because, "machine")
+    total = math.ceil(steps * now.config.epochs)
+    because = f"{steps} × {now.config.epochs:g} epochs"
+    if limit and limit < total:
+        total, because = limit, "max_steps"
+    ledger.settle("length.total_steps", total, because, "machine")
+    if rows == 0:
+        ledger.warn("length.rows", "there are no rows to train on")
+
+
+def total_tokens(now: Situation, ledger: Ledger) -> float | None:
+    """Tokens of the whole run, or None where they are not known."""
+    per_epoch = ledger.decisions["length.tokens_per_epoch"].value
+    steps = ledger.decisions["length.steps_per_epoch"].value
+    total = ledger.decisions["length.total_steps"].value
+    if per_epoch is None or not steps or total is None:
+        return None
+    return float(per_epoch) * float(total) / float(steps)
+
+
+def peak_flops(now: Situation, precision: str) -> float | None:
+    """Dense peak of the card in this precision, FLOP/s; None where nobody knows it."""
+    card = now.target.card
+    if card is None or not now.on_gpu:
+        return None
+    rate = {"bf16": card.bf16_tflops, "fp16": card.fp16_tflops, "fp32": card.tf32_tflops}[precision]
+    return rate * 1e12 if rate else None
+
+
+def seconds_at_peak(now: Situation, ledger: Ledger, work: Workload | None) -> float | None:
+    """Time the arithmetic alone takes at the card's full peak: no run can be faster."""
+    tokens = total_tokens(now, ledger)
+    peak = peak_flops(now, work.precision) if work is not None else None
+    if tokens is None or peak is None or work is None:
+        return None
+    mean = min(now.survey.mean_tokens or work.row_tokens, work.row_tokens)
+    return tokens * flops_per_token(work, mean) / peak
+
+
+def likely_seconds(now: Situation, ledger: Ledger, work: Workload | None) -> float | None:
+    """A rough length of the run, only to tell a short run from a long one."""
+    floor = seconds_at_peak(now, ledger, work)
+    return floor / LIKELY_SHARE_OF_PEAK if floor is not None else None
+
+
+def settle_time(now: Situation, ledger: Ledger, work: Workload | None) -> None:
+    """Seconds by a measured rate, and the floor the arithmetic sets."""
+    tokens = total_tokens(now, ledger)
+    card = now.target.card.slug if now.target.card else now.target.name
+    quantization = str(ledger.decisions["model.quantization"].value)
+    model = basename(now.model.name).lower()
+    rate = find_rate(list(now.rates), (card, model, now.config.adapter_type, quantization))
+    if tokens is None:
+        ledger.unknown("length.seconds", now.survey.because)
+    elif rate is None:
+        because = f"no rate was measured for {model} on {card} yet"
+        ledger.unknown("length.seconds", because)
+    else:
+        because = f"{rate.tokens_per_second:,.0f} tokens/s measured on {rate.measured_on}"
+        seconds = tokens / rate.tokens_per_second
+        ledger.settle("length.seconds", seconds, because, "measurement")
+    floor = seconds_at_peak(now, ledger, work)
+    if floor is None:
+        why = f"the peak of {now.target.name} is not known"
+        if tokens is None:
+            why = now.survey.because
+        elif work is None:
+            why = now.resolved.shape_from
+        ledger.unknown("length.seconds_at_peak", why)
+    else:
+        because = "arithmetic alone at the card's full peak; no run can be faster"
+        ledger.settle("length.seconds_at_peak", floor, because, "machine")
+
+
+def settle_disk(now: Situation, ledger: Ledger, work: Workload | None) -> None:
+    """Room for the token cache and the checkpoints."""
+    tokens, rows = now.survey.tokens, now.survey.rows or 0
+    if tokens is None or now.manifest.training.dataset.streaming:
+        ledger.unknown("disk.cache_bytes", now.survey.because)
+    else:
+        size = tokens * CACHE_BYTES_PER_TOKEN + rows * CACHE_BYTES_PER_ROW
+        ledger.settle("disk.cache_bytes", size, "5 bytes a token, 16 a row", "machine")
+    if work is None:
+        for key in ("checkpoint_bytes", "total_bytes"):
+            ledger.unknown(f"disk.{key}", now.resolved.shape_from)
+        return
+    state = 4 + OPTIMIZER_BYTES_PER_WEIGHT[work.optimizer]
+    checkpoint = int(work.trainable_parameters * state)
+    because = f"{work.trainable_parameters:,} trained weights with their optimizer state"
+    ledger.settle("disk.checkpoint_bytes", checkpoint, because, "machine")
+    kept = _checkpoints_kept(now, ledger)
+    cache = ledger.decisions["disk.cache_bytes"].value
+    if kept is None or cache is None:
+        why = "the number of checkpoints is not known" if kept is None else now.survey.because
+        ledger.unknown("disk.total_bytes", why)
+        return
+    total = cache + (kept + 1) * checkpoint
+    because = f"cache, {kept} checkpoints and the final weights"
+    ledger.settle("disk.total_bytes", total, because, "machine")
+
+
+def _checkpoints_kept(now: Situation, ledger: Ledger) -> int | None:
+    """Checkpoints on disk at the end: the limit and the best one, or all of them."""
+    if ledger.decisions["watch.save_strategy"].value == "no":
+        return 1
+    limit = now.config.save_total_limit
+    total = ledger.decisions["length.total_steps"].value
+    per_epoch = ledger.decisions["length.steps_per_epoch"].value
+    written: int | None = None
+    if total is not None and ledger.decisions["watch.save_strategy"].value == "steps":
+        written = max(1, total // (ledger.decisions["watch.save_steps"].value or total))
+    elif total is not None and per_epoch:
+        written = max(1, math.ceil(total / (per_epoch * now.config.save_every_epochs)))
+    if limit is None:
+        return written
+    return limit + 1 if written is None else min(limit + 1, written)

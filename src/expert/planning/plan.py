@@ -1,0 +1,225 @@
+"""From a manifest and a target to a RunPlan: every "auto" settled, without loading a weight."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from expert.core.errors import ExpertError
+from expert.manifest.schema import BaseModelSpec, Manifest
+from expert.planning.batching import settle_fit
+from expert.planning.decisions import Ledger
+from expert.planning.kernels import (
+    choose_attention,
+    choose_compile,
+    choose_optimizer,
+    choose_precision,
+    choose_switches,
+    choose_tf32,
+)
+from expert.planning.learning import (
+    settle_adapter,
+    settle_model,
+    settle_optimisation,
+    settle_watching,
+)
+from expert.planning.length import likely_seconds, settle_disk, settle_length, settle_time
+from expert.planning.measurements import measurements_file, read_rates
+from expert.planning.memory import Workload
+from expert.planning.resolve import basename, resolve_model
+from expert.planning.run_plan import RunPlan
+from expert.planning.sequences import settle_sequences, settle_update
+from expert.planning.situation import Situation
+from expert.planning.survey import survey_data
+from expert.planning.target import Target
+
+PREFETCHED_BATCHES = 4
+STREAMING_WORKERS = 4
+
+
+class UnknownModel(ExpertError):
+    """A --model that the manifest does not have."""
+
+
+def make_plan(
+    manifest: Manifest,
+    target: Target,
+    *,
+    folder: Path = Path(),
+    model: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> RunPlan:
+    """Settle everything the manifest leaves open for this target."""
+    now = gather(manifest, target, folder=folder, model=model, environ=environ)
+    ledger = Ledger()
+    settle_model(now, ledger)
+    rank, targets = settle_adapter(now, ledger)
+    precision = choose_precision(now, ledger)
+    choose_tf32(now, ledger)
+    length, packed = settle_sequences(now, ledger)
+    attention = choose_attention(now, ledger, packed=packed)
+    fused_loss = choose_switches(now, ledger)
+    optimizer = choose_optimizer(now, ledger)
+    examples, sequences = settle_update(now, ledger, length=length, packed=packed)
+    settle_length(now, ledger, length=length, examples=examples)
+    _settle_loader(now, ledger)
+    work = None
+    if now.resolved.shape is not None:
+        work = Workload(
+            shape=now.resolved.shape,
+            rows=1,
+            row_tokens=length,
+            adapter=now.config.adapter_type,
+            rank=rank,
+            targets=targets,
+            quantization=_base_quantization(now),
+            precision=precision,
+            optimizer=optimizer,
+            fused_loss=fused_loss,
+            attention=attention,
+            soft_tokens=sum(prompt.tokens for prompt in manifest.soft_prompts),
+            prefetch=ledger.decisions["loader.prefetch"].value,
+            compiled=False,
+        )
+    compiled = choose_compile(now, ledger, likely_seconds(now, ledger, work))
+    if work is not None:
+        work = replace(work, compiled=compiled)
+    work = settle_fit(now, ledger, work, examples=examples, sequences=sequences)
+    settle_optimisation(now, ledger)
+    settle_watching(now, ledger)
+    settle_time(now, ledger, work)
+    settle_disk(now, ledger, work)
+    _settle_rest(now, ledger, work)
+    return _as_plan(now, ledger)
+
+
+def gather(
+    manifest: Manifest,
+    target: Target,
+    *,
+    folder: Path,
+    model: str | None,
+    environ: Mapping[str, str],
+) -> Situation:
+    """Look at the model, the data and what was measured before."""
+    spec = choose_model(manifest, model)
+    resolved = resolve_model(spec, folder, environ)
+    is_char_model = resolved.place == "built-in"
+    return Situation(
+        manifest=manifest,
+        folder=folder,
+        model=spec,
+        resolved=resolved,
+        target=target,
+        survey=survey_data(manifest.training.dataset, folder, characters=is_char_model),
+        rates=tuple(read_rates(measurements_file(environ))),
+    )
+
+
+def choose_model(manifest: Manifest, name: str | None) -> BaseModelSpec:
+    """The base model named, by its whole name or its last part; the first one by default."""
+    if name is None:
+        return manifest.base_models[0]
+    for spec in manifest.base_models:
+        if name.lower() in (spec.name.lower(), basename(spec.name).lower()):
+            return spec
+    names = ", ".join(basename(spec.name) for spec in manifest.base_models)
+    raise UnknownModel(f"--model {name}: the manifest has {names}")
+
+
+def _base_quantization(now: Situation) -> str:
+    asked = now.model.quantization
+    if asked in ("int4", "int8", "fp8") and now.on_gpu:
+        return str(asked)
+    return "none"
+
+
+def _settle_loader(now: Situation, ledger: Ledger) -> None:
+    config, streaming = now.config, now.manifest.training.dataset.streaming
+    cores = now.target.cores
+    asked = config.dataloader_num_workers
+    path = "loader.workers"
+    if streaming and asked == "auto":
+        workers = max(0, min(STREAMING_WORKERS, cores - 1))
+        ledger.settle(path, workers, f"streamed rows are tokenised ahead; {cores} cores", "machine")
+    elif streaming:
+        workers = int(asked)
+        ledger.settle(path, workers, "set in the manifest", "manifest")
+        if workers > cores:
+            ledger.warn(path, f"{workers} workers on {cores} cores get in each other's way")
+    else:
+        workers = 0
+        because = "tokens are memory-mapped: a thread keeps the card fed, processes would only copy"
+        ledger.settle(path, workers, because, "machine")
+        if asked not in ("auto", 0):
+            text = f"dataloader_num_workers {asked}: prepared tokens are memory-mapped"
+            ledger.supersede(path, f"{text} and fed by a thread")
+    if config.dataloader_prefetch_factor == "auto":
+        because = "batches ready ahead of the card"
+        ledger.settle("loader.prefetch", PREFETCHED_BATCHES, because, "preset")
+    else:
+        now.pass_on(ledger, "loader.prefetch", "dataloader_prefetch_factor")
+    keep = config.dataloader_persistent_workers
+    chosen = bool(workers) if keep == "auto" else bool(keep) and workers > 0
+    because = "set in the manifest" if keep != "auto" and workers else f"{workers} workers"
+    ledger.settle("loader.persistent_workers", chosen, because, "machine")
+    if config.dataloader_pin_memory == "auto":
+        because = "faster copies to the card" if now.on_gpu else "no GPU"
+        ledger.settle("loader.pin_memory", now.on_gpu, because, "machine")
+    else:
+        now.pass_on(ledger, "loader.pin_memory", "dataloader_pin_memory")
+
+
+def _settle_rest(now: Situation, ledger: Ledger, work: Workload | None) -> None:
+    training = now.manifest.training
+    data = training.dataset
+    dataset = data.model_dump(mode="json", exclude_none=True)
+    ledger.settle("data.dataset", dataset, "training.dataset of the manifest", "manifest")
+    if data.validation_path:
+        words, because = f"file {data.validation_path}", "validation_path"
+    elif any(task.valid for task in (data.tasks or {}).values()):
+        words, because = "files of the tasks", "tasks"
+    elif data.streaming or data.validation_split == 0:
+        words, because = "none", "streamed" if data.streaming else "validation_split is 0"
+    else:
+        words = f"{data.validation_split:.0%} of the training rows"
+        because = f"split off with seed {now.config.seed}"
+    ledger.settle("data.validation", words, because, "manifest")
+    for key in ("overlong", "train_on_prompt"):
+        now.pass_on(ledger, f"data.{key}", key)
+    if data.streaming:
+        ledger.settle("data.cache", None, "streamed rows are not kept", "machine")
+    elif now.config.pretokenized_cache:
+        cache = str(now.folder / now.config.pretokenized_cache)
+        ledger.settle("data.cache", cache, "set in the manifest", "manifest")
+    else:
+        cache = str(now.folder / "datasets_optimized" / now.manifest.name)
+        ledger.settle("data.cache", cache, "keyed by content, beside the manifest", "preset")
+    ledger.settle("kernels.device", now.target.device, now.target.name, "machine")
+    if now.config.device == "cuda" and not now.on_gpu:
+        text = "cuda was asked for, but there is no GPU: this is a plan for the CPU"
+        ledger.warn("kernels.device", text)
+    if work is None:
+        ledger.unknown("adapter.trainable_parameters", now.resolved.shape_from)
+    else:
+        because = f"{work.trainable_parameters / work.shape.parameters:.2%} of the model"
+        ledger.settle("adapter.trainable_parameters", work.trainable_parameters, because, "machine")
+    decoding = training.decoding.model_dump(mode="json", exclude_none=True)
+    ledger.settle("decoding", decoding, "training.decoding of the manifest", "manifest")
+    if now.target.held_bytes and now.target.is_this_machine:
+        gib = now.target.held_bytes / 2**30
+        ledger.warn("memory.budget_bytes", f"{gib:.1f} GiB of the card are held by others")
+
+
+def _as_plan(now: Situation, ledger: Ledger) -> RunPlan:
+    return RunPlan.model_validate(
+        {
+            "expert": now.manifest.name,
+            "target": now.target.name,
+            **ledger.tree(),
+            "decisions": tuple(ledger.decisions.values()),
+            "remarks": tuple(ledger.remarks),
+        }
+    )

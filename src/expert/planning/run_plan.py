@@ -1,0 +1,163 @@
+"""What will happen: every value settled, each with its reason. From here on nobody reads "auto"."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from expert.planning.decisions import Decision, Remark
+
+
+class Slice(BaseModel):
+    """A part of the plan that one part of the program takes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ModelPlan(Slice):
+    name: str
+    place: Literal["built-in", "folder", "models folder", "hf cache", "hub"]
+    location: str
+    revision: str | None
+    parameters: int | None
+    architecture: dict[str, Any] | None
+    quantization: str
+    prompt_template: str | None
+
+
+class AdapterPlan(Slice):
+    type: str
+    rank: int | None
+    alpha: float | None
+    dropout: float
+    target_modules: list[str] | str | None
+    feedforward_modules: list[str]
+    soft_prompts: list[dict[str, Any]]
+    trainable_parameters: int | None
+
+
+class KernelPlan(Slice):
+    device: Literal["cuda", "cpu"]
+    precision: Literal["bf16", "fp16", "fp32"]
+    loss_scaling: bool
+    tf32: bool
+    attention: Literal["eager", "sdpa", "flash", "flex"]
+    fused_loss: bool
+    compile: bool
+    compile_mode: str
+    compile_backend: str
+    checkpointing: Literal["none", "selective", "full"]
+    recomputed_blocks: int | None
+    cudnn_benchmark: bool
+
+
+class DataPlan(Slice):
+    dataset: dict[str, Any]
+    validation: str
+    max_seq_length: int
+    packing: Literal["best-fit", "concat", "none"]
+    group_by_length: bool
+    overlong: Literal["cut", "split", "drop"]
+    train_on_prompt: bool
+    cache: str | None
+
+
+class BatchPlan(Slice):
+    examples_per_update: int
+    sequences_per_update: int | None
+    micro_batch: int
+    accumulation: int | None
+    eval_batch: int
+
+
+class LoaderPlan(Slice):
+    workers: int
+    prefetch: int
+    persistent_workers: bool
+    pin_memory: bool
+
+
+class OptimPlan(Slice):
+    optimizer: str
+    learning_rate: float
+    scheduler: str
+    scheduler_options: dict[str, float]
+    warmup_steps: int | None
+    warmup_ratio: float | None
+    weight_decay: float
+    betas: tuple[float, float]
+    epsilon: float
+    max_grad_norm: float
+    seed: int
+
+
+class LengthPlan(Slice):
+    epochs: float
+    max_steps: int | None
+    rows: int | None
+    tokens_per_epoch: int | None
+    steps_per_epoch: int | None
+    total_steps: int | None
+    seconds: float | None
+    seconds_at_peak: float | None
+
+
+class WatchPlan(Slice):
+    logging_steps: int
+    save_strategy: Literal["no", "steps", "epoch"]
+    save_steps: int | None
+    save_every_epochs: int
+    keep_checkpoints: int | None
+    evaluation_strategy: Literal["no", "steps", "epoch"]
+    eval_steps: int | None
+    eval_every_epochs: int
+    load_best: bool
+    metric: str
+    greater_is_better: bool
+    early_stopping_patience: int | None
+    early_stopping_threshold: float
+    trackers: list[str]
+    output_dir: str
+    packaging_checkpoint: str
+
+
+class MemoryPlan(Slice):
+    budget_bytes: int
+    peak_bytes: int | None
+    parts: dict[str, int] | None
+    fits: bool | None
+
+
+class DiskPlan(Slice):
+    cache_bytes: int | None
+    checkpoint_bytes: int | None
+    total_bytes: int | None
+
+
+class RunPlan(BaseModel):
+    """The whole plan. It round-trips through JSON and holds no "auto"."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    expert: str
+    target: str
+    model: ModelPlan
+    adapter: AdapterPlan
+    kernels: KernelPlan
+    data: DataPlan
+    batch: BatchPlan
+    loader: LoaderPlan
+    optim: OptimPlan
+    length: LengthPlan
+    watch: WatchPlan
+    decoding: dict[str, Any]
+    memory: MemoryPlan
+    disk: DiskPlan
+    decisions: tuple[Decision, ...]
+    remarks: tuple[Remark, ...]
+
+    @property
+    def fits(self) -> bool:
+        """False only where the estimate says that it cannot run; unknown counts as yes."""
+        return self.memory.fits is not False

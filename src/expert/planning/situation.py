@@ -1,0 +1,66 @@
+"""Everything the choices look at, gathered once before the first of them is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from expert.manifest.config import TrainingConfig
+from expert.manifest.schema import CHAR_GPT, Adapter, BaseModelSpec, Manifest
+from expert.planning.decisions import Ledger, Source
+from expert.planning.measurements import MeasuredRate
+from expert.planning.resolve import ResolvedModel
+from expert.planning.survey import Survey
+from expert.planning.target import Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """What was asked, on what model, with what data, on what card."""
+
+    manifest: Manifest
+    folder: Path
+    model: BaseModelSpec
+    resolved: ResolvedModel
+    target: Target
+    survey: Survey
+    rates: tuple[MeasuredRate, ...]
+
+    @property
+    def config(self) -> TrainingConfig:
+        return self.manifest.training.config
+
+    @property
+    def is_char_model(self) -> bool:
+        return self.model.name == CHAR_GPT
+
+    @property
+    def released_adapter(self) -> Adapter:
+        """The adapter metadata that training.config falls back to."""
+        return self.model.adapters[0] if self.model.adapters else Adapter()
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.target.device == "cuda"
+
+    def has_capability(self, least: tuple[int, int]) -> bool:
+        """True on a card of at least this capability, and on one nobody named."""
+        return self.on_gpu and (self.target.capability is None or self.target.capability >= least)
+
+    @property
+    def card_words(self) -> str:
+        """`NVIDIA T4 (7.5)` for reasons."""
+        capability = self.target.capability
+        if capability is None:
+            return self.target.name
+        return f"{self.target.name} ({capability[0]}.{capability[1]})"
+
+    def source_of(self, key: str) -> Source:
+        """manifest where training.config has the key, preset where its default counts."""
+        return "manifest" if key in self.config.model_fields_set else "preset"
+
+    def pass_on(self, ledger: Ledger, path: str, key: str, value: object = ...) -> None:
+        """Settle a key of training.config that needs no choice."""
+        settled = getattr(self.config, key) if value is ... else value
+        because = "set in the manifest" if self.source_of(key) == "manifest" else "the default"
+        ledger.settle(path, settled, because, self.source_of(key))

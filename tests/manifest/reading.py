@@ -1,0 +1,61 @@
+"""Reading manifests from text, for tests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.core.errors import ExpertError, Problem
+from expert.manifest.document import Format, parse_document
+from expert.manifest.reader import ReadManifest, understand
+
+MANIFESTS = Path(__file__).parent.parent / "manifests"
+REAL_MANIFESTS = Path(__file__).parents[2].parent / "shared" / "data" / "manifests"
+MINIMAL = "base_model: X\ndataset: a.jsonl\n"
+
+
+def read(
+    text: str, kind: Format = "yaml", *, overrides: Sequence[str] = (), strict: bool = False
+) -> ReadManifest:
+    document = parse_document(text, kind, source=f"m.{kind}")
+    return understand(document, overrides=overrides, strict=strict)
+
+
+def read_data(data: Any) -> ReadManifest:
+    """Read Python data as the JSON file it would be."""
+    return read(json.dumps(data, indent=1), "json")
+
+
+def error_of(
+    text: str, kind: Format = "yaml", *, overrides: Sequence[str] = (), strict: bool = False
+) -> str:
+    """The whole text of the error that reading ends in."""
+    with pytest.raises(ExpertError) as caught:
+        read(text, kind, overrides=overrides, strict=strict)
+    return str(caught.value)
+
+
+def problems_of(data: Any) -> list[Problem]:
+    """All problems of Python data read as a manifest; none where it reads."""
+    try:
+        read_data(data)
+    except ExpertError as error:
+        return list(getattr(error, "problems", ()))
+    return []
+
+
+def notices_of(text: str, *, overrides: Sequence[str] = ()) -> list[str]:
+    return [str(notice) for notice in read(text, overrides=overrides).notices]
+
+
+def files_in(name: str) -> list[Path]:
+    """The manifests of tests/manifests/`name`; never none, so that no test passes by their loss."""
+    found = sorted(
+        path for path in (MANIFESTS / name).iterdir() if path.suffix in {".json", ".yaml"}
+    )
+    assert len(found) > 30, f"only {len(found)} manifests under {name}"
+    return found

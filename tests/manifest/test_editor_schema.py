@@ -1,0 +1,239 @@
+"""What reads is valid in the editor too, and a slip of the pen in training.config is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft7Validator
+
+from expert.core.errors import ManifestError
+from expert.manifest.document import read_document
+from expert.manifest.editor_schema import editor_schema
+from expert.manifest.names import (
+    CONFIG_ALIASES,
+    CONFIG_KEYS,
+    DATASET_ALIASES,
+    LOOSE_CONSTRAINTS,
+    LOOSE_DATASET_KEYS,
+    SHAPE_ALIASES,
+    SPECIAL_NAMES,
+)
+from expert.manifest.upgrade import upgrade
+from expert.manifest.values import CONFIG_VALUES, MODEL_VALUES
+from tests.manifest.strategies import any_manifest, any_spelling, document_of, manifest_of
+
+ROOT = Path(__file__).parents[2]
+REAL_FILES = sorted((ROOT.parent / "shared" / "data" / "manifests").glob("*.json"))
+GOOD_FILES = sorted(
+    path
+    for path in (ROOT / "tests" / "manifests" / "good").rglob("*")
+    if path.suffix in {".json", ".yaml", ".yml"}
+)
+SCHEMA = editor_schema()
+VALIDATOR = Draft7Validator(SCHEMA)
+
+
+def with_config(**config: Any) -> dict[str, Any]:
+    return {
+        "name": "x",
+        "base_models": [{"name": "m"}],
+        "training": {"dataset": {"path": "a.jsonl"}, "config": config},
+    }
+
+
+def faults(data: Any) -> list[str]:
+    return [
+        f"{list(error.absolute_path)}: {error.message}" for error in VALIDATOR.iter_errors(data)
+    ]
+
+
+def reads(data: Mapping[str, Any]) -> bool:
+    try:
+        manifest_of(data)
+    except ManifestError:
+        return False
+    return True
+
+
+def test_the_schema_is_one_of_draft_7_and_has_no_dangling_reference():
+    Draft7Validator.check_schema(SCHEMA)
+    assert SCHEMA["$schema"] == "http://json-schema.org/draft-07/schema#"
+    assert "$id" not in SCHEMA
+    assert "$defs" not in json.dumps(SCHEMA)
+    references = [value for key, value in pairs(SCHEMA) if key == "$ref"]
+    assert len(references) > 100
+    for reference in set(references):
+        node: Any = SCHEMA
+        for step in reference.removeprefix("#/").split("/"):
+            assert step in node, reference
+            node = node[step]
+
+
+def pairs(node: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield key, value
+            yield from pairs(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from pairs(value)
+
+
+@pytest.mark.skipif(not REAL_FILES, reason="the published manifests are not beside the checkout")
+@pytest.mark.parametrize("path", REAL_FILES, ids=lambda path: path.stem)
+def test_a_published_manifest_is_valid_before_and_after_its_upgrade(path):
+    assert faults(json.loads(path.read_text("utf-8"))) == []
+    assert faults(json.loads(upgrade(read_document(path))[0])) == []
+
+
+@pytest.mark.skipif(not GOOD_FILES, reason="tests/manifests/good has no files yet")
+@pytest.mark.parametrize("path", GOOD_FILES, ids=lambda path: path.name)
+def test_a_manifest_that_is_good_to_the_reader_is_valid(path):
+    assert faults(everything(read_document(path).root)) == []
+
+
+def everything(item: Any) -> Any:
+    if isinstance(item.value, dict):
+        return {key: everything(entry) for key, entry in item.value.items()}
+    if isinstance(item.value, list):
+        return [everything(entry) for entry in item.value]
+    return item.value
+
+
+@pytest.mark.parametrize("key", ["batchsize", "epoch", "learning_rat", "gpus"])
+def test_a_misspelt_key_of_training_config_is_not_valid(key):
+    (fault,) = faults(with_config(**{key: 1}))
+    assert fault.startswith(f"['training', 'config']: '{key}' ")
+
+
+@pytest.mark.parametrize("key", ["lr_scheduler_kwargs", "gradient_checkpointing_kwargs"])
+def test_an_unknown_key_inside_a_config_section_is_not_valid(key):
+    assert faults(with_config(**{key: {"num_cycle": 1}})) != []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("epochs", 0), ("epochs", "three"), ("rank", 257), ("bf16", "yes"), ("optim", "adam")),
+        *(("betas", [0.9]), ("betas", [0.9, 1.0]), ("batch_size", 1.5), ("packing", "best")),
+    ],
+)
+def test_a_wrong_value_is_wrong_to_the_editor_and_to_the_reader(key, value):
+    assert faults(with_config(**{key: value})) != []
+    assert not reads(with_config(**{key: value}))
+
+
+def test_keys_that_begin_with_an_underscore_are_free_at_any_depth():
+    data = with_config(_why={"any": ["thing"]}, lr_scheduler_kwargs={"_x": 1})
+    data["_x"] = data["base_models"][0]["_x"] = data["training"]["dataset"]["_x"] = 3
+    data["training"]["dataset"]["tasks"] = {"_x": "text", "a": {"train": "a.jsonl", "_x": 1}}
+    assert faults(data) == []
+
+
+def test_unknown_keys_outside_training_config_are_metadata():
+    data = {**with_config(), "made_by": {"tool": 1}}
+    data["training"]["trained_on"] = "2025-11-03"
+    assert faults(data) == []
+
+
+@pytest.mark.parametrize("place", ["Manifest", "Training", "Model", "TrainingConfig"])
+def test_every_alias_is_known_deprecated_and_says_what_it_is_read_as(place):
+    node = SCHEMA if place == "Manifest" else SCHEMA["definitions"][place]
+    for name in [*CONFIG_ALIASES, *SPECIAL_NAMES, *LOOSE_DATASET_KEYS]:
+        entry = node["properties"][name]
+        assert entry["deprecated"] is True, name
+        assert entry["description"].startswith("read as "), name
+        assert entry["deprecationMessage"] == entry["description"], name
+
+
+def test_every_config_key_is_understood_outside_its_section_and_current_inside():
+    inside = SCHEMA["definitions"]["TrainingConfig"]["properties"]
+    for key in CONFIG_KEYS:
+        assert inside[key]["description"], key
+        is_superseded = inside[key]["description"].startswith("Superseded")
+        assert inside[key].get("deprecated", False) is is_superseded, key
+        for outside in (SCHEMA, SCHEMA["definitions"]["Training"]):
+            assert outside["properties"][key]["description"] == f"read as training.config.{key}"
+
+
+def test_old_names_of_the_data_set_and_of_the_top_level_are_known():
+    assert set(DATASET_ALIASES) <= set(SCHEMA["definitions"]["DatasetSpec"]["properties"])
+    assert set(SHAPE_ALIASES) <= set(SCHEMA["definitions"]["Model"]["properties"])
+    old = {"base_model", "model", "adapters", "dataset", "data", *LOOSE_CONSTRAINTS}
+    assert old <= set(SCHEMA["properties"])
+
+
+SPELLINGS = [(key, word) for key, words in CONFIG_VALUES.items() for word in words]
+MODEL_SPELLINGS = [(key, word) for key, words in MODEL_VALUES.items() for word in words]
+
+
+@pytest.mark.parametrize(("key", "word"), SPELLINGS)
+def test_every_other_spelling_of_a_config_value_is_valid_in_any_case(key, word):
+    for spelling in [word, word.upper()] if isinstance(word, str) else [word]:
+        assert faults(with_config(**{key: spelling})) == []
+
+
+@pytest.mark.parametrize(("key", "word"), MODEL_SPELLINGS)
+def test_every_other_spelling_of_a_model_value_is_valid_in_any_case(key, word):
+    for spelling in [word, word.title()] if isinstance(word, str) else [word]:
+        data = with_config()
+        data["base_models"][0][key] = spelling
+        assert faults(data) == []
+
+
+# Things the reader takes that are in no table.
+ODD = [
+    {"base_model": "m", "training": {"dataset": "a.jsonl"}},
+    {"base_models": ["m"], "training": {"data": "a.jsonl", "config": None}},
+    {"model": "m", "data": {"file": "a.jsonl"}, "epochs": 2},
+    {"model": {"n_layer": 2, "n_embd": 12, "n_head": 2, "dropout": 0.1}, "dataset": "a.txt"},
+    {"slm_name": "m", "load_in_4bit": True, "use_amp": "bf16", "data_path": "a.jsonl"},
+    {**with_config(), "schema_version": 2.0, "version": 1.0},
+    {**with_config(), "schema_version": None, "soft_prompts": [{"name": "p", "length": 8}]},
+    {**with_config(), "load_order": 3, "requires": []},
+    with_config(target_modules="q_proj, v_proj"),
+    with_config(target_modules="all"),
+    with_config(adapter_type="qlora"),
+    with_config(adapter_type="QLoRA"),
+    with_config(report_to="none"),
+    with_config(trackers=["none"]),
+    with_config(early_stopping=True, evaluation_strategy="epochs"),
+    with_config(early_stopping_patience=False),
+    with_config(epochs=None, bf16=None, batch_size=16.0),
+    with_config(dtype="bfloat16", adam_beta1=0.8, use_dora=True),
+    with_config(torch_dtype="torch.bfloat16"),
+    with_config(precision="BF16"),
+    with_config(use_amp=False),
+    with_config(quantization="NF4", val_path="b.jsonl"),
+    with_config(save_strategy=False),
+]
+
+
+@pytest.mark.parametrize("data", ODD, ids=[json.dumps(data)[:60] for data in ODD])
+def test_what_the_reader_takes_in_no_table_is_valid_as_well(data):
+    assert reads(data)
+    assert faults(data) == []
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_manifest_in_any_spelling_is_valid(draws):
+    data = draws.draw(any_manifest())
+    assert faults(data) == []
+    assert faults(draws.draw(any_spelling(data))) == []
+    assert faults(json.loads(upgrade(document_of(data))[0])) == []
+
+
+@pytest.mark.slow
+@given(st.data())
+@settings(max_examples=1000, deadline=None)
+def test_very_many_manifests_in_any_spelling_are_valid(draws):
+    data = draws.draw(any_manifest())
+    assert faults(data) == []
+    assert faults(draws.draw(any_spelling(data))) == []

@@ -1,0 +1,162 @@
+"""Help for every key, found under any name that the reader takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from expert.core.errors import ExpertError
+from expert.manifest.config import TrainingConfig
+from expert.manifest.explain import KeyHelp, UnknownKey, explain
+from expert.manifest.names import (
+    CONFIG_ALIASES,
+    CONFIG_KEYS,
+    DATASET_ALIASES,
+    LOOSE_CONSTRAINTS,
+    LOOSE_DATASET_KEYS,
+    SHAPE_ALIASES,
+    SPECIAL_NAMES,
+)
+from expert.manifest.schema import Manifest
+
+
+def paths(key: str | None) -> list[str]:
+    return [entry.path for entry in explain(key)]
+
+
+def test_without_a_key_every_key_is_told_in_the_order_of_the_schema():
+    told = paths(None)
+    assert [path for path in told if "." not in path and "[" not in path] == list(
+        Manifest.model_fields
+    )
+    config = [path for path in told if path.startswith("training.config.")]
+    direct = [path.rpartition(".")[2] for path in config if path.count(".") == 2]
+    assert direct == list(TrainingConfig.model_fields)
+    assert "base_models[].adapters[].r" in told
+    assert "training.dataset.tasks.<name>.train" in told
+    assert "training.config.lr_scheduler_kwargs.num_cycles" in told
+    assert len(told) == len(set(told))
+
+
+def test_every_key_has_a_meaning_and_an_expectation():
+    for entry in explain(None):
+        assert entry.meaning.endswith((".", "…")), entry.path
+        assert entry.expected, entry.path
+
+
+def test_a_key_is_told_with_its_range_default_meaning_and_other_names():
+    (entry,) = explain("batch_size")
+    assert entry == KeyHelp(
+        "training.config.batch_size",
+        'a whole number of at least 1 or "auto"',
+        '"auto"',
+        TrainingConfig.model_fields["batch_size"].description or "",
+        ("per_device_train_batch_size", "train_batch_size"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "default"),
+    [
+        ("seed", "42"),
+        ("max_steps", "null"),
+        ("training.dataset", "required"),
+        ("betas", "[0.9, 0.999]"),
+        ("training.config", ""),
+        ("training.dataset.streaming", "false"),
+    ],
+)
+def test_the_default_is_shown_as_it_would_be_written(key, default):
+    assert explain(key)[0].default == default
+
+
+def test_a_section_is_told_with_everything_in_it():
+    told = paths("training.config")
+    assert told[0] == "training.config"
+    assert told == [path for path in paths(None) if path.startswith("training.config")]
+    assert paths("config") == told
+
+
+@pytest.mark.parametrize("key", sorted(CONFIG_KEYS))
+def test_every_config_key_is_found_alone_with_its_path_and_outside_its_section(key):
+    path = f"training.config.{key}"
+    assert path in paths(key)
+    assert paths(path)[0] == path
+    assert paths(f"training.{key}")[0] == path
+
+
+@pytest.mark.parametrize("alias", sorted(CONFIG_ALIASES))
+def test_every_alias_leads_to_the_key_it_is_read_as(alias):
+    home = f"training.config.{CONFIG_ALIASES[alias]}"
+    for written in (alias, f"training.config.{alias}", f"training.{alias}"):
+        (entry,) = [entry for entry in explain(written) if entry.path == home]
+        assert alias in entry.also_written
+
+
+@pytest.mark.parametrize("name", SPECIAL_NAMES)
+def test_a_special_name_tells_what_it_becomes(name):
+    told, *homes = explain(name)
+    assert told.path == name
+    assert "ead as" in told.meaning or "the plan chooses" in told.meaning
+    assert homes
+    assert all(name in home.also_written or home.path.endswith(name) for home in homes)
+
+
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [
+        ("dtype", "training.config.bf16"),
+        ("use_amp", "training.config.fp16"),
+        ("load_in_4bit", "base_models[].quantization"),
+        ("slm_name", "base_models[].name"),
+        ("adam_beta1", "training.config.betas"),
+        ("use_dora", "training.config.adapter_type"),
+    ],
+)
+def test_a_special_name_is_followed_by_the_keys_it_sets(name, home):
+    assert home in paths(name)
+
+
+def test_names_of_the_data_set_the_shape_and_the_old_top_level_are_found():
+    for name, key in {**DATASET_ALIASES, **LOOSE_DATASET_KEYS}.items():
+        assert f"training.dataset.{key}" in paths(f"training.dataset.{name}")
+    for name, key in LOOSE_DATASET_KEYS.items():
+        assert f"training.dataset.{key}" in paths(name)
+    for name, key in SHAPE_ALIASES.items():
+        assert f"base_models[].architecture.{key}" in paths(name)
+    for name in LOOSE_CONSTRAINTS:
+        assert paths(name) == ["constraints"]
+    assert paths("base_model") == ["base_models"]
+    assert paths("length") == ["soft_prompts[].tokens"]
+
+
+def test_a_name_that_several_sections_have_tells_all_of_them():
+    assert paths("name") == ["name", "base_models[].name", "soft_prompts[].name"]
+
+
+@pytest.mark.parametrize("path", ["base_models[0].name", "base_models[].name", "base_models.name"])
+def test_an_entry_of_a_list_may_be_named_with_and_without_its_number(path):
+    assert paths(path) == ["base_models[].name"]
+
+
+def test_a_task_is_found_under_the_name_the_user_gave_it():
+    assert paths("training.dataset.tasks.repair.train") == ["training.dataset.tasks.<name>.train"]
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("batchsize", "'batchsize' is no key of a manifest  (did you mean 'batch_size'?)"),
+        (
+            "training.config.batchsize",
+            "'training.config.batchsize' is no key of a manifest"
+            "  (did you mean 'training.config.batch_size'?)",
+        ),
+        ("zzzz", "'zzzz' is no key of a manifest"),
+        ("", "'' is no key of a manifest"),
+    ],
+)
+def test_an_unknown_key_is_an_error_that_names_the_nearest(key, text):
+    with pytest.raises(UnknownKey) as caught:
+        explain(key)
+    assert str(caught.value) == text
+    assert isinstance(caught.value, ExpertError)

@@ -1,0 +1,126 @@
+"""Our JSON parser agrees with the standard library's, and knows the line of every value."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from expert.core.errors import ManifestError
+from expert.manifest.document import Item
+from expert.manifest.json_text import parse_json
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
+)
+TREES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20
+)
+
+
+def _value(item: Item) -> Any:
+    """Plain data with the comment keys kept."""
+    if isinstance(item.value, dict):
+        return {key: _value(entry) for key, entry in item.value.items()}
+    if isinstance(item.value, list):
+        return [_value(entry) for entry in item.value]
+    return item.value
+
+
+def _refusal(text: str) -> str:
+    with pytest.raises(ManifestError) as caught:
+        parse_json(text, "m.json")
+    return str(caught.value.problems[0])
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(TREES, st.sampled_from([None, 0, 2]), st.booleans())
+def test_it_reads_what_the_standard_library_reads(tree: Any, indent: int | None, ascii_only: bool):
+    text = json.dumps(tree, indent=indent, ensure_ascii=ascii_only)
+    try:
+        item, problems = parse_json(text, "m.json")
+    except ManifestError as error:
+        assert "NUL" in str(error) or "surrogate" in str(error)  # noqa: PT017
+        assert "\\u0000" in text or "\\ud" in text or "\0" in text
+        return
+    assert problems == []
+    assert _value(item) == json.loads(text)
+
+
+@settings(max_examples=300, derandomize=True, deadline=None)
+@given(st.text('{}[]",:\\ \n01.eE+-tfnulrasxd/*#', max_size=30))
+def test_it_refuses_what_the_standard_library_refuses(text: str):
+    try:
+        expected = json.loads(text)
+    except ValueError:
+        expected = math.nan
+    try:
+        item, problems = parse_json(text, "m.json")
+    except ManifestError:
+        # json accepts two things we do not: NaN is one, infinite floats are the other.
+        assert expected is math.nan or "inf" in repr(expected), text
+        return
+    if item.value is None and not text.strip():
+        return  # an empty file is told apart later
+    if not problems:
+        assert _value(item) == expected
+
+
+def test_a_value_knows_its_path_and_the_line_of_its_key():
+    item, _ = parse_json('{\n "a": {\n  "b": [\n   1,\n   {"c":\n 2}]}}', "m.json")
+    assert [(entry.path, entry.line) for entry in item.walk()] == [
+        ("", 1),
+        ("a", 2),
+        ("a.b", 3),
+        ("a.b[0]", 4),
+        ("a.b[1]", 5),
+        ("a.b[1].c", 5),
+    ]
+
+
+def test_a_doubled_key_keeps_the_first_value_and_a_doubled_comment_both():
+    item, problems = parse_json('{"a": 1, "_a": 1,\n"a": 2, "_a": 2, "_a": 3}', "m.json")
+    assert [str(problem) for problem in problems] == [
+        "line 2: a: key appears twice (first on line 1)  (remove one)"
+    ]
+    assert _value(item) == {"a": 1, "_a": 1, "_a_2": 2, "_a_4": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        (
+            "{\n/* note */}",
+            'line 2: JSON has no comments  (use a key that begins with "_", or YAML)',
+        ),
+        ('{"a": .5}', "line 1: '.' is not JSON"),
+        ('{"a": +1}', "line 1: '+' is not JSON"),
+        ('{"a": 01}', 'line 1: "," or "}" expected after "a"  (a missing comma?)'),
+        ('{"a": ٣}', "line 1: '٣' is not JSON"),
+        ('{"a": yes}', "line 1: yes is not JSON  (quote it)"),
+        ('{"a": FALSE}', "line 1: FALSE is not JSON  (write false)"),
+        ('{"a": inf}', "line 1: inf is not JSON  (write a number)"),
+        ('{"a": ', "line 1: the file ends too early"),
+        ('{"a', "line 1: broken string: unterminated string starting"),
+        ('{"a": "x', "line 1: broken string: unterminated string starting"),
+        ("[1, 2", 'line 1: the file ends before the closing "]"  (is it cut off?)'),
+        ("[" * 100, "line 1: nested more than 60 deep  (this is no manifest)"),
+        ("[1," * 6000, "line 1: nested more than 60 deep  (this is no manifest)"),
+        ("[" + "1," * 6000, "line 1: more than 5,000 values  (this is no manifest)"),
+    ],
+)
+def test_a_refusal_says_line_fault_and_remedy(text: str, refusal: str):
+    assert _refusal(text) == refusal
+
+
+def test_numbers_keep_their_kind():
+    item, _ = parse_json("[1, 1.0, 1e3, -0, 5e-5]", "m.json")
+    assert [repr(value) for value in _value(item)] == ["1", "1.0", "1000.0", "0", "5e-05"]

@@ -1,0 +1,435 @@
+"""Manifests in the wild read as they are; wrong ones name every problem with its line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.core.errors import ManifestError
+from expert.manifest.document import Item
+from expert.manifest.expectations import resolve, schema
+from expert.manifest.reader import read_manifest
+from expert.manifest.schema import Manifest
+from tests.manifest.reading import (
+    MINIMAL,
+    REAL_MANIFESTS,
+    error_of,
+    files_in,
+    notices_of,
+    problems_of,
+    read,
+)
+
+
+@pytest.mark.parametrize("path", files_in("good"), ids=lambda path: path.name)
+def test_a_good_manifest_reads_with_exactly_the_notices_beside_it(path: Path):
+    expected = Path(f"{path}.expected.txt").read_text(encoding="utf-8")
+    assert "".join(f"{notice}\n" for notice in read_manifest(path).notices) == expected
+
+
+@pytest.mark.parametrize("path", files_in("bad"), ids=lambda path: path.name)
+def test_a_bad_manifest_is_refused_with_exactly_the_text_beside_it(path: Path):
+    expected = Path(f"{path}.expected.txt").read_text(encoding="utf-8")
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(path)
+    assert str(caught.value).replace(f"{path.parent}/", "") + "\n" == expected
+
+
+@pytest.mark.parametrize("folder", ["good", "bad"])
+def test_every_expected_text_has_its_manifest(folder: str):
+    manifests = {f"{path.name}.expected.txt" for path in files_in(folder)}
+    texts = {path.name for path in files_in(folder)[0].parent.glob("*.expected.txt")}
+    assert texts == manifests
+
+
+def test_every_real_manifest_reads_without_a_warning():
+    if not REAL_MANIFESTS.is_dir():
+        pytest.skip("the real manifests are not beside the repository")
+    found = sorted(REAL_MANIFESTS.glob("*.json"))
+    assert len(found) >= 6
+    for path in found:
+        notices = read_manifest(path).notices
+        assert [str(notice) for notice in notices if notice.kind == "warning"] == [], path.name
+        assert [str(notice) for notice in notices if notice.kind == "read as"] == [], path.name
+
+
+def test_the_values_of_a_1_0_manifest_arrive():
+    manifest = read_manifest(files_in("good")[0].parent / "layout_1_0.json").manifest
+    assert manifest.schema_version == "2.0"
+    model = manifest.base_models[0]
+    assert (model.name, model.quantization, model.rope_scaling) == (
+        "Qwen3-0.6B",
+        "int4",
+        "yarn-128k",
+    )
+    assert model.adapters[0].target_modules == ["q_proj", "v_proj"]
+    config = manifest.training.config
+    assert (config.rank, config.epochs, config.learning_rate) == (16, 3, 0.0003)
+    assert manifest.constraints == {"load_order": 5, "incompatible_with": [], "requires": []}
+
+
+def test_the_flat_file_of_a_character_model_arrives_whole():
+    manifest = read_manifest(files_in("good")[0].parent / "char_model_flat.yaml").manifest
+    model, config = manifest.base_models[0], manifest.training.config
+    assert model.name == "char-gpt"
+    assert model.architecture is not None
+    assert model.architecture.model_dump() == {
+        "layers": 6,
+        "heads": 6,
+        "width": 384,
+        "block_size": 256,
+        "dropout": 0.1,
+    }
+    assert (config.adapter_type, config.batch_size, config.epochs) == ("full", 128, 25)
+    assert (config.torch_compile, config.max_grad_norm, config.logging_steps) == (True, 1.0, 100)
+    assert (config.save_strategy, config.save_every_epochs) == ("epoch", 5)
+    assert (config.device, config.output_dir, config.learning_rate) == ("auto", "models", 3e-4)
+    assert manifest.training.dataset.path == "shakespeare"
+    assert manifest.training.dataset.max_chars == 1_000_000
+
+
+def test_the_names_of_other_trainers_arrive():
+    manifest = read_manifest(files_in("good")[0].parent / "peft_names.yaml").manifest
+    config = manifest.training.config
+    assert manifest.base_models[0].quantization == "int8"
+    assert (config.adapter_type, config.rank, config.alpha, config.dropout) == ("dora", 8, 16, 0.05)
+    assert config.target_modules == ["q_proj", "v_proj"]
+    assert config.betas == (0.9, 0.95)
+    assert (config.bf16, config.fp16, config.optim) == (True, False, "adamw_bnb_8bit")
+    assert (config.early_stopping_patience, config.trackers) == (3, [])
+    assert manifest.training.dataset.validation_path == "valid.jsonl"
+
+
+def test_yaml_words_become_what_a_manifest_means_by_them():
+    manifest = read_manifest(files_in("good")[0].parent / "yaml_words.yaml").manifest
+    config = manifest.training.config
+    assert (config.learning_rate, config.warmup_ratio, config.seed) == (2e-5, 0.1, 1000)
+    assert (config.epochs, config.bf16, config.fp16, config.packing) == (2, True, False, False)
+    assert (config.save_strategy, config.evaluation_strategy) == ("no", "no")
+    assert manifest.base_models[0].quantization == "none"
+    assert manifest.training.decoding.stop_sequences == [
+        "first line\n# not a comment\n",
+        "# not a comment either",
+    ]
+    assert manifest.description == "folded text\n"
+
+
+def test_null_keeps_all_checkpoints_and_leaving_the_key_out_keeps_three():
+    given = read(MINIMAL + "training: {config: {save_total_limit: null}}")
+    absent = read(MINIMAL)
+    assert given.manifest.training.config.save_total_limit is None
+    assert absent.manifest.training.config.save_total_limit == 3
+
+
+def test_a_null_section_is_a_section_left_out():
+    manifest = read_manifest(files_in("good")[0].parent / "nulls.yaml").manifest
+    assert manifest.name == "nulls"
+    assert manifest.training.config.epochs == 2
+    assert manifest.training.config.max_grad_norm is None
+    assert manifest.training.config.learning_rate == "auto"
+    assert manifest.training.dataset.path == "rows.jsonl"
+    assert manifest.base_models[0].name == "Qwen3-0.6B"
+
+
+def test_comment_keys_never_reach_the_manifest_and_stay_in_the_tree():
+    text = read_manifest(files_in("good")[0].parent / "doubled_comments.json")
+    assert '"_' not in text.manifest.model_dump_json()
+    assert text.root is not None
+    assert {key: item.value for key, item in text.root.fields().items() if key[0] == "_"} == {
+        "_comment": "one",
+        "_comment_2": "two",
+    }
+    adapter = text.root.fields()["base_models"].value
+    assert isinstance(adapter, list)
+    first = adapter[0].get("adapters")
+    assert first is not None
+    assert isinstance(first.value, list)
+    # The third one is named by its position, so that thousands of them cost no search.
+    assert [key for key in first.value[0].fields()] == ["_c", "_c_2", "_c_3"]
+
+
+def test_a_manifest_without_a_name_is_called_after_its_folder_or_file(tmp_path: Path):
+    folder = tmp_path / "expert-birds"
+    folder.mkdir()
+    for file, name in (
+        ("manifest.yaml", "expert-birds"),
+        ("config.yml", "expert-birds"),
+        ("owls.yaml", "owls"),
+    ):
+        (folder / file).write_text(MINIMAL)
+        assert read_manifest(folder / file).manifest.name == name
+
+
+def test_a_file_without_a_suffix_is_told_apart_by_its_first_character(tmp_path: Path):
+    (tmp_path / "a").write_text(' \n{"base_model": "X", "dataset": "a.jsonl"}')
+    (tmp_path / "b").write_text(MINIMAL)
+    assert read_manifest(tmp_path / "a").manifest.base_models[0].name == "X"
+    assert read_manifest(tmp_path / "b").manifest.base_models[0].name == "X"
+
+
+def test_the_released_adapter_is_trained_where_the_config_is_silent():
+    adapters = "adapters: [{type: lora, use_dora: true}]\n"
+    assert read(MINIMAL + adapters).manifest.training.config.adapter_type == "dora"
+    said = read(MINIMAL + adapters + "adapter_type: lokr\n")
+    assert said.manifest.training.config.adapter_type == "lokr"
+    assert str(said.notices[1]) == (
+        "line 3: adapters[0].type: warning: released as dora; "
+        "training.config.adapter_type lokr is what counts"
+    )
+
+
+# --- several problems at once -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["json", "yaml"])
+def test_all_problems_come_at_once_in_the_order_of_their_lines(suffix: str):
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(files_in("bad")[0].parent / f"many_at_once.{suffix}")
+    lines = [problem.line or 0 for problem in caught.value.problems]
+    assert len(lines) == 10
+    assert lines == sorted(lines)
+    assert len(set(lines)) == 10
+
+
+def test_lines_inside_nested_lists_are_those_of_the_entry():
+    text = "base_models:\n  - name: X\n    adapters:\n      - type: lora\n      - r: 1\n        alpha: []\ndataset: a.jsonl\n"
+    assert "line 6: base_models[0].adapters[1].alpha: got an empty list" in error_of(text)
+
+
+def test_a_rule_about_a_broken_key_keeps_silent():
+    text = error_of(MINIMAL + "training: {config: {save_strategy: steps, save_steps: x}}")
+    assert text == (
+        "m.yaml: 1 problem\n  - line 3: training.config.save_steps: got 'x' (text), "
+        "expected a whole number of at least 1 or null"
+    )
+
+
+# --- every field of every schema model --------------------------------------------------------
+
+# What a manifest needs so that only the broken key is wrong, by the model that holds the key.
+_BASE: dict[str, Any] = {"name": "n", "base_models": [{"name": "X"}]}
+_HOLDERS: dict[str, tuple[str | int, ...]] = {
+    "Manifest": (),
+    "BaseModelSpec": ("base_models", 0),
+    "CharGptShape": ("base_models", 0, "architecture"),
+    "Adapter": ("base_models", 0, "adapters", 0),
+    "SoftPrompt": ("soft_prompts", 0),
+    "Training": ("training",),
+    "DatasetSpec": ("training", "dataset"),
+    "FieldMapping": ("training", "dataset", "field_mapping"),
+    "Task": ("training", "dataset", "tasks", "t"),
+    "RowChecks": ("training", "dataset", "validation"),
+    "TrainingConfig": ("training", "config"),
+    "SchedulerOptions": ("training", "config", "lr_scheduler_kwargs"),
+    "CheckpointingOptions": ("training", "config", "gradient_checkpointing_kwargs"),
+    "Decoding": ("training", "decoding"),
+}
+# Always the same whatever the file says: the reader writes it.
+_NOT_THE_USERS = {("Manifest", "schema_version")}
+
+
+def _models() -> dict[str, Mapping[str, Any]]:
+    return {"Manifest": schema(), **schema()["$defs"]}
+
+
+def _fields() -> Iterator[tuple[str, str]]:
+    for title, node in _models().items():
+        for key in node["properties"]:
+            if (title, key) not in _NOT_THE_USERS:
+                yield title, key
+
+
+def test_the_table_of_holders_knows_every_schema_model():
+    assert set(_HOLDERS) == set(_models())
+    assert len(list(_fields())) > 130
+
+
+def _manifest_with(title: str, key: str, value: Any) -> tuple[dict[str, Any], str]:
+    """A manifest that is right but for `value`, and the path of the key."""
+    data: dict[str, Any] = json.loads(json.dumps(_BASE))
+    if title == "CharGptShape":
+        data["base_models"][0]["name"] = "char-gpt"
+    data["training"] = {"dataset": {"path": "a.jsonl"}}
+    if title == "Task":
+        data["training"]["dataset"] = {"tasks": {"t": {"train": "a.jsonl"}}}
+    if title == "SoftPrompt":
+        data["soft_prompts"] = [{"name": "p"}]
+    if title == "DatasetSpec" and key == "tasks":
+        data["training"]["dataset"] = {}
+    here: Any = data
+    path = ""
+    for step in _HOLDERS[title]:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
+        if isinstance(step, int):
+            if not here:
+                here.append({})
+            here = here[step]
+        else:
+            following = _HOLDERS[title][_HOLDERS[title].index(step) + 1 :]
+            empty: Any = [] if following and following[0] == 0 else {}
+            here = here.setdefault(step, empty)
+    here[key] = value
+    return data, f"{path}.{key}" if path else key
+
+
+def _takes(node: Mapping[str, Any], kind: str) -> bool:
+    choices = [resolve(choice) for choice in resolve(node).get("anyOf", [resolve(node)])]
+    return any(choice.get("type") in (kind, None) and "enum" not in choice for choice in choices)
+
+
+# Migration understands text for these; and numbers where text is meant.
+_TEXT_IS_FINE = {("Training", "dataset"), ("Manifest", "name"), ("TrainingConfig", "trackers")}
+_NUMBER_IS_FINE = {("Manifest", "version"), ("Training", "checkpoint")}
+
+
+def _wrong_values(title: str, key: str) -> Iterator[Any]:
+    node = _models()[title]["properties"][key]
+    if not _takes(node, "array"):
+        yield [{"a": [1]}]
+    elif _takes(node, "object"):
+        yield 1.5
+    else:
+        yield {"a": 1}
+    if not _takes(node, "string") and (title, key) not in _TEXT_IS_FINE:
+        yield "no such word"
+    is_number = _takes(node, "integer") or _takes(node, "number")
+    if not is_number and (title, key) not in _NUMBER_IS_FINE:
+        yield 7
+    if is_number:
+        yield -1
+    if is_number and key != "early_stopping_patience":  # true: the usual patience
+        yield True
+
+
+@pytest.mark.parametrize(("title", "key"), list(_fields()))
+def test_a_wrong_typed_value_is_one_problem_that_names_its_path(title: str, key: str):
+    values = list(_wrong_values(title, key))
+    assert values
+    for value in values:
+        data, path = _manifest_with(title, key, value)
+        problems = problems_of(data)
+        assert len(problems) == 1, (value, [str(problem) for problem in problems])
+        assert problems[0].path == path or problems[0].path.startswith(f"{path}["), value
+        assert ", expected " in problems[0].what, problems[0].what
+        assert problems[0].line, problems[0]
+
+
+def test_the_wrong_values_cover_every_kind_of_type():
+    kinds = {
+        type(value).__name__ for title, key in _fields() for value in _wrong_values(title, key)
+    }
+    assert kinds == {"list", "dict", "str", "int", "bool", "float"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("rank", 257, 'a whole number from 1 to 256 or "auto"'),
+        ("rank", 1.5, 'a whole number from 1 to 256 or "auto"'),
+        ("epochs", 0, "a number above 0"),
+        ("learning_rate", 1.01, 'a number above 0 and at most 1 or "auto"'),
+        ("warmup_ratio", 1.01, "a number from 0 to 1 or null"),
+        ("warmup_steps", -1, "a whole number of at least 0 or null"),
+        ("betas", [0.9, 1.0], "a number from 0 to below 1"),
+        ("betas", [0.9], "a list of 2, each a number from 0 to below 1"),
+        ("target_modules", [], 'a non-empty list of text, "all-linear" or "auto"'),
+        ("vram_limit", "16 apples", 'a memory size such as "16GB" or null'),
+        ("bf16", 1, 'true or false or "auto"'),
+        ("lr_scheduler_kwargs", 1, "an object"),
+        ("trackers", "wandb", '"tensorboard"'),
+    ],
+)
+def test_a_value_out_of_range_says_what_was_expected(key: str, value: Any, expected: str):
+    data, _ = _manifest_with("TrainingConfig", key, value)
+    (problem,) = problems_of(data)
+    assert problem.what.partition(", expected ")[2] == expected
+
+
+def test_a_whole_number_may_be_written_as_a_float_and_a_number_as_an_integer():
+    config = read(MINIMAL + "batch_size: 1e1\nepochs: 2\nmax_seq_length: 2048.0").manifest
+    assert config.training.config.batch_size == 10
+    assert isinstance(config.training.config.batch_size, int)
+    assert config.training.config.epochs == 2
+
+
+# --- unknown keys -----------------------------------------------------------------------------
+
+# Metadata that real manifests and their documents hold, by section.
+_METADATA = {
+    "": "authors keywords datasets changelog dependencies benchmarks maintainers model_card "
+    "metadata metrics performance examples status category language min_version usage",
+    "training": "trained_on base_model_version quality_score test_scenarios metadata hardware "
+    "notes history duration",
+    "training.dataset": "source sources splits preprocessing task_distribution description license "
+    "format_distribution error_injection_ratio size version url citation statistics revision",
+    "training.decoding": "do_sample num_beams presence_penalty frequency_penalty stop notes",
+    "base_models": "size_bytes license notes parameters architecture_notes",
+    "base_models.adapters": "init_std magnitude_scaling init_value use_magnitude_layer factor "
+    "decompose_both bias checkpoint_path description",
+    "soft_prompts": "size_bytes sha256 description version",
+}
+
+
+@pytest.mark.parametrize("section", _METADATA)
+def test_metadata_of_real_manifests_raises_no_near_miss_warning(section: str):
+    extra = dict.fromkeys(_METADATA[section].split(), "x")
+    model: dict[str, Any] = {"name": "X", "adapters": [{"type": "lora"}]}
+    training: dict[str, Any] = {"dataset": {"path": "a"}, "decoding": {}}
+    prompt: dict[str, Any] = {"name": "p"}
+    data = {"name": "n", "base_models": [model], "soft_prompts": [prompt], "training": training}
+    places: dict[str, dict[str, Any]] = {
+        "": data,
+        "training": training,
+        "training.dataset": training["dataset"],
+        "training.decoding": training["decoding"],
+        "base_models": model,
+        "base_models.adapters": model["adapters"][0],
+        "soft_prompts": prompt,
+    }
+    places[section].update(extra)
+    notices = read(json.dumps(data), "json").notices
+    assert [str(notice) for notice in notices if notice.kind == "warning"] == []
+
+
+def test_strict_refuses_unknown_keys_everywhere_but_comments():
+    text = (
+        MINIMAL
+        + "_c: 1\nowner: me\ntraining: {source: x, _c: 1, decoding: {top_pp: 1}}\nsoft_prompts: [{name: p, size: 1}]\n"
+    )
+    assert read(text).manifest.name == "m"
+    assert error_of(text, strict=True) == (
+        "m.yaml: 4 problems\n"
+        "  - line 4: owner: unknown key  (remove it)\n"
+        "  - line 5: training.source: unknown key  (remove it)\n"
+        "  - line 5: training.decoding.top_pp: unknown key  (did you mean 'top_p'?)\n"
+        "  - line 6: soft_prompts[0].size: unknown key  (remove it)"
+    )
+
+
+def test_a_misplaced_key_is_told_where_it_belongs():
+    notices = notices_of(MINIMAL + "training: {decoding: {batch_size: 4}, temperature: 0.1}")
+    assert notices[1:] == [
+        "line 3: training.decoding.batch_size: warning: kept as metadata: "
+        "'batch_size' belongs at 'training.config.batch_size'",
+        "line 3: training.temperature: warning: kept as metadata: "
+        "'temperature' belongs at 'training.decoding.temperature'",
+    ]
+
+
+def test_the_canonical_tree_keeps_the_place_where_the_user_wrote_each_key():
+    root = read("base_model: X\ndataset: a.jsonl\nlr: 1e-4\n").root
+    assert isinstance(root, Item)
+    rate = root.get("training", "config", "learning_rate")
+    assert rate is not None
+    assert (rate.path, rate.line, rate.value) == ("lr", 3, 1e-4)
+
+
+def test_reading_ends_in_complete_objects():
+    manifest = read(MINIMAL).manifest
+    assert isinstance(manifest, Manifest)
+    assert manifest.training.config.lr_scheduler == "cosine"
+    assert manifest.training.decoding.max_new_tokens == 512

@@ -1,0 +1,239 @@
+"""Written text reads back to the same data; comments and order survive."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from expert.manifest.document import Item, parse_document
+from expert.manifest.reader import understand
+from expert.manifest.write import (
+    WIDTH,
+    as_item,
+    manifest_to_json,
+    manifest_to_yaml,
+    to_json,
+    to_yaml,
+)
+from tests.manifest.strategies import KEYS, SCALARS, any_manifest, manifest_of
+
+TREES = st.dictionaries(
+    KEYS,
+    st.recursive(
+        SCALARS,
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4),
+        max_leaves=12,
+    ),
+    max_size=5,
+)
+
+# Texts that a careless writer would turn into something else.
+TRICKY = [
+    *("yes", "No", "on", "OFF", "true", "null", "~", "", " ", " x", "x ", "a: b", "a:", "#x"),
+    *(
+        "a #b",
+        "2e-5",
+        "1.0",
+        "1_000",
+        "-1",
+        "+1",
+        ".5",
+        "0x1F",
+        "0o7",
+        "1:30",
+        ".inf",
+        "2025-11-03",
+    ),
+    *("- a", "-", "? a", ":", "[a]", "{a}", "a, b", "'a'", '"a"', "it's", "\\d+", "%a", "@a", "`a"),
+    *("!!str", "&a", "*a", "|", ">", "<<", "=", "---", "...", "a\n", "\na", "a\nb", "a\nb\n"),
+    *("a\n\nb\n\n", " a\nb", "a\n b", "a\n  \nb", "a\tb", "\ta", "a\n\tb", "# a\n# b", "a\n# b\n"),
+    *("a\r\nb", "\x01", "\x7f", "\x85", "\u2028", "\ufeff", "é", "日本", "😀", "\xa0", "1" * 41),
+    *("x: |\n  y", "a\\nb", "C:\\x", 'say "hi"', '"it\'s"', "k" * 2000, "é: " * 400, "y", "n"),
+]
+
+
+def with_types(data: Any) -> Any:
+    """Data that compares unequal where Python calls 1, 1.0 and True the same."""
+    if isinstance(data, dict):
+        return {key: with_types(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [with_types(value) for value in data]
+    return (type(data).__name__, repr(data))
+
+
+def everything(item: Item) -> Any:
+    """Plain data with the comment keys in it."""
+    if isinstance(item.value, dict):
+        return {key: everything(entry) for key, entry in item.value.items()}
+    if isinstance(item.value, list):
+        return [everything(entry) for entry in item.value]
+    return item.value
+
+
+def reread(data: Any, kind: Any) -> Any:
+    text = to_json(as_item(data)) if kind == "json" else to_yaml(as_item(data))
+    document = parse_document(text, kind)
+    assert document.problems == []
+    return everything(document.root)
+
+
+def check_round_trip(data: Any) -> None:
+    for kind in ("json", "yaml"):
+        assert with_types(reread(data, kind)) == with_types(data), kind
+    assert json.loads(to_json(as_item(data))) == data
+
+
+@pytest.mark.parametrize("kind", ["json", "yaml"])
+@pytest.mark.parametrize("text", TRICKY)
+def test_tricky_text_reads_back_as_itself_wherever_it_stands(text, kind):
+    data = {"value": text, "list": [text, 1], "block": [{"in": text}, [[text]]], text: {text: 1}}
+    assert with_types(reread(data, kind)) == with_types(data)
+
+
+@given(TREES)
+@settings(max_examples=150, deadline=None)
+def test_any_tree_reads_back_from_json_and_yaml(data):
+    check_round_trip(data)
+
+
+@pytest.mark.slow
+@given(TREES)
+@settings(max_examples=5000, deadline=None)
+def test_very_many_trees_read_back_from_json_and_yaml(data):
+    check_round_trip(data)
+
+
+@given(st.text(max_size=30))
+@settings(max_examples=200, deadline=None)
+def test_any_text_is_the_same_text_to_another_yaml_reader(text):
+    written = to_yaml(as_item({"value": text, "list": [text]}))
+    assert yaml.safe_load(written) == {"value": text, "list": [text]}
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+@settings(max_examples=150, deadline=None)
+def test_a_number_stays_the_same_number_in_every_reader(value):
+    tree = as_item({"value": value})
+    assert repr(json.loads(to_json(tree))["value"]) == repr(value)
+    assert repr(yaml.safe_load(to_yaml(tree))["value"]) == repr(value)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_a_number_that_cannot_be_read_back_is_refused(value):
+    with pytest.raises(ValueError, match="cannot be written in a manifest"):
+        to_json(as_item({"value": value}))
+
+
+def test_a_learning_rate_is_written_as_people_write_it():
+    tree = as_item({"learning_rate": 2e-5, "weight_decay": 0.01, "epochs": 3.0})
+    wanted = '{\n  "learning_rate": 2e-5,\n  "weight_decay": 0.01,\n  "epochs": 3.0\n}\n'
+    assert to_json(tree) == wanted
+    assert to_yaml(tree) == "learning_rate: 2.0e-5\nweight_decay: 0.01\nepochs: 3.0\n"
+
+
+def test_only_text_that_needs_quotes_gets_them():
+    words = ["train.jsonl", "Qwen/Qwen3-0.6B", "http://host/x", "a b", "1.0.0", "F:/models/x", "é"]
+    text = to_yaml(as_item({str(n): word for n, word in enumerate(words)}))
+    assert [line.split(": ", 1)[1] for line in text.splitlines()] == words
+
+
+def test_short_lists_of_scalars_stand_on_one_line_and_no_line_is_too_wide():
+    data = {"short": ["q_proj", 2, None], "long": [f"module_{n}" for n in range(30)]}
+    for text in (to_json(as_item(data)), to_yaml(as_item(data))):
+        assert max(len(line) for line in text.splitlines()) <= WIDTH
+    assert '"short": ["q_proj", 2, null],' in to_json(as_item(data))
+    assert "short: [q_proj, 2, null]" in to_yaml(as_item(data))
+
+
+def test_a_list_of_exactly_the_width_stays_on_one_line():
+    for extra, lines in ((0, 1), (1, 2)):
+        word = "w" * (WIDTH - len("key: []") + extra)
+        assert len(to_yaml(as_item({"key": [word]})).splitlines()) == lines
+
+
+COMMENTED = """\
+# the head of the file
+name: x  # beside a name
+
+# over a section
+training:  # beside a section
+  # over a key
+  epochs: 3  # beside a number
+  targets: [a, b]  # beside a short list
+  # over a short list
+  others: [a, b]
+  note: |  # beside a text
+    first line
+    # not a comment
+  spread:
+    - a  # beside an entry
+    # over an entry
+    - b
+
+base_models:
+  # over the first model
+  - name: q
+    # over a list in a list
+    adapters:
+      - type: lora
+  - name: r  # the second
+# the end
+"""
+
+
+def test_yaml_with_comments_is_written_as_it_was_read():
+    document = parse_document(COMMENTED, "yaml")
+    assert to_yaml(document.root, document.closing_comments) == COMMENTED
+
+
+def test_a_comment_beside_an_entry_that_cannot_carry_it_moves_above():
+    entry = Item({"a": Item(1)}, beside="# about the entry", above=["# over it"])
+    text = to_yaml(Item({"list": Item([entry])}))
+    assert text == "list:\n  # over it\n  # about the entry\n  - a: 1\n"
+
+
+def test_text_of_several_lines_is_written_as_lines():
+    assert to_yaml(as_item({"a": "one\ntwo\n", "b": 1})) == "a: |\n  one\n  two\n\nb: 1\n"
+
+
+def test_an_empty_tree_is_an_empty_object():
+    assert to_json(Item({})) == "{}\n"
+    assert to_yaml(Item({})) == "{}\n"
+
+
+def test_a_written_manifest_holds_what_was_set_and_its_metadata_but_no_defaults():
+    data = {
+        "name": "x",
+        "base_models": [{"name": "m", "vendor": "v"}],
+        "training": {"dataset": {"path": "a.jsonl"}, "config": {"betas": [0.9, 0.95]}},
+        "made_by": {"tool": "t"},
+    }
+    manifest = manifest_of(data)
+    assert json.loads(manifest_to_json(manifest)) == {"schema_version": "2.0", **data}
+    assert yaml.safe_load(manifest_to_yaml(manifest)) == {"schema_version": "2.0", **data}
+
+
+@given(any_manifest())
+@settings(max_examples=60, deadline=None)
+def test_any_manifest_reads_back_equal_from_json_and_yaml(data):
+    check_manifest(data)
+
+
+@pytest.mark.slow
+@given(any_manifest())
+@settings(max_examples=2000, deadline=None)
+def test_very_many_manifests_read_back_equal(data):
+    check_manifest(data)
+
+
+def check_manifest(data: Any) -> None:
+    manifest = manifest_of(data)
+    for kind, text in (("json", manifest_to_json(manifest)), ("yaml", manifest_to_yaml(manifest))):
+        again = understand(parse_document(text, kind)).manifest  # type: ignore[arg-type]
+        assert again == manifest, kind
+        assert again.model_dump() == manifest.model_dump(), kind

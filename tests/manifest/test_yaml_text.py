@@ -1,0 +1,191 @@
+"""YAML as people write it: 2e-5 is a number, dates are text, tags are refused, comments stay."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from expert.core.errors import ManifestError
+from expert.manifest.document import Item
+from expert.manifest.yaml_text import parse_yaml, read_scalar
+
+TREES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs", "Cc"]), max_size=8),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text("abc", min_size=1), inner),
+    max_leaves=15,
+)
+
+
+def _plain(text: str) -> Any:
+    item, problems, _ = parse_yaml(text, "m.yaml")
+    assert problems == []
+    return item.plain()
+
+
+def _refusal(text: str) -> str:
+    with pytest.raises(ManifestError) as caught:
+        parse_yaml(text, "m.yaml")
+    return str(caught.value.problems[0])
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("2e-5", 2e-5),
+        ("2E-5", 2e-5),
+        ("2.e3", 2000.0),
+        (".5", 0.5),
+        ("-1.5", -1.5),
+        ("+3", 3),
+        ("1_000", 1000),
+        ("0", 0),
+        ("0.1", 0.1),
+        ("007", "007"),
+        ("1e999", "1e999"),
+        ("9" * 41, "9" * 41),
+        ("0x10", "0x10"),
+        ("1:30", "1:30"),
+        (".inf", ".inf"),
+        (".nan", ".nan"),
+        ("٣", "٣"),
+        ("2025-11-06", "2025-11-06"),
+        ("1.2.3", "1.2.3"),
+        ("-", "-"),
+        ("e5", "e5"),
+        ("_1", "_1"),
+        ("Yes", True),
+        ("off", False),
+        ("y", "y"),
+        ("~", None),
+        ("NULL", None),
+        ("None", "None"),
+    ],
+)
+def test_a_bare_word_means(word: str, value: object):
+    assert read_scalar(word) == value
+    assert type(read_scalar(word)) is type(value)
+
+
+def test_quoted_words_are_text():
+    assert _plain('["1", \'2e-5\', "yes", \'~\', ""]') == ["1", "2e-5", "yes", "~", ""]
+
+
+@settings(max_examples=150, derandomize=True, deadline=None)
+@given(TREES)
+def test_it_reads_what_pyyaml_writes(tree: Any):
+    assert _plain(yaml.safe_dump(tree, allow_unicode=True)) == tree
+
+
+@settings(max_examples=100, derandomize=True, deadline=None)
+@given(st.dictionaries(st.text("abc", min_size=1), TREES))
+def test_json_is_yaml_too(tree: Any):
+    assert _plain(json.dumps(tree)) == json.loads(json.dumps(tree))
+
+
+def test_anchors_are_copied_and_merge_keys_give_way_to_the_users_own():
+    assert _plain("a: &a {x: 1, y: 2}\nb: *a\nc: {<<: *a, y: 3}\nd: {<<: [{x: 9}, *a]}") == {
+        "a": {"x": 1, "y": 2},
+        "b": {"x": 1, "y": 2},
+        "c": {"y": 3, "x": 1},
+        "d": {"x": 9, "y": 2},
+    }
+
+
+def test_a_quoted_merge_key_is_a_plain_key():
+    assert _plain('{"<<": 5}') == {"<<": 5}
+
+
+def test_a_copied_value_has_the_path_of_its_copy_and_the_line_of_its_anchor():
+    item, _, _ = parse_yaml("a: &a\n  x: 1\nb: *a\nc:\n  <<: *a\n", "m.yaml")
+    copied, merged = item.get("b", "x"), item.get("c", "x")
+    assert copied is not None
+    assert merged is not None
+    assert (copied.path, copied.line) == ("b.x", 2)
+    assert (merged.path, merged.line) == ("c.x", 2)
+
+
+def test_a_value_knows_its_path_and_the_line_of_its_key():
+    item, _, _ = parse_yaml("a:\n  b:\n    - 1\n    - c:\n        2\n", "m.yaml")
+    assert [(entry.path, entry.line) for entry in item.walk()] == [
+        ("", 1),
+        ("a", 1),
+        ("a.b", 2),
+        ("a.b[0]", 3),
+        ("a.b[1]", 4),
+        ("a.b[1].c", 4),
+    ]
+
+
+def test_comments_belong_to_the_key_below_or_beside_them():
+    text = "# head\na: 1 # beside\n# over b\nb:  # beside b\n  # inner\n  - x, # still x\n  - |\n    # text\n# end\n"
+    item, _, closing = parse_yaml(text, "m.yaml")
+    found = {entry.path: (entry.above, entry.beside) for entry in item.walk()}
+    assert found["a"] == (["# head"], "# beside")
+    assert found["b"] == (["# over b"], "# beside b")
+    assert found["b[0]"] == (["# inner"], "# still x")
+    assert found["b[1]"] == ([], "")
+    assert closing == ["# end"]
+
+
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        ("a: !!python/object/apply:os.system [ls]", "!!python/object/apply:os.system"),
+        ("a: !!python/name:os.system ''", "!!python/name:os.system"),
+        ("a: !env X", "!env"),
+        ("a: !<x> 1", "x"),
+        ("!!set {a}", "!!set"),
+        ("a: !!str 5", "!!str"),
+        ("a: ! 5", "!"),
+        ("? !t a\n: 1", "!t"),
+    ],
+)
+def test_every_explicit_tag_is_refused(text: str, refusal: str):
+    assert _refusal(text) == f"line 1: the YAML tag {refusal} is refused  (write a plain value)"
+
+
+@pytest.mark.parametrize(
+    ("text", "refusal"),
+    [
+        ("a:\n\tb: 1", "line 2: not YAML: found character that cannot start any token  (YAML is indented with spaces, not tabs)"),
+        ("a: b: c", 'line 1: not YAML: mapping values are not allowed in this context  (put the text that holds ": " in quotes, or mend the indentation)'),
+        ("a: 1\n---\nb: 2", "line 2: not YAML: more than one document in the file  (keep one; remove the '---' lines)"),
+        ("a: [1", "line 2: not YAML: did not find expected ',' or ']'"),
+        ("a: *b", "line 1: not YAML: found undefined alias"),
+        ("a: \x07", "not YAML: control characters are not allowed"),
+        ("a: \ud800", "not YAML: half of a surrogate pair"),
+        ('a: "\\ud800"', "line 1: not YAML: found invalid Unicode character escape code"),
+        ("? [a]\n: 1", "line 1: a key must be plain text"),
+        ("a: {<<: 1}", "line 1: a: << merges objects only  (name an anchor of an object)"),
+        ("a: {<<: [{}, 1]}", "line 1: a: << merges objects only  (name an anchor of an object)"),
+        ('a: {b: "\\0"}', "line 1: a.b: a NUL character  (remove it)"),
+        ("[" * 100, "line 1: nested more than 60 deep  (this is no manifest)"),
+        ("[" * 61 + "]" * 61, None),
+        ("[" * 62 + "]" * 62, "line 1: nested more than 60 deep  (this is no manifest)"),
+        ("a: &a [*a]", "line 1: nested more than 60 deep  (this is no manifest)"),
+        ("a: &a {<<: *a}", "line 1: nested more than 60 deep  (this is no manifest)"),
+        ("a:\n" + "- 1\n" * 5001, "line 5002: more than 5,000 values  (this is no manifest)"),
+    ],
+)  # fmt: skip
+def test_a_refusal_says_line_fault_and_remedy(text: str, refusal: str | None):
+    if refusal is None:
+        assert isinstance(parse_yaml(text, "m.yaml")[0], Item)
+    else:
+        assert _refusal(text) == refusal
+
+
+def test_a_doubled_key_is_a_problem_and_a_doubled_comment_is_not():
+    item, problems, _ = parse_yaml("a: 1\n_a: 1\na: 2\n_a: 2\n", "m.yaml")
+    assert [str(problem) for problem in problems] == [
+        "line 3: a: key appears twice (first on line 1)  (remove one)"
+    ]
+    assert list(item.fields()) == ["a", "_a", "_a_2"]
