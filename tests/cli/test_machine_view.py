@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
-from expert.cli.machine_view import machine_table
+from expert.cli.display import plain_lines
+from expert.cli.machine_view import machine_sheet
 from expert.planning.machine import Fact, Gpu, GpuProcess, Machine, unknown
 
 GIB = 2**30
@@ -47,11 +46,8 @@ MACHINE = Machine(
 
 def lines_of(machine: Machine) -> list[str]:
     """The table's lines with runs of blanks made one; the heading is left out."""
-    console = Console(file=io.StringIO(), width=220)
-    with console.capture() as capture:
-        console.print(machine_table(machine))
-    lines = [" ".join(line.split()) for line in capture.get().splitlines()]
-    return [line for line in lines if line][2:]
+    lines = [" ".join(line.split()) for line in plain_lines(machine_sheet(machine))]
+    return [line for line in lines if line][1:]
 
 
 @pytest.mark.parametrize(
@@ -59,8 +55,7 @@ def lines_of(machine: Machine) -> list[str]:
     [
         "GPU 0 memory 80.0 GiB NVML",
         "GPU 0 memory free 75.8 GiB NVML",
-        "GPU 0 memory held by python (pid 123) 4.2 GiB NVML",
-        "unknown process (pid 9) unknown amount",
+        "GPU 0 memory held by python (pid 123) 4.2 GiB; unknown process (pid 9) unknown amount NVML",
         "GPU 0 busy 37 % NVML",
         "GPU 0 capability 9.0 NVML",
         "GPU 0 CUDA up to 12.8 NVML",
@@ -79,11 +74,7 @@ def test_the_table_has_a_line_for(line):
 
 
 def test_the_columns_are_fact_value_and_source():
-    assert [column.header for column in machine_table(MACHINE).columns] == [
-        "fact",
-        "value",
-        "source",
-    ]
+    assert machine_sheet(MACHINE).columns == ("fact", "value", "source")
 
 
 def test_the_gpus_come_first():

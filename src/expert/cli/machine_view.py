@@ -5,28 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
+from expert.cli.display import Sheet
+from expert.cli.words import gib
 from expert.planning.machine import Fact, Gpu, GpuProcess, Machine
 from expert.planning.nvml import NOT_SPLIT
 
 Row = tuple[str, str, str]
 
 
-def machine_table(machine: Machine) -> Table:
+def machine_sheet(machine: Machine) -> Sheet:
     """Fact, value and source of everything known about the machine, the GPUs first."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("fact", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("source", style="dim", overflow="fold")
     sections = [*map(_gpu_rows, machine.gpus), _note_rows(machine), _host_rows(machine)]
-    for section in [*sections, _version_rows(machine)]:
-        for row in section:
-            table.add_row(*map(Text, row))  # Text, so that brackets in a name are not markup
-        table.add_section()
-    return table
+    filled = [list(section) for section in [*sections, _version_rows(machine)]]
+    return Sheet(("fact", "value", "source"), [rows for rows in filled if rows], dim=("source",))
 
 
 def _gpu_rows(gpu: Gpu) -> Iterator[Row]:
@@ -85,8 +76,3 @@ def _holders(processes: tuple[GpuProcess, ...]) -> str:
 def _holder(process: GpuProcess) -> str:
     used = "unknown amount" if process.used_bytes is None else gib(process.used_bytes)
     return f"{process.name or 'unknown process'} (pid {process.pid}) {used}"
-
-
-def gib(count: int) -> str:
-    """Bytes as GiB with one decimal."""
-    return f"{count / 2**30:.1f} GiB"

@@ -110,7 +110,7 @@ def presets() -> tuple[Preset, ...]:
             rows=16,
             accumulation=4,
             row_tokens=2048,
-            settings="NF4, bf16, TF32, SDPA, fused AdamW, no checkpointing",
+            settings="DoRA on NF4, bf16, TF32, SDPA, fused AdamW, no checkpointing",
             work=small,
         ),
         Preset(

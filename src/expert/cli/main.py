@@ -1,0 +1,179 @@
+"""The command line: `expert` and `expert-cli`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from expert import __version__
+from expert.cli import manifest_commands
+from expert.core.errors import (
+    EXIT_DOES_NOT_FIT,
+    EXIT_INTERNAL,
+    EXIT_INTERRUPTED,
+    EXIT_MEANINGS,
+    ExpertError,
+)
+
+_EPILOG = "Exit codes: " + "; ".join(f"{code} {text}" for code, text in EXIT_MEANINGS.items()) + "."
+
+app = typer.Typer(
+    name="expert",
+    help="Fine-tune small language-model experts at the full speed of the card you have.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(manifest_commands.app, name="manifest")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from expert.cli.display import write_line
+
+        write_line(f"expert {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="The version.")
+    ] = False,
+) -> None:
+    """Fine-tune small language-model experts at the full speed of the card you have."""
+
+
+@app.command()
+def machine(
+    as_json: Annotated[bool, typer.Option("--json", help="Every fact as JSON.")] = False,
+    cards: Annotated[bool, typer.Option("--cards", help="List the cards known by name.")] = False,
+) -> None:
+    """Show GPUs, CPU, memory, disk and versions, each with where it was read."""
+    from expert.cli.display import make_console, show_sheet, write_line
+
+    if cards:
+        from expert.cli.card_view import cards_as_json, cards_sheet
+
+        if as_json:
+            write_line(cards_as_json())
+        else:
+            show_sheet(cards_sheet(), make_console())
+        return
+    import json
+
+    from expert.cli.machine_view import machine_sheet
+    from expert.planning.machine import describe_machine, machine_as_dict
+
+    found = describe_machine(Path())
+    if as_json:
+        write_line(json.dumps(machine_as_dict(found), indent=2))
+    else:
+        show_sheet(machine_sheet(found), make_console())
+
+
+@app.command()
+def plan(
+    manifest: Annotated[Path, typer.Option("--manifest", "-m", help="The manifest to plan.")],
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(help="Plan for this card; several times: side by side."),
+    ] = None,
+    vram: Annotated[str | None, typer.Option(help='Memory to plan for, such as "16GB".')] = None,
+    model: Annotated[str | None, typer.Option(help="Which of the base models.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Override a key of the manifest."),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse every unknown key.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show defaults too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The plan as JSON.")] = False,
+) -> None:
+    """Settle every "auto" for a card, with reasons, before a weight is loaded."""
+    from expert.cli.display import make_console, write_line
+    from expert.cli.plan_view import show_plan, show_remarks, show_side_by_side
+    from expert.jobs.planning import plan as plan_job
+    from expert.manifest.reader import read_manifest
+
+    read = read_manifest(manifest, overrides=overrides or (), strict=strict)
+    cards: list[str | None] = [*gpu] if gpu else [None]
+    plans = [plan_job(read, gpu=card, vram=vram, model=model) for card in cards]
+    console = make_console()
+    if as_json:
+        texts = [one.model_dump_json(indent=2) for one in plans]
+        write_line(texts[0] if len(texts) == 1 else "[\n" + ",\n".join(texts) + "\n]")
+    elif len(plans) == 1:
+        manifest_commands.show_notices(read, console, brief=True)
+        show_plan(plans[0], console, everything=everything)
+    else:
+        show_side_by_side(plans, console)
+        for one in plans:
+            if not one.fits:
+                show_remarks(one, console)
+    if not all(one.fits for one in plans):
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+@app.command()
+def presets() -> None:
+    """What guides recommend for single cards, held to the memory model."""
+    from expert.cli.display import Sheet, make_console, show_sheet
+    from expert.planning.presets import verdicts
+
+    rows = [
+        (
+            verdict.card.slug,
+            verdict.preset.model,
+            f"{verdict.preset.rows} × {verdict.preset.row_tokens} tokens",
+            verdict.preset.settings,
+            verdict.words(),
+        )
+        for verdict in verdicts()
+    ]
+    columns = ("card", "model", "rows at once", "with", "verdict")
+    show_sheet(Sheet(columns, [rows], dim=("with",)), make_console())
+
+
+def main() -> None:
+    """Run the command; a fault is told in words, never as a traceback."""
+    signal.signal(signal.SIGINT, _stop)
+    try:
+        app()
+    except ExpertError as error:
+        from expert.cli.display import show_problems
+
+        show_problems(str(error))
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader of a pipe left; what it wanted it has. Python would complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_INTERNAL)
+    except Exception as error:  # noqa: BLE001 - the last net: users see words and a file name
+        sys.exit(_report_fault(error))
+
+
+def _stop(*_: object) -> None:
+    sys.exit(EXIT_INTERRUPTED)
+
+
+def _report_fault(error: Exception) -> int:
+    from expert.cli.display import show_problems
+
+    handle, name = tempfile.mkstemp(prefix="expert-fault-", suffix=".txt")
+    with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        stream.write(f"expert {__version__}, Python {sys.version}\n{' '.join(sys.argv)}\n\n")
+        traceback.print_exc(file=stream)
+    kind = type(error).__name__
+    show_problems(
+        f"Expert failed in a way it should not: {kind}: {error}\n"
+        f"The details are in {name}; please report them."
+    )
+    return EXIT_INTERNAL

@@ -1,0 +1,81 @@
+"""The jobs behind `expert manifest check` and `expert manifest upgrade`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from expert.core.errors import ExpertError, ManifestError
+from expert.core.files import write_text_atomically
+
+if TYPE_CHECKING:
+    from expert.manifest.notices import Notice
+    from expert.manifest.reader import ReadManifest
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A file that was read, or the problems that kept it from being read."""
+
+    source: str
+    read: ReadManifest | None
+    error: ManifestError | None
+
+
+def check_manifests(
+    paths: Sequence[Path], *, overrides: Sequence[str] = (), strict: bool = False
+) -> Iterator[Checked]:
+    """Read every file, one broken one not keeping the others from being checked."""
+    from expert.manifest.reader import read_manifest
+
+    for path in paths:
+        try:
+            read = read_manifest(path, overrides=overrides, strict=strict)
+        except ManifestError as error:
+            yield Checked(str(path), None, error)
+        else:
+            yield Checked(str(path), read, None)
+
+
+@dataclass(frozen=True)
+class Upgraded:
+    """Where the 2.0 manifest was written, and what the reader had to tell."""
+
+    path: Path
+    backup: Path | None
+    notices: tuple[Notice, ...]
+
+
+class WouldOverwrite(ExpertError):
+    """A file that is in the way and that nobody said may be replaced."""
+
+
+def upgraded_text(path: Path) -> tuple[str, tuple[Notice, ...]]:
+    """The 2.0 text of a manifest, in its own format."""
+    from expert.manifest.document import read_document
+    from expert.manifest.upgrade import upgrade
+
+    text, notices = upgrade(read_document(path))
+    return text, tuple(notices)
+
+
+def upgrade_file(path: Path, *, output: Path | None = None, in_place: bool = False) -> Upgraded:
+    """Write the 2.0 manifest beside the old one, to `output`, or in its place with a backup."""
+    text, notices = upgraded_text(path)
+    target = path if in_place else output or path.with_name(f"{path.stem}-2.0{path.suffix}")
+    backup = None
+    if in_place:
+        backup = path.with_name(path.name + ".bak")
+        _refuse_overwriting(backup)
+        write_text_atomically(backup, path.read_text(encoding="utf-8-sig"))
+    else:
+        _refuse_overwriting(target)
+    write_text_atomically(target, text)
+    return Upgraded(target, backup, notices)
+
+
+def _refuse_overwriting(path: Path) -> None:
+    if path.exists():
+        raise WouldOverwrite(f"{path} exists  (remove it, or choose another name with --output)")
