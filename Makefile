@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow-test gpu-test check fix docs clean
+.PHONY: help demo test slow-test gpu-test check fix clean
 
 help:            ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -18,8 +18,15 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+CARDS := --gpu rtx-4080-super --gpu rtx-4090 --gpu h200
+
 demo: $(READY)        ## plan the example manifests for three cards
-	@$(BIN)/expert demo
+	@$(BIN)/expert manifest check examples/*/*.json examples/*/*.yaml
+	@for manifest in examples/*/*.json examples/*/*.yaml; do \
+		echo; echo "expert plan --manifest $$manifest $(CARDS)"; \
+		$(BIN)/expert plan --manifest $$manifest $(CARDS) || exit $$?; \
+	done
+	@echo; echo "one of them in full: .venv/bin/expert plan --manifest examples/expert-json/manifest.json --gpu rtx-4090"
 
 test: $(READY)        ## the test suite: CPU only, offline, minutes
 	@$(BIN)/python -m pytest -q -n auto

@@ -55,7 +55,8 @@ def lines_of(machine: Machine) -> list[str]:
     [
         "GPU 0 memory 80.0 GiB NVML",
         "GPU 0 memory free 75.8 GiB NVML",
-        "GPU 0 memory held by python (pid 123) 4.2 GiB; unknown process (pid 9) unknown amount NVML",
+        "GPU 0 memory held by python (pid 123) 4.2 GiB; unknown process (pid 9) unknown amount"
+        " NVML",
         "GPU 0 busy 37 % NVML",
         "GPU 0 capability 9.0 NVML",
         "GPU 0 CUDA up to 12.8 NVML",

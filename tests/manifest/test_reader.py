@@ -149,7 +149,7 @@ def test_comment_keys_never_reach_the_manifest_and_stay_in_the_tree():
     assert first is not None
     assert isinstance(first.value, list)
     # The third one is named by its position, so that thousands of them cost no search.
-    assert [key for key in first.value[0].fields()] == ["_c", "_c_2", "_c_3"]
+    assert list(first.value[0].fields()) == ["_c", "_c_2", "_c_3"]
 
 
 def test_a_manifest_without_a_name_is_called_after_its_folder_or_file(tmp_path: Path):
@@ -196,7 +196,10 @@ def test_all_problems_come_at_once_in_the_order_of_their_lines(suffix: str):
 
 
 def test_lines_inside_nested_lists_are_those_of_the_entry():
-    text = "base_models:\n  - name: X\n    adapters:\n      - type: lora\n      - r: 1\n        alpha: []\ndataset: a.jsonl\n"
+    text = (
+        "base_models:\n  - name: X\n    adapters:\n      - type: lora\n"
+        "      - r: 1\n        alpha: []\ndataset: a.jsonl\n"
+    )
     assert "line 6: base_models[0].adapters[1].alpha: got an empty list" in error_of(text)
 
 
@@ -398,7 +401,8 @@ def test_metadata_of_real_manifests_raises_no_near_miss_warning(section: str):
 def test_strict_refuses_unknown_keys_everywhere_but_comments():
     text = (
         MINIMAL
-        + "_c: 1\nowner: me\ntraining: {source: x, _c: 1, decoding: {top_pp: 1}}\nsoft_prompts: [{name: p, size: 1}]\n"
+        + "_c: 1\nowner: me\ntraining: {source: x, _c: 1, decoding: {top_pp: 1}}\n"
+        + "soft_prompts: [{name: p, size: 1}]\n"
     )
     assert read(text).manifest.name == "m"
     assert error_of(text, strict=True) == (

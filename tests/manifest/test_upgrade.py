@@ -13,14 +13,19 @@ from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
 from expert.manifest.config import TrainingConfig
-from expert.manifest.document import parse_document, read_document
+from expert.manifest.document import Document, parse_document, read_document
 from expert.manifest.reader import understand
 from expert.manifest.upgrade import FIRST_KEYS, PERFORMANCE_KEYS, upgrade
 from expert.manifest.write import as_item, to_json, to_yaml
 from tests.manifest.strategies import any_manifest, any_spelling, document_of, manifest_of
 
-REAL = Path(__file__).parents[2].parent / "shared" / "data" / "manifests"
-REAL_FILES = sorted(REAL.glob("*.json"))
+ROOT = Path(__file__).parents[2]
+REAL_FILES = sorted((ROOT.parent / "shared" / "data" / "manifests").glob("*.json"))
+GOOD_FILES = sorted(
+    path
+    for path in (ROOT / "tests" / "manifests" / "good").rglob("*")
+    if path.suffix in {".json", ".yaml", ".yml"}
+)
 
 OLD: dict[str, Any] = {
     "version": "1.0.0",
@@ -262,6 +267,23 @@ def test_a_published_manifest_reads_the_same_after_its_upgrade(path):
     assert comment_texts(json.loads(text)) == comment_texts(json.loads(path.read_text("utf-8")))
 
 
+@pytest.mark.skipif(not GOOD_FILES, reason="tests/manifests/good has no files yet")
+@pytest.mark.parametrize("path", GOOD_FILES, ids=lambda path: path.name)
+def test_a_good_manifest_reads_the_same_after_its_upgrade_and_stays_so(path):
+    document = read_document(path)
+    before = understand(read_document(path)).manifest
+    text, _ = upgrade(read_document(path))
+    again = parse_document(text, document.format, source=str(path), folder=path.parent)
+    assert yaml_comments(again) == yaml_comments(document)
+    assert understand(again).manifest.model_dump() == before.model_dump()
+    assert upgrade(parse_document(text, document.format))[0] == text
+
+
+def yaml_comments(document: Document) -> list[str]:
+    found = [text for item in document.root.walk() for text in (*item.above, item.beside) if text]
+    return sorted([*found, *document.closing_comments])
+
+
 def comment_texts(data: Any) -> list[str]:
     """Everything under comment keys, in any order."""
     if isinstance(data, list):
@@ -273,13 +295,13 @@ def comment_texts(data: Any) -> list[str]:
 
 
 @given(any_manifest())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_any_manifest_reads_the_same_after_its_upgrade(data):
     check_upgrade(data)
 
 
 @given(st.data())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_any_spelling_of_a_manifest_is_upgraded_to_the_same_manifest(draws):
     data = draws.draw(any_manifest())
     spelt = draws.draw(any_spelling(data))

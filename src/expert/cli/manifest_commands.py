@@ -76,9 +76,7 @@ def show_notices(read: ReadManifest, console: Console, *, brief: bool) -> None:
     console.print(Text(f"✓ {read.source}: {read.manifest.name} reads", style="bold green"))
     shown = [n for n in read.notices if not brief or n.kind in ("warning", "superseded")]
     for one in shown:
-        where = f"line {one.line}: " if one.line else ""
-        line = Text(f"  {one.kind}: ", style=styles[one.kind])
-        console.print(line.append(f"{where}{one.path}: {one.text}", style=""))
+        console.print(Text(f"  {one}", style=styles[one.kind]))
     if brief and len(read.notices) > len(shown):
         rest = len(read.notices) - len(shown)
         text = f"  {rest} more notices: expert manifest check {read.source}"

@@ -55,7 +55,10 @@ def show_plan(plan: RunPlan, console: Console, *, everything: bool) -> None:
     columns = ("key", "value", "because", "source")
     show_sheet(Sheet(columns, list(sections.values()), title, dim=("source",)), console)
     if hidden:
-        console.print(f"  {hidden} more at their defaults: --all shows them", style="dim")
+        console.print(
+            f"  {hidden} more at their defaults or without meaning here: --all shows them",
+            style="dim",
+        )
     _show_memory(plan, console)
     show_remarks(plan, console)
 
@@ -66,11 +69,18 @@ def _value(decision: Decision) -> str:
     return value_in_words(decision.path, decision.value)
 
 
+def _matters(decision: Decision) -> bool:
+    """Not a default, and not a key that means nothing for this run."""
+    if decision.because.startswith("unknown"):
+        return True
+    return decision.because != _DEFAULT and decision.value not in (None, [], {})
+
+
 def _shown(plan: RunPlan, everything: bool) -> tuple[list[Decision], int]:
     rows = [d for d in plan.decisions if d.path not in _NOT_IN_THE_TABLE]
     order = {name: place for place, name in enumerate(RunPlan.model_fields)}
     rows.sort(key=lambda decision: order[decision.path.split(".")[0]])
-    shown = [d for d in rows if everything or d.because != _DEFAULT]
+    shown = [d for d in rows if everything or _matters(d)]
     return shown, len(rows) - len(shown)
 
 

@@ -6,14 +6,16 @@ from typing import Any
 
 
 def gib(count: float) -> str:
-    """Bytes as GiB, or MiB below one of them."""
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.0f} MiB"
+    """Bytes as GiB, or MiB and KiB below."""
+    if count >= 2**30:
+        return f"{count / 2**30:.1f} GiB"
+    return f"{count / 2**20:.0f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"
 
 
 def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3 h 20 min`."""
+    """`0.4 s`, `45 s`, `12 min`, `3 h 20 min`."""
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 

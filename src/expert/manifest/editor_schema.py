@@ -29,6 +29,7 @@ Schema = dict[str, Any]
 _COMMENTS: Schema = {"^_": {}}
 _NULL: Schema = {"type": "null"}
 _TEXT: Schema = {"type": "string", "minLength": 1}
+_LOOSE_KEYS = [{"$ref": "#/definitions/LooseKeys"}]
 _KEPT = (
     *("type", "enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     *("minLength", "minItems", "maxItems"),
@@ -70,12 +71,13 @@ def editor_schema() -> Schema:
     training = definitions["Training"]["properties"]
     training["dataset"] = _widened(training["dataset"], _TEXT)
     training["data"] = _read_as(DATASET, _at("Training", "dataset"))
-    definitions["Training"]["properties"] = {**canonical, **loose, **training}
-    definitions["Model"] = _model_section({**canonical, **loose})
-    root = _section("Manifest", schema())
-    root["properties"] = {**canonical, **loose, **_old_top_level(), **root["properties"]}
-    keys = root["properties"]
+    definitions["LooseKeys"] = {"properties": {**canonical, **loose}}
+    definitions["Training"]["allOf"] = _LOOSE_KEYS
+    definitions["Model"] = _model_section()
+    root = {**_section("Manifest", schema()), "allOf": _LOOSE_KEYS}
+    keys = root["properties"] = {**root["properties"], **_old_top_level()}
     keys["base_models"]["items"] = _widened(keys["base_models"]["items"], _TEXT)
+    del keys["base_models"]["minItems"]  # `model` and its like fill an empty list
     keys["version"] = _widened(keys["version"], {"type": "number"})
     keys["schema_version"] = _widened(keys["schema_version"], {"enum": ["1.0"]}, {})
     return {
@@ -127,7 +129,6 @@ def _value(node: Mapping[str, Any]) -> Schema:
     value: Schema = {key: node[key] for key in _KEPT if key in node}
     if "prefixItems" in node:
         value["items"] = [_value(part) for part in node["prefixItems"]]
-        value["additionalItems"] = False
     elif node.get("items"):
         value["items"] = _property(node["items"])
     if isinstance(node.get("additionalProperties"), Mapping):
@@ -188,20 +189,21 @@ def _special_values(name: str) -> list[Schema]:
     return [{"type": "boolean"}]
 
 
-def _model_section(loose: Schema) -> Schema:
+def _model_section() -> Schema:
     """`model` of the flat layouts: a bag of model settings, or the shape of the character model."""
     fields = schema()["$defs"]["BaseModelSpec"]["properties"]
     settings = {key: _read_as(f"base_models[].{key}", _at("BaseModelSpec", key)) for key in fields}
     shape = {
         name: _read_as(f"base_models[].architecture.{home}", _at("CharGptShape", home))
         for name, home in SHAPE_ALIASES.items()
+        if name != "dropout"  # that of the character model or of the adapter; a loose key
     }
     names = {key: _read_as("base_models[].name", _TEXT) for key in ("name", "type", "base_model")}
-    # `dropout` is that of the character model or of the adapter; the latter allows more.
     return {
         "type": "object",
-        "properties": {**settings, **shape, **loose, **names},
+        "properties": {**settings, **shape, **names},
         "patternProperties": _COMMENTS,
+        "allOf": _LOOSE_KEYS,
     }
 
 

@@ -66,15 +66,16 @@ class Migration:
 
     def place(self, entries: Entries, key: str, item: Item, home: str) -> None:
         """Put a moved value where it belongs; two different values for one key are a problem."""
-        if item.value is None and key not in _NULL_IS_A_VALUE:
-            return
+        says_nothing = item.value is None and key not in _NULL_IS_A_VALUE
         present = entries.get(key)
-        if present is None or (present.value is None and key not in _NULL_IS_A_VALUE):
+        if present is not None and present.value is None and key not in _NULL_IS_A_VALUE:
+            present = None
+        if present is None:
             entries[key] = item
-        elif present.plain() != item.plain():
+        elif not says_nothing and present.plain() != item.plain():
             self.conflict(item, f"{present.path} says {shown(present.plain())}")
             return
-        if item.path != home:
+        if item.path != home and not says_nothing:
             off = " (0: no clipping)" if key == "max_grad_norm" and item.value == 0 else ""
             self.notices.append(notice("read as", item, home + off))
 
@@ -282,13 +283,14 @@ def _split_dtype(work: Migration, item: Item) -> None:
         work.refuse(item, "bfloat16, float16, float32 or auto")
         return
     config = work.section("training", "config")
-    for key, flag in zip(("bf16", "fp16"), _FLOATS[word], strict=True):
+    flags = dict(zip(("bf16", "fp16"), _FLOATS[word], strict=True))
+    for key, flag in flags.items():
         present = config.get(key)
         if present is not None and present.value not in (None, "auto", flag):
             work.conflict(item, f"{present.path} contradicts it")
             return
-        config[key] = present if present and present.value is flag else _moved(item, flag)
-    text = ", ".join(f"{key}: {shown(config[key].value)}" for key in ("bf16", "fp16"))
+    config.update({key: _moved(item, flag) for key, flag in flags.items()})
+    text = ", ".join(f"{key}: {shown(flag)}" for key, flag in flags.items())
     work.notices.append(notice("read as", item, f"training.config.{text}"))
 
 

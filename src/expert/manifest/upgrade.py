@@ -79,8 +79,6 @@ def _write_out_performance_keys(root: Item) -> list[str]:
     training = root.get("training")
     assert training is not None, "a manifest that reads has a training section"
     config = training.fields().setdefault("config", Item({}))
-    if config.value is None:
-        config.value = {}
     absent = [key for key in PERFORMANCE_KEYS if key not in config.fields()]
     config.fields().update({key: Item(AUTO) for key in absent})
     return absent

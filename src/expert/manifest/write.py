@@ -221,9 +221,10 @@ def _needs_quotes(text: str, *, in_flow: bool) -> bool:
 
 
 def _fits_block_text(text: str) -> bool:
-    """Whether `|` keeps the text as it is: lines of plain characters, none of them odd."""
+    """Whether `|` keeps the text as it is, also in editors that strip blanks at line ends."""
     lines = text.removesuffix("\n").split("\n")
     if len(lines) < 2 or _ESCAPED.search(text.replace("\n", "")):
         return False
-    odd = any(line != "" and not line.strip() for line in lines)
-    return not odd and lines[-1] != "" and lines[0] != "" and not lines[0].startswith(" ")
+    has_trailing_blanks = any(line != line.rstrip() for line in lines)
+    opens_plainly = lines[0] != "" and not lines[0].startswith(" ")
+    return opens_plainly and lines[-1] != "" and not has_trailing_blanks

@@ -77,10 +77,10 @@ def read_scalar(text: str) -> Scalar:
 
 def _refuse_syntax(source: str, text: str, error: yaml.YAMLError) -> NoReturn:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    line = mark.line + 1 if mark else None
-    what = str(getattr(error, "problem", None) or getattr(error, "reason", None) or "broken YAML")
     lines = text.splitlines()
-    here = lines[line - 1] if line and line <= len(lines) else ""
+    line = min(mark.line, len(lines) - 1) + 1 if mark else None  # the end is past the last line
+    what = str(getattr(error, "problem", None) or getattr(error, "reason", None) or "broken YAML")
+    here = lines[line - 1] if line else ""
     fix = ""
     if "\t" in here[: len(here) - len(here.lstrip())] or "'\\t'" in what:
         fix = "YAML is indented with spaces, not tabs"

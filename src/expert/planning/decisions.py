@@ -43,6 +43,7 @@ class Ledger:
     def settle(self, path: str, value: Any, because: str, source: Source) -> Any:
         """Record a value and return it."""
         assert path not in self.decisions, f"{path} is settled twice"
+        value = list(value) if isinstance(value, tuple) else value  # as JSON would have it
         self.decisions[path] = Decision(path=path, value=value, because=because, source=source)
         return value
 

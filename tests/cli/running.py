@@ -1,0 +1,38 @@
+"""Runs a command as a person would, in this process, and keeps what it wrote."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from expert.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+EXPERT_JSON = str(EXAMPLES / "expert-json" / "manifest.json")
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+
+class Runner:
+    """`run("plan", "-m", FILE)` -> exit code, standard output, standard error."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+        self.capsys = capsys
+        self.monkeypatch = monkeypatch
+
+    def __call__(self, *arguments: str) -> Ran:
+        self.monkeypatch.setattr("sys.argv", ["expert", *arguments])
+        self.capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main()
+        wrote = self.capsys.readouterr()
+        code = left.value.code
+        return Ran(code if isinstance(code, int) else 0, wrote.out, wrote.err)

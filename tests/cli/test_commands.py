@@ -1,0 +1,267 @@
+"""Every command: what it prints, what it exits with, and that no fault shows a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from expert.core.errors import EXIT_MEANINGS
+from tests.cli.running import EXAMPLES, EXPERT_JSON
+
+EXAMPLE_FILES = sorted([*EXAMPLES.rglob("*.yaml"), *EXAMPLES.rglob("manifest.json")])
+
+
+def test_help_names_every_command_and_every_exit_code(run):
+    ran = run("--help")
+    assert ran.code == 0
+    for word in ("machine", "plan", "presets", "manifest"):
+        assert word in ran.out
+    text = " ".join(ran.out.split())
+    for code, meaning in EXIT_MEANINGS.items():
+        assert f"{code} {meaning}" in text
+
+
+def test_the_version_is_told(run):
+    assert run("--version").out == "expert 0.1.0\n"
+
+
+def test_both_names_are_the_same_command():
+    folder = Path(sys.executable).parent
+    texts = [
+        subprocess.run([folder / name, "--version"], capture_output=True, text=True, check=True)
+        for name in ("expert", "expert-cli")
+    ]
+    assert texts[0].stdout == texts[1].stdout == "expert 0.1.0\n"
+
+
+def test_there_are_at_least_three_examples():
+    assert len(EXAMPLE_FILES) >= 3
+
+
+@pytest.mark.parametrize("file", EXAMPLE_FILES, ids=lambda file: file.parent.name)
+def test_every_shipped_manifest_reads_and_plans(run, file):
+    assert run("manifest", "check", str(file)).code == 0
+    for card in ("rtx-4080-super", "rtx-4090", "h200"):
+        assert run("plan", "--manifest", str(file), "--gpu", card).code == 0
+
+
+def test_a_plan_is_a_table_of_key_value_because_and_source(run):
+    ran = run("plan", "--manifest", EXPERT_JSON, "--gpu", "rtx-4090")
+    lines = [line.split("  ") for line in ran.out.splitlines()]
+    heads = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    assert ["key", "value", "because", "source"] in heads
+    assert [
+        "kernels.precision",
+        "bf16",
+        "GeForce RTX 4090 (8.9) has bf16 tensor cores",
+        "machine",
+    ] in heads
+    assert "✓ fits: " in ran.out
+    assert "without meaning here: --all shows them" in ran.out
+
+
+def test_all_shows_the_defaults_too(run):
+    ran = run("plan", "--manifest", EXPERT_JSON, "--gpu", "rtx-4090", "--all")
+    assert "optim.weight_decay" in ran.out
+    assert "without meaning here" not in ran.out
+
+
+def test_a_plan_as_json_is_the_whole_plan(run):
+    ran = run("plan", "--manifest", EXPERT_JSON, "--gpu", "rtx-4090", "--json")
+    plan = json.loads(ran.out)
+    assert plan["kernels"]["precision"] == "bf16"
+    assert {"path", "value", "because", "source"} == plan["decisions"][0].keys()
+
+
+def test_several_cards_stand_side_by_side(run):
+    ran = run("plan", "--manifest", EXPERT_JSON, "--gpu", "rtx-4090", "--gpu", "h200")
+    assert "GeForce RTX 4090   H200 SXM" in ran.out
+    both = run("plan", "--manifest", EXPERT_JSON, "--gpu", "4090", "--gpu", "h200", "--json")
+    assert [plan["target"] for plan in json.loads(both.out)] == ["GeForce RTX 4090", "H200 SXM"]
+
+
+def test_a_plan_that_does_not_fit_exits_with_3(run, tmp_path):
+    file = tmp_path / "m.yaml"
+    file.write_text("base_model: microsoft/phi-4\ndataset: a.jsonl\n", encoding="utf-8")
+    ran = run("plan", "--manifest", str(file), "--gpu", "gtx-1650")
+    assert ran.code == 3
+    assert "✗ does not fit: " in ran.out
+    assert "warning: memory.fits: needs " in ran.out
+
+
+def test_a_plan_of_unknown_size_says_so(run, tmp_path):
+    file = tmp_path / "m.yaml"
+    file.write_text("base_model: Qwen3-1.5B\ndataset: a.jsonl\n", encoding="utf-8")
+    ran = run("plan", "--manifest", str(file), "--gpu", "rtx-4090")
+    assert ran.code == 0
+    assert "whether it fits is unknown, because Qwen3-1.5B is not on this machine" in ran.out
+
+
+def test_a_key_is_overridden_from_the_command_line(run):
+    ran = run(
+        *("plan", "--manifest", EXPERT_JSON, "--gpu", "rtx-4090", "--json"),
+        *("--set", "epochs=7", "--set", "base_models[0].name=HuggingFaceTB/SmolLM2-135M"),
+    )
+    plan = json.loads(ran.out)
+    assert plan["length"]["epochs"] == 7
+    assert plan["model"]["parameters"] == 134_515_008
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("plan", "--manifest", "absent.json"), "absent.json: 1 problem\n  - no such file"),
+        (
+            ("plan", "--manifest", EXPERT_JSON, "--gpu", "rtx-4091"),
+            "--gpu rtx-4091: no such card in the table",
+        ),
+        (("plan", "--manifest", EXPERT_JSON, "--vram", "lots"), "--vram: 'lots' is not a memory"),
+        (
+            ("plan", "--manifest", EXPERT_JSON, "--model", "gpt-5"),
+            "--model gpt-5: the manifest has Qwen3-0.6B",
+        ),
+        (("plan", "--manifest", EXPERT_JSON, "--set", "epochs"), "--set epochs: expected path="),
+        (("manifest", "explain", "batchsize"), "'batchsize' is no key of a manifest"),
+        (("nonsense",), "No such command 'nonsense'"),
+        (("plan",), "Missing option '--manifest'"),
+    ],
+)
+def test_what_the_user_can_mend_is_told_on_standard_error_with_code_2(run, arguments, text):
+    ran = run(*arguments)
+    assert ran.code == 2
+    assert text in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_a_broken_manifest_lists_every_problem_and_the_others_are_still_checked(run, tmp_path):
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(
+        "base_model: x\ndataset: a.jsonl\ntraining:\n  config:\n    epoch: 3\n    rank: two\n",
+        encoding="utf-8",
+    )
+    ran = run("manifest", "check", str(broken), EXPERT_JSON)
+    assert ran.code == 2
+    assert ran.err == (
+        f"{broken}: 2 problems\n"
+        "  - line 5: training.config.epoch: unknown key  (did you mean 'epochs'?)\n"
+        "  - line 6: training.config.rank: got 'two' (text), "
+        'expected a whole number from 1 to 256 or "auto"\n'
+    )
+    assert f"✓ {EXPERT_JSON}: expert-json reads" in ran.out
+
+
+def test_strict_refuses_metadata_nobody_knows(run, tmp_path):
+    file = tmp_path / "m.yaml"
+    file.write_text("base_model: x\ndataset: a.jsonl\nmood: cheerful\n", encoding="utf-8")
+    assert run("manifest", "check", str(file)).code == 0
+    strict = run("manifest", "check", "--strict", str(file))
+    assert strict.code == 2
+    assert "line 3: mood: unknown key" in strict.err
+    assert run("plan", "--manifest", str(file), "--gpu", "h200", "--strict").code == 2
+
+
+def test_check_as_json_has_problems_and_notices(run, tmp_path):
+    file = tmp_path / "m.yaml"
+    file.write_text("base_model: x\ndataset: a.jsonl\nepochs: 2\n", encoding="utf-8")
+    [found] = json.loads(run("manifest", "check", "--json", str(file)).out)
+    assert found["problems"] == []
+    assert {"kind", "path", "text", "line"} == found["notices"][0].keys()
+
+
+def test_explain_shows_a_key_from_the_schema(run):
+    out = run("manifest", "explain", "per_device_train_batch_size").out
+    assert "training.config.batch_size" in out
+    assert "a whole number of at least 1" in out
+    everything = json.loads(run("manifest", "explain", "--json").out)
+    assert len(everything) > 100
+
+
+def test_the_schema_accepts_every_example(run):
+    schema = json.loads(run("manifest", "schema").out)
+    jsonschema.Draft7Validator.check_schema(schema)
+    jsonschema.validate(json.loads(Path(EXPERT_JSON).read_text(encoding="utf-8")), schema)
+
+
+def test_upgrade_writes_beside_the_file_and_never_over_another(run, tmp_path):
+    file = tmp_path / "old.json"
+    file.write_text('{"base_model": "x", "dataset": "a.jsonl"}', encoding="utf-8")
+    ran = run("manifest", "upgrade", str(file))
+    assert ran.code == 0
+    written = json.loads((tmp_path / "old-2.0.json").read_text(encoding="utf-8"))
+    assert written["schema_version"] == "2.0"
+    assert written["training"]["config"]["bf16"] == "auto"
+    again = run("manifest", "upgrade", str(file))
+    assert again.code == 2
+    assert "old-2.0.json exists" in again.err
+
+
+def test_upgrade_in_place_keeps_a_backup(run, tmp_path):
+    file = tmp_path / "old.yaml"
+    old = "base_model: x   # mine\ndataset: a.jsonl\n"
+    file.write_text(old, encoding="utf-8")
+    assert run("manifest", "upgrade", "--in-place", str(file)).code == 0
+    assert (tmp_path / "old.yaml.bak").read_text(encoding="utf-8") == old
+    assert "# mine" in file.read_text(encoding="utf-8")
+    assert "base_models:" in file.read_text(encoding="utf-8")
+
+
+def test_upgrade_to_standard_output_writes_no_file(run, tmp_path):
+    file = tmp_path / "old.json"
+    file.write_text('{"base_model": "x", "dataset": "a.jsonl"}', encoding="utf-8")
+    assert json.loads(run("manifest", "upgrade", "--stdout", str(file)).out)["name"]
+    assert [path.name for path in tmp_path.glob("*.json")] == ["old.json"]
+
+
+def test_the_machine_is_described_with_sources(run):
+    table = run("machine").out
+    assert "cores available" in table
+    facts = json.loads(run("machine", "--json").out)
+    assert {"value", "source"} == facts["cores_available"].keys()
+
+
+def test_the_cards_are_listed(run):
+    assert "rtx-4090" in run("machine", "--cards").out
+    assert len(json.loads(run("machine", "--cards", "--json").out)) >= 60
+
+
+def test_presets_are_shown_with_their_verdict(run):
+    out = run("presets").out
+    assert "holds: " in out
+    assert "does not hold: " in out
+
+
+def test_a_fault_of_our_own_is_told_in_words_and_kept_in_a_file(run, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("something impossible")
+
+    monkeypatch.setattr("expert.planning.machine.describe_machine", fail)
+    ran = run("machine")
+    assert ran.code == 1
+    assert "Expert failed in a way it should not: ZeroDivisionError" in ran.err
+    assert "Traceback" not in ran.err
+    name = ran.err.split("The details are in ")[1].split(";")[0].replace("\n", "")
+    kept = Path(name).read_text(encoding="utf-8")
+    os.unlink(name)
+    assert "Traceback" in kept
+    assert "something impossible" in kept
+
+
+def test_a_reader_that_leaves_a_pipe_gets_no_complaint():
+    command = f"{sys.executable} -m expert.cli.main plan --manifest {EXPERT_JSON} --gpu h200 --all"
+    ran = subprocess.run(
+        ["bash", "-c", f"{command} | head -1"], capture_output=True, text=True, check=False
+    )
+    assert ran.stderr == ""
+
+
+def test_completion_can_be_shown(run, monkeypatch):
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    ran = run("--show-completion", "bash")
+    assert ran.code == 0
+    assert "expert" in ran.out

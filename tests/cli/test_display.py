@@ -1,0 +1,67 @@
+"""Tables, bars and numbers as people see them."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from expert.cli.display import Sheet, bar_of, plain_lines, show_sheet
+from expert.cli.words import count, duration, gib, value_in_words
+
+SHEET = Sheet(("key", "value"), [[("a", "1")], [("longer", "[bold]2")]], "title")
+
+
+def shown(terminal: bool) -> str:
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=60, color_system=None)
+    show_sheet(SHEET, console)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_outside_a_terminal_a_table_is_plain_aligned_lines():
+    assert shown(terminal=False) == "title\nkey     value\na       1\nlonger  [bold]2\n"
+
+
+def test_in_a_terminal_a_table_is_ruled_and_brackets_are_not_markup():
+    text = shown(terminal=True)
+    assert "───" in text
+    assert "[bold]2" in text
+
+
+def test_long_lines_are_never_cut_outside_a_terminal():
+    wide = Sheet(("key",), [[("x" * 500,)]])
+    assert plain_lines(wide)[1] == "x" * 500
+
+
+@pytest.mark.parametrize(
+    ("share", "bar"),
+    [(0, "····"), (1, "████"), (0.5, "██··"), (2, "████"), (0.25 / 8, "▏···"), (-1, "····")],
+)
+def test_a_bar_is_filled_to_an_eighth_of_a_cell(share, bar):
+    assert bar_of(share, width=4) == bar
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (duration(0.44), "0.4 s"),
+        (duration(45), "45 s"),
+        (duration(600), "10 min"),
+        (duration(12_000), "3 h 20 min"),
+        (count(1998), "1,998"),
+        (count(596_049_920), "596.0 M"),
+        (count(8_030_261_248), "8.03 B"),
+        (gib(3 * 2**29), "1.5 GiB"),
+        (gib(7 * 2**20), "7 MiB"),
+        (value_in_words("watch.keep_checkpoints", None), "all"),
+        (value_in_words("length.rows", None), "–"),
+        (value_in_words("kernels.tf32", True), "yes"),
+        (value_in_words("adapter.target_modules", ["a", "b"]), "a, b"),
+        (value_in_words("adapter.soft_prompts", [{"name": "s", "tokens": 4}]), "s (4 tokens)"),
+        (value_in_words("optim.scheduler_options", {"num_cycles": 2}), "num_cycles 2"),
+    ],
+)
+def test_numbers_are_said_as_people_say_them(words, expected):
+    assert words == expected

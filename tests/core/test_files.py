@@ -1,0 +1,104 @@
+"""A file that is replaced is the old one or the new one, never half of either."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from expert.core.files import sync_folder, write_text_atomically
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_content_is_written_as_utf_8_with_plain_newlines(tmp_path: Path):
+    write_text_atomically(tmp_path / "a.txt", "é\r\nb\n")
+    assert (tmp_path / "a.txt").read_bytes() == "é\r\nb\n".encode()
+    assert _names(tmp_path) == ["a.txt"]
+
+
+def test_missing_folders_are_made(tmp_path: Path):
+    write_text_atomically(tmp_path / "deep" / "er" / "a.txt", "x")
+    assert (tmp_path / "deep" / "er" / "a.txt").read_text() == "x"
+
+
+def test_the_old_content_is_replaced_and_its_mode_kept(tmp_path: Path):
+    path = tmp_path / "a.txt"
+    path.write_text("a much longer old text")
+    path.chmod(0o640)
+    write_text_atomically(path, "new")
+    assert path.read_text() == "new"
+    assert _mode(path) == 0o640
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_a_new_file_has_the_mode_a_plain_open_gives(tmp_path: Path, mask: int, mode: int):
+    before = os.umask(mask)
+    try:
+        write_text_atomically(tmp_path / "a.txt", "x")
+    finally:
+        assert os.umask(before) == mask
+    assert _mode(tmp_path / "a.txt") == mode
+
+
+def test_text_that_cannot_be_encoded_leaves_the_old_file_and_nothing_else(tmp_path: Path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text_atomically(path, "new \ud800")
+    assert path.read_text() == "old"
+    assert _names(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()])
+def test_a_failed_rename_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+
+    def fail(source: str, target: Path) -> None:
+        assert Path(source).read_text() == "new"
+        assert path.read_text() == "old"
+        raise error
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(type(error)):
+        write_text_atomically(path, "new")
+    assert path.read_text() == "old"
+    assert _names(tmp_path) == ["a.txt"]
+
+
+def test_the_text_is_on_the_disk_before_the_rename_and_the_rename_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    order: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def note_fsync(descriptor: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        order.append("folder" if is_folder else "file")
+        fsync(descriptor)
+
+    def note_replace(source: str, target: Path) -> None:
+        order.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(os, "replace", note_replace)
+    write_text_atomically(tmp_path / "a.txt", "x")
+    assert order == ["file", "rename", "folder"]
+
+
+def test_a_folder_that_is_not_there_cannot_be_synced(tmp_path: Path):
+    sync_folder(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        sync_folder(tmp_path / "gone")

@@ -1,0 +1,318 @@
+"""A manifest from a stranger is read or refused: no other exception, no long wait."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from expert.core.errors import ManifestError
+from expert.manifest.document import MAX_BYTES, Format, parse_document, read_document
+from expert.manifest.overrides import OverrideError
+from expert.manifest.reader import read_manifest, understand
+from tests.manifest.reading import MINIMAL, files_in
+
+
+def _laugh(line: str) -> str:
+    """Thirty anchors, each of which names the one before it three times."""
+    return "a0: &a0 [1, 2]\n" + "".join(
+        f"a{n}: &a{n} {line.replace('#', f'*a{n - 1}')}\n" for n in range(1, 30)
+    )
+
+
+def _flat(line: str, size: int = 999_999) -> str:
+    """Numbered lines, just below the largest file."""
+    lines = "".join(line.replace("#", str(number)) for number in range(size // (len(line) + 3)))
+    return lines[:size].rpartition("\n")[0]
+
+
+_CONFIG = '"base_model": "X", "dataset": "a.jsonl", "training": {"config": {%s}}'
+# Built only when its test runs: together they are 50 MB.
+HOSTILE: dict[str, Any] = {
+    "20_mb.json": lambda: "[" + "1," * 10_000_000 + "1]",
+    "20_mb.yaml": lambda: "a: 1\n" * 4_000_000,
+    "brackets.json": lambda: "[" * 999_999,
+    "brackets.yaml": lambda: "[" * 999_999,
+    "braces.json": lambda: '{"a":' * 199_999,
+    "braces.yaml": lambda: "{a: " * 249_999,
+    "dashes.yaml": lambda: "- " * 499_999,
+    "questions.yaml": lambda: "? " * 499_999,
+    "deep.yaml": lambda: "".join(f"{' ' * depth}a:\n" for depth in range(1400)),
+    "flat_keys.json": lambda: "{" + _flat('"k#": 1,\n')[:-1] + "}",
+    "flat_keys.yaml": lambda: _flat("k#: 1\n"),
+    "flat_list.yaml": lambda: "a: [" + "1," * 499_000 + "]",
+    "few_keys_long_line.yaml": lambda: "a: [" + "1," * 4_990 + "]" + " " * 900_000 + "\nb: [",
+    "doubled_comments.json": lambda: "{" + ",".join(['"_c": 1'] * 4_998) + ', "x": 1}',
+    "doubled_keys.json": lambda: "{" + ",".join(['"c": 1'] * 4_990) + "}",
+    "unknown_keys.json": lambda: "{" + ",".join(f'"epohcs{n}": 1' for n in range(4_990)) + "}",
+    "unknown_config.json": lambda: (
+        "{" + _CONFIG % ",".join(f'"epohcs{n}": 1' for n in range(4_980)) + "}"
+    ),
+    "wrong_entries.json": lambda: (
+        "{" + _CONFIG % ('"target_modules": [' + ",".join(["1"] * 4_980) + "]") + "}"
+    ),
+    "comments.yaml": lambda: "#\n" * 499_000 + "a: 1\n",
+    "anchors.yaml": lambda: "a: [" + ",".join(f"&a{n} 1" for n in range(80_000)) + "]",
+    "laugh_mapping.yaml": lambda: _laugh("{p: #, q: #, r: #}"),
+    "laugh_list.yaml": lambda: _laugh("[#, #, #]"),
+    "laugh_merge.yaml": lambda: "a0: &a0 {x: 1}\n" + _laugh("{<<: [#, #, #]}").partition("\n")[2],
+    "recursive_list.yaml": lambda: "a: &a [*a]",
+    "recursive_mapping.yaml": lambda: "a: &a {b: *a}",
+    "recursive_merge.yaml": lambda: "a: &a {<<: *a}",
+    "os_system.yaml": lambda: "a: !!python/object/apply:os.system ['touch hostile']",
+    "subprocess.yaml": lambda: "!!python/object/new:subprocess.Popen [['touch', 'hostile']]",
+    "tag_directive.yaml": lambda: "%TAG ! tag:yaml.org,2002:python/\n---\na: !name:os.system x",
+    "custom_tag.yaml": lambda: "a: !include /etc/passwd",
+    "huge_integer.json": lambda: '{"seed": ' + "9" * 900_000 + "}",
+    "huge_integer.yaml": lambda: MINIMAL + "seed: " + "9" * 900_000,
+    "huge_exponent.json": lambda: '{"seed": 1e999999999}',
+    "huge_exponent.yaml": lambda: MINIMAL + "seed: 1e999999999",
+    "nan.json": lambda: '{"lr": NaN}',
+    "nan.yaml": lambda: MINIMAL + "lr: .nan",
+    "infinity.json": lambda: '{"lr": Infinity}',
+    "infinity.yaml": lambda: MINIMAL + "lr: -.inf",
+    "nul_bytes.json": lambda: "\0" * 1000,
+    "nul_in_text.yaml": lambda: MINIMAL + 'name: "a\\0b"',
+    "utf_16.yaml": lambda: MINIMAL.encode("utf-16"),
+    "utf_32.json": lambda: b"{}".decode().encode("utf-32"),
+    "latin.json": lambda: b'{"name": "\xe9"}',
+    "lone_surrogate.json": lambda: '{"name": "\\udc00"}',
+    "raw_surrogate.yaml": lambda: b"name: \xed\xa0\x80",
+    "long_key.json": lambda: '{"' + "k" * 990_000 + '": 1}',
+    "climbing.yaml": lambda: "base_model: X\ndataset: ../../etc/passwd",
+    "climbing_output.yaml": lambda: MINIMAL + "output_dir: ../../root",
+    "climbing_backwards.yaml": lambda: MINIMAL + "pretokenized_cache: '..\\..\\x'",
+    "percent.yaml": lambda: "%" * 999_000,
+    "newlines.yaml": lambda: "\n" * 999_999,
+    "newlines.json": lambda: "\n" * 999_999,
+    "only_spaces.json": lambda: " " * 999_999,
+    "quotes.json": lambda: '"' * 999_999,
+    "quotes.yaml": lambda: "'" * 999_999,
+    "backslashes.json": lambda: '"' + "\\" * 999_990,
+    "ampersands.yaml": lambda: "&" * 999_999,
+    "colons.yaml": lambda: ": " * 499_999,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_refused_with_a_manifest_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any
+):
+    monkeypatch.chdir(tmp_path)
+    content = HOSTILE[name]()
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    start = time.perf_counter()
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(path)
+    record_property("seconds", round(time.perf_counter() - start, 3))
+    assert len(str(caught.value).splitlines()[1]) < 1_000_500
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
+
+
+# --- what is not a file -----------------------------------------------------------------------
+
+
+def _refusal(path: str | Path) -> str:
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(path)
+    assert caught.value.source == str(path)
+    return str(caught.value.problems[0])
+
+
+def test_a_missing_file_is_refused(tmp_path: Path):
+    assert _refusal(tmp_path / "no.json") == "no such file  (check the path)"
+
+
+def test_a_folder_is_refused(tmp_path: Path):
+    assert _refusal(tmp_path) == "is a folder  (name the manifest file inside it)"
+    assert _refusal(".") == "is a folder  (name the manifest file inside it)"
+
+
+def test_a_file_below_a_file_is_refused(tmp_path: Path):
+    (tmp_path / "a.json").write_text("{}")
+    assert _refusal(tmp_path / "a.json" / "b.json") == "cannot be read: Not a directory"
+
+
+@pytest.mark.parametrize(
+    ("content", "refusal"),
+    [
+        ("name: x\nauthor: René".encode("latin-1"), "line 2: byte 0xe9 is not UTF-8"),
+        (b"name: x\n\nversion: \xed\xa0\x80", "line 3: byte 0xed is not UTF-8"),
+        (MINIMAL.encode("utf-16-be"), "line 1: control character U+0000"),
+        (b"\xfe\xff\x00{", "the file is UTF-16"),
+    ],
+)
+def test_bytes_that_are_no_utf_8_are_refused_with_their_line(
+    tmp_path: Path, content: bytes, refusal: str
+):
+    (tmp_path / "m.yaml").write_bytes(content)
+    assert _refusal(tmp_path / "m.yaml").partition("  (")[0] == refusal
+
+
+def test_a_fifo_is_refused_without_being_opened(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.json")
+    assert _refusal(tmp_path / "pipe.json") == "is not a regular file"
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/null"])
+def test_a_device_is_refused(device: str):
+    assert _refusal(device) == "is not a regular file"
+
+
+def test_a_file_larger_than_it_says_is_refused():
+    """Files under /proc have no size; this one has more than a megabyte of NULs behind it."""
+    path = Path("/proc/self/pagemap")
+    if not path.is_file():
+        pytest.skip("no /proc here")
+    refusal = _refusal(path)
+    assert refusal.startswith(("the file has 1,000,001 bytes", "cannot be read: "))
+
+
+def test_a_name_with_a_nul_is_refused():
+    assert _refusal("a\0b.json") == "cannot be read: embedded null byte"
+
+
+def test_a_name_longer_than_any_file_system_allows_is_refused():
+    assert _refusal("a" * 5000) == "cannot be read: File name too long"
+
+
+def test_an_unreadable_file_is_refused(tmp_path: Path):
+    path = tmp_path / "secret.yaml"
+    path.write_text(MINIMAL)
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        pytest.skip("root may read everything")
+    assert _refusal(path) == "cannot be read: Permission denied"
+
+
+def test_a_symlink_is_followed_and_a_loop_refused(tmp_path: Path):
+    (tmp_path / "real.yaml").write_text(MINIMAL)
+    (tmp_path / "link.yaml").symlink_to(tmp_path / "real.yaml")
+    assert read_manifest(tmp_path / "link.yaml").manifest.name == "link"
+    (tmp_path / "loop.yaml").symlink_to(tmp_path / "loop.yaml")
+    assert _refusal(tmp_path / "loop.yaml").startswith("cannot be read: Too many levels")
+    (tmp_path / "dangling.yaml").symlink_to(tmp_path / "gone.yaml")
+    assert _refusal(tmp_path / "dangling.yaml") == "no such file  (check the path)"
+
+
+def test_a_file_one_byte_too_large_is_refused_and_the_largest_is_read(tmp_path: Path):
+    path = tmp_path / "m.yaml"
+    path.write_text(MINIMAL + "#" * (MAX_BYTES - len(MINIMAL)))
+    assert read_document(path).root.get("base_model") is not None
+    path.write_text(path.read_text() + "#")
+    assert _refusal(path) == (
+        "the file has 1,000,001 bytes; a manifest has at most 1,000,000  (is this a data file?)"
+    )
+
+
+# --- anything at all --------------------------------------------------------------------------
+
+FUZZ = settings(
+    max_examples=40,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+_KEYS = st.sampled_from(
+    [
+        *("name", "version", "schema_version", "base_model", "base_models", "adapters", "model"),
+        *("dataset", "data", "training", "config", "decoding", "soft_prompts", "tasks", "path"),
+        *("dtype", "amp", "load_in_4bit", "use_dora", "adam_beta1", "betas", "lr"),
+        *("quantization", "prompt_template", "target_modules", "report_to", "early_stopping"),
+        *("save_every", "grad_clip", "architecture", "n_layer", "length", "tokens", "method"),
+        *("adapter_type", "optim", "type", "field_mapping", "constraints", "load_order"),
+        *("limitations", "rope_scaling", "vram_limit", "output_dir", "_comment", "x.y", "a[0]"),
+        *("<<"),
+    ]
+) | st.text(max_size=4)
+_LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 10**13)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["", "X", "auto", "int4", "qlora", "dpo", "none", "../x", "$HOME", "16GB"])
+    | st.text(max_size=5)
+)
+_TREES = st.recursive(
+    _LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_KEYS, inner, max_size=6),
+    max_leaves=25,
+)
+_GOOD = [path for path in files_in("good") if path.suffix == ".json"]
+
+
+def _read_or_refuse(text: str, kind: Format, overrides: list[str] | None = None) -> None:
+    """Reading ends well or in one of our errors; every other exception fails the test."""
+    try:
+        read = understand(parse_document(text, kind), overrides=overrides or [])
+    except (ManifestError, OverrideError) as error:
+        assert str(error)  # noqa: PT017
+    else:
+        assert read.manifest.name
+        assert all(str(notice) for notice in read.notices)
+
+
+@FUZZ
+@given(st.dictionaries(_KEYS, _TREES, max_size=8))
+def test_any_tree_is_read_or_refused(tree: dict[str, Any]):
+    _read_or_refuse(json.dumps(tree), "json")
+
+
+@FUZZ
+@given(st.text() | st.text("{}[]\":,'#&*!|>-?%@` \n\tab1", max_size=40))
+def test_any_text_is_read_or_refused(text: str):
+    _read_or_refuse(text, "json")
+    _read_or_refuse(text, "yaml")
+
+
+@FUZZ
+@given(st.data())
+def test_a_real_manifest_with_a_change_is_read_or_refused(data: st.DataObject):
+    tree = json.loads(data.draw(st.sampled_from(_GOOD)).read_text(encoding="utf-8-sig"))
+    for _ in range(data.draw(st.integers(1, 3))):
+        here = tree
+        while isinstance(here, dict | list) and here:
+            steps = sorted(here) if isinstance(here, dict) else range(len(here))
+            step = data.draw(st.sampled_from(steps))
+            if not isinstance(here[step], dict | list) or data.draw(st.integers(0, 3)) == 0:
+                here[step] = data.draw(_TREES)
+                break
+            here = here[step]
+    _read_or_refuse(json.dumps(tree), "json")
+
+
+@FUZZ
+@given(st.data())
+def test_a_real_manifest_with_a_slip_of_the_pen_is_read_or_refused(data: st.DataObject):
+    path = data.draw(st.sampled_from(files_in("good")))
+    text = path.read_text(encoding="utf-8-sig")
+    start = data.draw(st.integers(0, len(text)))
+    end = min(len(text), start + data.draw(st.integers(0, 5)))
+    text = text[:start] + data.draw(st.text(max_size=3)) + text[end:]
+    _read_or_refuse(text, "json" if path.suffix == ".json" else "yaml")
+
+
+@FUZZ
+@given(st.lists(st.text() | st.builds("{}={}".format, _KEYS | st.text(), st.text()), max_size=3))
+def test_any_override_is_applied_or_refused(overrides: list[str]):
+    _read_or_refuse(MINIMAL, "yaml", overrides)
+
+
+@FUZZ
+@given(
+    st.builds(
+        lambda steps, value: ".".join(steps) + "=" + json.dumps(value),
+        st.lists(_KEYS, min_size=1, max_size=4),
+        _TREES,
+    )
+)
+def test_any_plausible_override_is_applied_or_refused(override: str):
+    text = (files_in("good")[0].parent / "layout_2_0.json").read_text()
+    _read_or_refuse(text, "json", [override])

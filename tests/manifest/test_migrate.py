@@ -1,0 +1,408 @@
+"""Every other name and place of a key ends at its one home, and is told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from expert.manifest.expectations import schema
+from expert.manifest.names import (
+    ADAM_BETAS,
+    AMP_NAMES,
+    BASE_MODEL_KEYS,
+    CONFIG_ALIASES,
+    CONFIG_KEYS,
+    DATASET_ALIASES,
+    DATASET_KEYS,
+    DTYPE_NAMES,
+    LOAD_IN_NAMES,
+    LOOSE_CONSTRAINTS,
+    LOOSE_DATASET_KEYS,
+    MODEL_NAMES,
+    SHAPE_ALIASES,
+    SPECIAL_NAMES,
+    aliases_of,
+    home_of,
+)
+from expert.manifest.schema import Manifest
+from tests.manifest.reading import MINIMAL, error_of, notices_of, problems_of, read, read_data
+
+# Two values of every key that may be written another way; both right, and not the default.
+CONFIG_VALUES: dict[str, tuple[Any, Any]] = {
+    "epochs": (2, 4),
+    "batch_size": (2, 4),
+    "eval_batch_size": (2, 4),
+    "gradient_accumulation_steps": (2, 4),
+    "learning_rate": (0.01, 0.02),
+    "lr_scheduler": ("linear", "constant"),
+    "rank": (2, 4),
+    "alpha": (2, 4),
+    "dropout": (0.1, 0.2),
+    "target_modules": (["q_proj"], ["v_proj"]),
+    "adapter_type": ("dora", "lokr"),
+    "attention": ("eager", "flex"),
+    "torch_compile": (True, False),
+    "torch_compile_mode": ("default", "max-autotune"),
+    "max_grad_norm": (2.0, 0),
+    "logging_steps": (2, 4),
+    "dataloader_num_workers": (2, 4),
+    "dataloader_prefetch_factor": (2, 4),
+    "dataloader_pin_memory": (True, False),
+    "dataloader_persistent_workers": (True, False),
+    "optim": ("sgd", "adamw_torch"),
+    "use_tf32": (True, False),
+    "max_seq_length": (2, 4),
+    "evaluation_strategy": ("epoch", "no"),
+    "seed": (2, 4),
+    "trackers": (["tensorboard"], []),
+    "save_every_epochs": (2, 4),
+    "flash_attention_2": (True, False),
+    "fused_loss": (True, False),
+    "early_stopping_patience": (2, 4),
+    "output_dir": ("a", "b"),
+    "adam_epsilon": (0.1, 0.2),
+    "vram_limit": ("2GB", "4GB"),
+}
+DATASET_VALUES: dict[str, tuple[Any, Any]] = {
+    "path": ("a.jsonl", "b.jsonl"),
+    "validation_path": ("a.jsonl", "b.jsonl"),
+    "test_path": ("a.jsonl", "b.jsonl"),
+    "validation_split": (0.2, 0.3),
+    "field_mapping": ({"text": "a"}, {"text": "b"}),
+    "text_field": ("a", "b"),
+    "max_chars": (2, 4),
+    "streaming": (True, False),
+}
+
+
+def _file(**top: Any) -> dict[str, Any]:
+    return {"base_model": "X", "training": {"dataset": {"path": "a.jsonl"}}, **top}
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it: tuples are lists, models objects without their defaults."""
+    if hasattr(value, "model_dump"):
+        return value.model_dump(exclude_unset=True)
+    return json.loads(json.dumps(value))
+
+
+def _config(manifest: Manifest, key: str) -> Any:
+    return _plain(getattr(manifest.training.config, key))
+
+
+def _told(data: dict[str, Any]) -> dict[str, list[str]]:
+    """Texts of all notices, by the path the user wrote."""
+    found: dict[str, list[str]] = {}
+    for notice in read_data(data).notices:
+        found.setdefault(notice.path, []).append(f"{notice.kind} {notice.text}")
+    return found
+
+
+def test_the_tables_are_not_empty_and_lead_to_keys_that_exist():
+    for table in (CONFIG_ALIASES, DATASET_ALIASES, LOOSE_DATASET_KEYS, SHAPE_ALIASES):
+        assert len(table) > 10
+    for names in (DTYPE_NAMES, AMP_NAMES, LOAD_IN_NAMES, MODEL_NAMES, ADAM_BETAS, SPECIAL_NAMES):
+        assert len(names) >= 2
+    assert set(CONFIG_ALIASES.values()) <= CONFIG_KEYS
+    assert set(DATASET_ALIASES.values()) | set(LOOSE_DATASET_KEYS.values()) <= DATASET_KEYS
+    assert set(SHAPE_ALIASES.values()) == set(schema()["$defs"]["CharGptShape"]["properties"])
+    assert set(BASE_MODEL_KEYS) <= set(schema()["$defs"]["BaseModelSpec"]["properties"])
+
+
+def test_no_alias_is_itself_a_key_of_the_same_section():
+    assert not set(CONFIG_ALIASES) & CONFIG_KEYS
+    assert not set(SPECIAL_NAMES) & (CONFIG_KEYS | set(CONFIG_ALIASES))
+
+
+@pytest.mark.parametrize("place", ["training.config", "training", "model", ""])
+@pytest.mark.parametrize("alias", CONFIG_ALIASES)
+def test_an_alias_of_the_config_ends_at_its_home_from_every_place(alias: str, place: str):
+    home = CONFIG_ALIASES[alias]
+    value = CONFIG_VALUES[home][0]
+    data = _file()
+    section = {
+        "training.config": data["training"].setdefault("config", {}),
+        "training": data["training"],
+        "model": {},
+        "": data,
+    }[place]
+    section[alias] = value
+    if place == "model":
+        del data["base_model"]
+        data["model"] = {"name": "X", **section}
+    assert _config(read_data(data).manifest, home) == value
+    path = f"{place}.{alias}" if place else alias
+    assert _told(data)[path][0] == f"read as training.config.{home}"
+
+
+@pytest.mark.parametrize("alias", CONFIG_ALIASES)
+def test_an_alias_that_contradicts_its_key_is_a_problem(alias: str):
+    home = CONFIG_ALIASES[alias]
+    first, second = CONFIG_VALUES[home]
+    data = _file()
+    data["training"]["config"] = {home: first, alias: second}
+    (problem,) = [found for found in problems_of(data) if found.what.startswith("says ")]
+    assert problem.path == f"training.config.{alias}"
+    assert f", but training.config.{home} says " in problem.what
+    assert problem.fix == "keep one of the two"
+
+
+@pytest.mark.parametrize("alias", CONFIG_ALIASES)
+def test_an_alias_that_agrees_with_its_key_is_fine(alias: str):
+    home = CONFIG_ALIASES[alias]
+    data = _file(**{alias: CONFIG_VALUES[home][0]})
+    data["training"]["config"] = {home: CONFIG_VALUES[home][0]}
+    assert _config(read_data(data).manifest, home) == CONFIG_VALUES[home][0]
+
+
+@pytest.mark.parametrize("key", sorted(CONFIG_KEYS))
+def test_a_key_of_the_config_is_understood_outside_it(key: str):
+    default = _plain(getattr(read(MINIMAL).manifest.training.config, key))
+    value = CONFIG_VALUES.get(key, (default,))[0]
+    if value is None:
+        value = {"flash_attention_2": False}.get(key)  # null is the same as leaving it out
+    data = _file()
+    data["training"][key] = value
+    read_back = read_data(data)
+    assert _config(read_back.manifest, key) == value
+    if value is not None:
+        assert _told(data)[f"training.{key}"][0] == f"read as training.config.{key}"
+
+
+@pytest.mark.parametrize("alias", DATASET_ALIASES)
+def test_an_alias_of_the_data_set_ends_at_its_home(alias: str):
+    home = DATASET_ALIASES[alias]
+    value = DATASET_VALUES[home][0]
+    data = {"base_model": "X", "training": {"dataset": {alias: value}}}
+    if home != "path":
+        data["training"]["dataset"]["path"] = "rows.jsonl"  # type: ignore[index]
+    assert getattr(read_data(data).manifest.training.dataset, home) == value
+    assert _told(data)[f"training.dataset.{alias}"] == [f"read as training.dataset.{home}"]
+
+
+@pytest.mark.parametrize("alias", [alias for alias in DATASET_ALIASES if alias != "name"])
+def test_an_alias_of_the_data_set_that_contradicts_its_key_is_a_problem(alias: str):
+    home = DATASET_ALIASES[alias]
+    first, second = DATASET_VALUES[home]
+    data = _file()
+    data["training"]["dataset"].update({home: first, alias: second})
+    (problem,) = problems_of(data)
+    assert problem.path == f"training.dataset.{alias}"
+    assert problem.what == (f"says {second!r}, but training.dataset.{home} says {first!r}")
+
+
+def test_a_data_set_with_a_path_may_have_a_title():
+    data = _file()
+    data["training"]["dataset"]["name"] = "rows of birds"
+    manifest = read_data(data).manifest
+    assert manifest.training.dataset.path == "a.jsonl"
+    assert read_data(data).notices == ()
+
+
+@pytest.mark.parametrize("place", ["", "training"])
+@pytest.mark.parametrize("key", LOOSE_DATASET_KEYS)
+def test_a_loose_key_of_the_data_set_ends_there(key: str, place: str):
+    home = LOOSE_DATASET_KEYS[key]
+    value = DATASET_VALUES[home][0]
+    data = _file()
+    (data if not place else data["training"])[key] = value
+    assert _plain(getattr(read_data(data).manifest.training.dataset, home)) == value
+    path = f"{place}.{key}" if place else key
+    assert _told(data)[path][0] == f"read as training.dataset.{home}"
+
+
+@pytest.mark.parametrize("key", LOOSE_CONSTRAINTS)
+def test_a_loose_constraint_ends_in_constraints(key: str):
+    read_back = read_data(_file(**{key: 3}))
+    assert read_back.manifest.constraints == {key: 3}
+    assert [str(notice) for notice in read_back.notices] == [
+        f"line 8: {key}: read as constraints.{key}"
+    ]
+
+
+@pytest.mark.parametrize("name", MODEL_NAMES)
+@pytest.mark.parametrize("place", ["", "model", "training"])
+def test_a_name_of_the_base_model_ends_there(name: str, place: str):
+    data: dict[str, Any] = {"training": {"dataset": "a.jsonl"}}
+    (data.setdefault(place, {}) if place else data)[name] = "Y"
+    assert read_data(data).manifest.base_models[0].name == "Y"
+    path = f"{place}.{name}" if place else name
+    assert _told(data)[path] == ["read as base_models[0].name"]
+    data["base_model"] = "Z"
+    (problem,) = problems_of(data)
+    assert problem.what == "says 'Y', but base_model says 'Z'"
+
+
+@pytest.mark.parametrize("name", [*DTYPE_NAMES, *AMP_NAMES])
+@pytest.mark.parametrize(
+    ("word", "bf16", "fp16"),
+    [
+        ("bfloat16", True, False),
+        ("BF16", True, False),
+        ("torch.float16", False, True),
+        ("half", False, True),
+        ("float32", False, False),
+        ("no", False, False),
+        ("auto", "auto", "auto"),
+        (None, "auto", "auto"),
+    ],
+)
+def test_a_word_for_the_arithmetic_sets_both_flags(name: str, word: str, bf16: Any, fp16: Any):
+    config = read_data(_file(**{name: word})).manifest.training.config
+    assert (config.bf16, config.fp16) == (bf16, fp16)
+
+
+@pytest.mark.parametrize("name", DTYPE_NAMES)
+@pytest.mark.parametrize("value", [True, 16, ["bf16"], {"a": 1}, "bf17"])
+def test_other_words_for_the_arithmetic_are_refused(name: str, value: Any):
+    (problem,) = problems_of(_file(**{name: value}))
+    assert problem.path == name
+    assert problem.what.endswith(", expected bfloat16, float16, float32 or auto")
+
+
+@pytest.mark.parametrize("name", AMP_NAMES)
+def test_a_switch_for_mixed_precision_leaves_the_kind_to_the_plan(name: str):
+    on, off = read_data(_file(**{name: True})), read_data(_file(**{name: False}))
+    assert on.manifest.training.config.bf16 == "auto"
+    assert on.notices[-1].text == "mixed precision: the plan chooses bf16 or fp16"
+    assert (off.manifest.training.config.bf16, off.manifest.training.config.fp16) == (False, False)
+
+
+def test_an_auto_flag_gives_way_to_the_word_and_a_contradiction_is_told():
+    data = _file(dtype="bf16")
+    data["training"]["config"] = {"bf16": "auto", "fp16": False}
+    assert read_data(data).manifest.training.config.bf16 is True
+    data["training"]["config"]["fp16"] = True
+    (problem,) = problems_of(data)
+    assert problem.path == "dtype"
+    assert problem.what == "says 'bf16', but training.config.fp16 contradicts it"
+
+
+@pytest.mark.parametrize("name", LOAD_IN_NAMES)
+def test_load_in_bits_sets_the_quantization_of_every_model(name: str):
+    bits = "int4" if "4" in name else "int8"
+    data: dict[str, Any] = {"base_models": ["A", {"name": "B"}], "dataset": "a.jsonl"}
+    for value, quantization in ((True, bits), (False, "none"), (None, "auto")):
+        models = read_data({**data, name: value}).manifest.base_models
+        assert [model.quantization for model in models] == [quantization] * 2
+    (problem,) = problems_of({**data, name: "x"})
+    assert problem.what == "got 'x', expected true or false"
+
+
+def test_load_in_bits_does_not_depend_on_the_order_of_the_switches():
+    for text in ("load_in_4bit: false\nload_in_8bit: true", "load_in_8bit: true\nload_in_4bit: no"):
+        assert read(MINIMAL + text).manifest.base_models[0].quantization == "int8"
+
+
+@pytest.mark.parametrize(
+    ("name", "betas"), [("adam_beta1", (0.8, 0.999)), ("adam_beta2", (0.9, 0.8))]
+)
+def test_one_beta_leaves_the_other_alone(name: str, betas: tuple[float, float]):
+    assert read(MINIMAL + f"{name}: 0.8").manifest.training.config.betas == betas
+    assert read(MINIMAL + f"{name}: null").manifest.training.config.betas == (0.9, 0.999)
+    position = int(name[-1]) - 1
+    assert notices_of(MINIMAL + f"{name}: 0.8")[1] == (
+        f"line 3: {name}: read as training.config.betas[{position}]"
+    )
+
+
+def test_both_betas_come_together():
+    text = MINIMAL + "adam_beta1: 0.7\nadam_beta2: 0.8"
+    assert read(text).manifest.training.config.betas == (0.7, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("use_dora: true", "dora"),
+        ("use_dora: true\nfinetuning_type: lora", "dora"),
+        ("adapter_type: LoRA\nuse_dora: true", "dora"),
+        ("adapter_type: dora\nuse_dora: true", "dora"),
+        ("use_dora: false", "lora"),
+        ("use_dora: null\nadapter_type: dora", "dora"),
+        ("use_dora: false\nadapter_type: ia3", "ia3"),
+    ],
+)
+def test_use_dora_means_the_adapter_kind(text: str, kind: str):
+    assert read(MINIMAL + text).manifest.training.config.adapter_type == kind
+
+
+def test_use_dora_false_contradicts_dora():
+    assert "use_dora: says false, but adapter_type says 'dora'" in error_of(
+        MINIMAL + "use_dora: false\nadapter_type: dora"
+    )
+
+
+@pytest.mark.parametrize("alias", SHAPE_ALIASES)
+def test_a_name_of_the_shape_ends_in_the_architecture(alias: str):
+    home = SHAPE_ALIASES[alias]
+    value = 0.5 if home == "dropout" else 12
+    model = read_data({"model": {alias: value}, "dataset": "shakespeare"}).manifest.base_models[0]
+    assert model.name == "char-gpt"
+    assert getattr(model.architecture, home) == value
+    told = _told({"model": {alias: value}, "dataset": "shakespeare"})
+    assert told[f"model.{alias}"] == [f"read as base_models[0].architecture.{home}"]
+
+
+@pytest.mark.parametrize("key", BASE_MODEL_KEYS)
+@pytest.mark.parametrize("place", ["", "training", "model"])
+def test_a_loose_key_of_the_model_ends_there(key: str, place: str):
+    value = {"quantization": "int8", "prompt_template": "phi"}[key]
+    data: dict[str, Any] = {"model": {"name": "X"}, "training": {"dataset": "a.jsonl"}}
+    (data[place] if place else data)[key] = value
+    assert getattr(read_data(data).manifest.base_models[0], key) == value
+
+
+def test_a_model_section_may_hold_all_that_a_base_model_holds():
+    text = "dataset: a.jsonl\nmodel: {base_model: X, revision: abc, sha256: '', rope_scaling: yarn}"
+    model = read(text).manifest.base_models[0]
+    assert (model.name, model.revision, model.sha256, model.rope_scaling) == (
+        "X",
+        "abc",
+        "",
+        "yarn",
+    )
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model"),
+    [("shakespeare", "char-gpt"), ("python-stdlib", "char-gpt"), ("corpus.txt", "char-gpt")],
+)
+def test_a_corpus_without_a_model_means_the_character_model(dataset: str, model: str):
+    read_back = read(f"dataset: {dataset}")
+    assert read_back.manifest.base_models[0].name == model
+    assert read_back.manifest.training.config.adapter_type == "full"
+
+
+def test_rows_without_a_model_mean_no_model():
+    assert error_of("dataset: a.jsonl") == (
+        "m.yaml: 1 problem\n  - line 1: base_models: missing: models it can be trained on  (add it)"
+    )
+
+
+@pytest.mark.parametrize("version", ["'1.0'", "1.0", "2.0", "'2.0'", "1", "2", "~"])
+def test_a_known_schema_version_raises_no_notice(version: str):
+    read_back = read(f"schema_version: {version}\n{MINIMAL}")
+    assert read_back.manifest.schema_version == "2.0"
+    assert len(read_back.notices) == 1
+
+
+def test_null_neither_contradicts_nor_wins_but_where_it_is_a_value():
+    config = read(MINIMAL + "lr: null\nlearning_rate: 0.1\nepochs: 2\nnum_epochs: ~").manifest
+    assert (config.training.config.learning_rate, config.training.config.epochs) == (0.1, 2)
+    later = read(MINIMAL + "training: {config: {learning_rate: null}}\nlr: 0.2").manifest
+    assert later.training.config.learning_rate == 0.2
+    assert "says 1.0, but training.config.max_grad_norm says null" in error_of(
+        MINIMAL + "grad_clip: 1.0\ntraining: {config: {max_grad_norm: null}}"
+    )
+
+
+def test_home_of_and_aliases_of_speak_the_same_table():
+    assert home_of("batch_size") == "training.config.batch_size"
+    assert home_of("lr") == "training.config.learning_rate"
+    assert home_of("val_path") == "training.dataset.validation_path"
+    assert home_of("text_field") == "training.dataset.text_field"
+    assert home_of("nothing") is None
+    assert "lr" in aliases_of("learning_rate")

@@ -1,0 +1,202 @@
+"""--set: the same names as in a file, laid over whatever the file says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from expert.core.errors import EXIT_USAGE, ExpertError
+from expert.manifest.overrides import OverrideError, parse_override
+from expert.manifest.schema import Manifest
+from tests.manifest.reading import MINIMAL, error_of, notices_of, read
+
+OLD = "base_model: {name: X}\nadapters: [{type: lora, r: 8}, {r: 4}]\ndataset: a.jsonl\n"
+
+
+def _config(text: str, *overrides: str) -> Any:
+    return read(text, overrides=overrides).manifest.training.config
+
+
+def _manifest(text: str, *overrides: str) -> Manifest:
+    return read(text, overrides=overrides).manifest
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["training.config.epochs=5", "training.epochs=5", "epochs=5", "num_epochs=5", " epochs = 5 "],
+)
+@pytest.mark.parametrize(
+    "file", [MINIMAL, MINIMAL + "epochs: 1", MINIMAL + "training: {config: {num_epochs: 1}}"]
+)
+def test_short_names_and_aliases_win_over_any_name_in_the_file(override: str, file: str):
+    assert _config(file, override).epochs == 5
+
+
+def test_a_later_override_wins():
+    assert _config(MINIMAL, "lr=0.1", "learning_rate=0.2").learning_rate == 0.2
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("output_dir=runs", "runs"),
+        ("output_dir='1'", "1"),
+        ('output_dir="a: b"', "a: b"),
+        ("output_dir=a=b", "a=b"),
+        ("output_dir=~", None),
+        ("output_dir=null", None),
+    ],
+)
+def test_a_value_is_read_as_yaml(override: str, value: object):
+    assert _config(MINIMAL, override).output_dir == value
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("lr=2e-5", "learning_rate", 2e-5),
+        ("packing=off", "packing", False),
+        ("target_modules=[q_proj, v_proj]", "target_modules", ["q_proj", "v_proj"]),
+        ("target_modules=q_proj,v_proj", "target_modules", ["q_proj", "v_proj"]),
+        ("lr_scheduler_kwargs={num_cycles: 2}", "lr_scheduler_kwargs.num_cycles", 2),
+        ("lr_scheduler_kwargs.num_cycles=2", "lr_scheduler_kwargs.num_cycles", 2),
+        ("save_total_limit=null", "save_total_limit", None),
+        ("optim=adamw", "optim", "adamw_torch"),
+        ("dtype=fp16", "fp16", True),
+        ("adam_beta2=0.95", "betas", (0.9, 0.95)),
+        ("save_every=5", "save_strategy", "epoch"),
+    ],
+)
+def test_overrides_reach_the_config(override: str, key: str, value: object):
+    found = _config(MINIMAL, override)
+    for step in key.split("."):
+        found = getattr(found, step)
+    assert found == value
+
+
+def test_one_beta_keeps_the_other_of_the_file():
+    assert _config(MINIMAL + "betas: [0.5, 0.6]", "adam_beta2=0.7").betas == (0.5, 0.7)
+    assert _config(MINIMAL + "betas: [0.5, 0.6]", "betas=[0.7, 0.8]").betas == (0.7, 0.8)
+
+
+def test_sections_are_made_where_they_are_missing():
+    manifest = _manifest("base_model: X", "training.dataset.path=b.jsonl", "decoding.top_k=3")
+    assert manifest.training.dataset.path == "b.jsonl"
+    made = _manifest(MINIMAL, "training.decoding.top_k=3")
+    assert made.training.decoding.top_k == 3
+
+
+@pytest.mark.parametrize(
+    "override", ["model=Y", "base_model=Y", "base_model.name=Y", "model_name=Y", "model.name=Y"]
+)
+def test_the_first_model_is_renamed_and_keeps_the_rest(override: str):
+    model = _manifest(
+        "base_model: {name: X, quantization: int8}\ndataset: a", override
+    ).base_models[0]
+    assert (model.name, model.quantization) == ("Y", "int8")
+
+
+def test_base_models_as_a_whole_replace_those_of_the_file():
+    manifest = _manifest(OLD, "base_models=[A, {name: B, quantization: int4}]")
+    assert [(model.name, model.quantization) for model in manifest.base_models] == [
+        ("A", "auto"),
+        ("B", "int4"),
+    ]
+    assert manifest.base_models[0].adapters == []
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["base_models[0].adapters[1].r=32", "adapters[1].r=32", "base_model.adapters[1].r=32"],
+)
+def test_an_index_reaches_into_a_list_in_either_layout(override: str):
+    adapters = _manifest(OLD, override).base_models[0].adapters
+    assert [adapter.r for adapter in adapters] == [8, 32]
+
+
+def test_an_index_may_be_the_last_step():
+    text = MINIMAL + "tags: [a, b]\ntarget_modules: [q, v]"
+    assert _manifest(text, "tags[1]=c").tags == ["a", "c"]
+    assert _config(text, "training.config.target_modules[0]=k").target_modules == ["k", "v"]
+
+
+def test_the_data_set_may_be_given_as_a_path_that_climbs():
+    manifest = _manifest(MINIMAL, "dataset=../rows.jsonl", "output_dir=/runs")
+    assert manifest.training.dataset.path == "../rows.jsonl"
+    assert manifest.training.config.output_dir == "/runs"
+    assert "may lead out" in error_of("base_model: X\ndataset: ../rows.jsonl")
+
+
+def test_a_renamed_override_is_told():
+    assert "--set lr: read as training.config.learning_rate" in notices_of(
+        MINIMAL, overrides=["lr=0.1"]
+    )
+
+
+def test_an_override_mends_a_broken_file():
+    assert error_of(MINIMAL + "epochs: three")
+    assert _config(MINIMAL + "epochs: three", "epochs=3").epochs == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("epochs", "--set epochs: expected path=value, such as --set training.config.epochs=2"),
+        ("=3", "--set =3: expected path=value, such as --set training.config.epochs=2"),
+        ("", "--set : expected path=value, such as --set training.config.epochs=2"),
+        ("a..b=3", "--set a..b=3: '' is not part of a path"),
+        ("a[x]=3", "--set a[x]=3: 'a[x]' is not part of a path"),
+        ("a[-1]=3", "--set a[-1]=3: 'a[-1]' is not part of a path"),
+        ("a[0]b=3", "--set a[0]b=3: 'a[0]b' is not part of a path"),
+        ("[0]=3", "--set [0]=3: '[0]' is not part of a path"),
+        (f"a[{'9' * 5000}]=3", f"--set a[{'9' * 5000}]=3: 'a[{'9' * 5000}]' is not part of a path"),
+        ("tags[5]=x", "--set tags[5]=x: tags has 1 entries, none at [5]"),
+        ("name[0]=x", "--set name[0]=x: name has 0 entries, none at [0]"),
+        ("nothing[0]=x", "--set nothing[0]=x: nothing has 0 entries, none at [0]"),
+        ("tags[0].a=x", "--set tags[0].a=x: tags[0] is not an object"),
+        ("tags[0].a.b=x", "--set tags[0].a.b=x: tags[0] is not an object"),
+        ("name=", "--set name=: name cannot be null"),
+        ("training.config=null", "--set training.config=null: config cannot be null"),
+        ("base_model=~", "--set base_model=~: base_model cannot be null"),
+        ("description=#1", "--set description=#1: # begins a comment; put the value in quotes"),
+        ("a={b: 1, b: 2}", "--set a={b: 1, b: 2}: line 1: b: key appears twice (first on line 1)"
+            "  (remove one)"),
+        (".".join("a" * 61) + "=1", f"--set {('a.' * 60)[:60]}…: the path has more than 60 steps"),
+    ],
+)  # fmt: skip
+def test_a_wrong_override_is_refused_by_its_text(override: str, text: str):
+    with pytest.raises(OverrideError) as caught:
+        read(MINIMAL + "name: n\ntags: [a]", overrides=[override])
+    assert str(caught.value) == text
+    assert caught.value.exit_code == EXIT_USAGE
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("epochs={", "--set epochs: 1 problem\n  - line 1: not YAML: "),
+        ("epochs=!!python/none x", "--set epochs: 1 problem\n  - line 1: the YAML tag !!python"),
+        ("epochs=\ud800", "--set epochs: 1 problem\n  - not YAML: half of a surrogate pair"),
+        ("epochs=three", "m.yaml: 1 problem\n  - --set epochs: got 'three' (text), expected"),
+        ("training.config.epocs=3", "m.yaml: 1 problem\n  - --set training.config.epocs: unk"),
+        ("model=[1]", "m.yaml: 1 problem\n  - --set model: got [1], expected a name or an object"),
+        ("dtype=x", "m.yaml: 1 problem\n  - --set dtype: got 'x', expected bfloat16"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_names_the_override(override: str, text: str):
+    assert error_of(MINIMAL, overrides=[override]).startswith(text)
+
+
+def test_an_override_of_a_model_that_is_no_list_leaves_the_problem_to_be_told():
+    text = error_of("base_models: {a: 1}\ndataset: a", overrides=["model=Y"])
+    assert text.endswith(
+        "base_models: got an object, expected a non-empty list of names or objects"
+    )
+
+
+def test_a_path_is_taken_apart_into_steps():
+    steps, item = parse_override("a.b[0][12].c d=x")
+    assert steps == ["a", "b", 0, 12, "c d"]
+    assert (item.value, item.from_command_line) == ("x", True)
+    assert issubclass(OverrideError, ExpertError)

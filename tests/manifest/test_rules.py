@@ -1,0 +1,146 @@
+"""Rules over several keys: each fires where it should, and only there."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+
+import pytest
+
+from expert.manifest import rules
+from tests.manifest.reading import MANIFESTS, MINIMAL, error_of, notices_of, read
+
+CHAR = "base_model: {name: char-gpt, architecture: {heads: 6, width: 384}}\ndataset: shakespeare\n"
+
+
+def _texts(method: str) -> list[str]:
+    """The longest fixed piece of text of every call of say.wrong or say.tell in rules.py."""
+    found: list[str] = []
+    tree = ast.parse(inspect.getsource(rules))
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        assigned = {
+            target.id: node.value
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(function):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == f"say.{method}":
+                text = node.args[1 if method == "wrong" else 2]
+                if isinstance(text, ast.Name) and text.id in assigned:
+                    text = assigned[text.id]
+                pieces = [
+                    part.value
+                    for part in ast.walk(text)
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str)
+                ]
+                found.append(max(pieces, key=len).strip())
+    return found
+
+
+@pytest.mark.parametrize(("method", "folder", "least"), [("wrong", "bad", 20), ("tell", "good", 8)])
+def test_every_rule_is_shown_by_a_manifest(method: str, folder: str, least: int):
+    shown = "".join(path.read_text() for path in (MANIFESTS / folder).glob("*.expected.txt"))
+    texts = _texts(method)
+    assert len(texts) >= least
+    assert [text for text in texts if text not in shown] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bf16: true\nfp16: false",
+        "bf16: false\nfp16: true",
+        "adapter_type: ia3\nrank: auto",
+        "adapter_type: ia3\ntarget_modules: [k_proj, down_proj]\nfeedforward_modules: [down_proj]",
+        "adapter_type: full\nquantization: bf16",
+        "lr_scheduler: polynomial\nlr_scheduler_kwargs: {power: 2, lr_end: 0}",
+        "lr_scheduler: cosine\nlr_scheduler_kwargs: {num_cycles: 1, min_lr: 0, power: null}",
+        "save_strategy: steps\nsave_steps: 5",
+        "evaluation_strategy: steps\neval_steps: 5\nearly_stopping_patience: 2",
+        "evaluation_strategy: 'no'\nload_best_model_at_end: false",
+        "early_stopping_patience: 2\nearly_stopping_threshold: 0.1",
+        "output_dir: runs/deep",
+        "output_dir: ...",
+        "output_dir: a..b",
+        "pretokenized_cache: cache",
+        "text_field: a\nfield_mapping: {text: a}",
+        "training: {packaging_checkpoint: best}",
+        "training: {packaging_checkpoint: final}",
+        "training: {packaging_checkpoint: checkpoint-0}",
+        "soft_prompts: [{name: p, init_method: text, init_text: hello}]\nadapter_type: none",
+        "soft_prompts: [{name: p, init_method: vocab_sample}]",
+    ],
+)
+def test_a_rule_leaves_right_settings_alone(text: str):
+    assert read(MINIMAL + text).manifest.name == "m"
+
+
+@pytest.mark.parametrize(
+    "path", ["/data/rows.jsonl", "C:/rows.jsonl", "~/rows.jsonl", "a b.jsonl", "org/x::train[:10%]"]
+)
+def test_rows_may_be_read_from_anywhere_but_above(path: str):
+    assert read(f"base_model: X\ndataset: {path!r}").manifest.training.dataset.path == path
+
+
+@pytest.mark.parametrize(
+    "checkpoint", ["/etc", "checkpoint-", "checkpoint-1/..", "Final", "weights"]
+)
+def test_only_a_checkpoint_of_the_run_is_packaged(checkpoint: str):
+    text = error_of(MINIMAL + f"training: {{packaging_checkpoint: '{checkpoint}'}}")
+    assert f"got {checkpoint!r}, expected final, best or checkpoint-N" in text
+
+
+def test_the_character_model_reads_as_it_should():
+    assert read(CHAR).manifest.training.config.adapter_type == "full"
+    assert read(CHAR + "quantization: bf16").manifest.base_models[0].quantization == "bf16"
+
+
+def test_a_problem_with_a_missing_key_has_the_line_of_its_section():
+    text = MINIMAL + "soft_prompts:\n  - name: p\n  - name: q\n    init_method: text\n"
+    assert "line 5: soft_prompts[1].init_text: init_method is text" in error_of(text)
+
+
+def test_the_second_of_two_models_is_checked_too():
+    text = "base_models: [X, {name: Y, quantization: int8}]\ndataset: a\nadapter_type: full"
+    assert error_of(text) == (
+        "m.yaml: 1 problem\n  - line 1: base_models[1].quantization: an int8 base cannot be "
+        "trained whole  (use quantization: none, or an adapter_type)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "notice"),
+    [
+        ("group_by_length: true\npacking: false", None),
+        ("use_sdpa: true\npacking: false", None),
+        ("warmup_ratio: 0.1\nwarmup_steps: 0", None),
+        ("flash_attention_2: false\nuse_unsloth: false\nuse_cuda_graphs: false", None),
+        ("memory_clear_every: 0\ncuda_graph_warmup_steps: 0", None),
+        ("save_steps: 5", None),
+        ("eval_steps: 5", None),
+        ("attention: sdpa\npacking: false", None),
+        ("greater_is_better: false", None),
+        ("greater_is_better: true\nmetric_for_best_model: eval_token_accuracy", None),
+        (
+            "greater_is_better: false\nmetric_for_best_model: eval_token_accuracy",
+            "line 3: greater_is_better: warning: honoured, though more accuracy is better",
+        ),
+        ("adapter_type: full\nrank: auto", None),
+        (
+            "soft_prompts: [{name: p}]\nadapter_type: none\ndropout: 0.1",
+            "line 5: dropout: superseded: adapter_type none: only soft prompts are trained",
+        ),
+        (
+            "flash_attention_2: true",
+            "line 3: flash_attention_2: superseded: "
+            "torch's own flash kernels are used, no flash-attn package is needed",
+        ),
+    ],
+)
+def test_a_notice_comes_only_where_a_key_is_overruled(text: str, notice: str | None):
+    told = [line for line in notices_of(MINIMAL + text) if ": read as " not in line]
+    assert told == ([notice] if notice else [])

@@ -1,0 +1,120 @@
+"""Other spellings of a value are understood, told, and never guessed at."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from expert.manifest.values import CONFIG_VALUES, MODEL_VALUES, REFUSED_METHODS
+from tests.manifest.reading import MINIMAL, error_of, notices_of, read, read_data
+
+_CONFIG = [
+    (key, word, CONFIG_VALUES[key][word]) for key in CONFIG_VALUES for word in CONFIG_VALUES[key]
+]
+_MODEL = [
+    (key, word, MODEL_VALUES[key][word]) for key in MODEL_VALUES for word in MODEL_VALUES[key]
+]
+
+
+def _file(config: dict[str, Any], **model: Any) -> dict[str, Any]:
+    return {
+        "base_model": {"name": "X", **model},
+        "soft_prompts": [{"name": "p"}] if config.get("adapter_type") else [],
+        "training": {"dataset": "a.jsonl", "config": config},
+    }
+
+
+def test_the_tables_are_not_empty():
+    assert len(_CONFIG) > 20
+    assert len(_MODEL) > 10
+    assert len(REFUSED_METHODS) > 3
+
+
+@pytest.mark.parametrize(("key", "word", "meaning"), _CONFIG)
+def test_a_spelling_in_the_config_is_understood_and_told(key: str, word: Any, meaning: str):
+    read_back = read_data(_file({key: word, "save_steps": 5, "eval_steps": 5}))
+    assert getattr(read_back.manifest.training.config, key) == meaning
+    assert [notice.text for notice in read_back.notices if notice.kind == "read as"] == [
+        f'"{meaning}"'
+    ]
+
+
+@pytest.mark.parametrize(("key", "word", "meaning"), _MODEL)
+def test_a_spelling_of_the_model_is_understood_and_told(key: str, word: Any, meaning: str):
+    read_back = read_data(_file({}, **{key: word}))
+    assert getattr(read_back.manifest.base_models[0], key) == meaning
+    assert [notice.text for notice in read_back.notices] == [f'"{meaning}"']
+
+
+def test_capitals_do_not_matter_and_are_not_worth_a_notice():
+    read_back = read_data(_file({"lr_scheduler": "Cosine", "method": "SFT"}, quantization="INT4"))
+    assert read_back.manifest.training.config.lr_scheduler == "cosine"
+    assert read_back.manifest.base_models[0].quantization == "int4"
+    assert read_back.notices == ()
+
+
+def test_names_of_layers_keep_their_capitals():
+    text = MINIMAL + "target_modules: 'Wqkv, out_proj,'"
+    assert read(text).manifest.training.config.target_modules == ["Wqkv", "out_proj"]
+
+
+@pytest.mark.parametrize("word", ["vicuna", "custom", "Vicuna"])
+def test_a_template_without_text_gives_way_to_the_tokenizers_own(word: str):
+    read_back = read_data(_file({}, prompt_template=word))
+    assert read_back.manifest.base_models[0].prompt_template == "auto"
+    assert read_back.notices[0].kind == "superseded"
+    assert read_back.notices[0].text == (
+        f"there is no {word.lower()} template; the tokenizer's own is used"
+    )
+
+
+@pytest.mark.parametrize("method", REFUSED_METHODS)
+def test_a_method_that_is_not_built_is_refused_by_name(method: str):
+    assert error_of(MINIMAL + f"method: {method}") == (
+        f"m.yaml: 1 problem\n  - line 3: method: {method} is not built: "
+        "only sft (supervised fine-tuning) is  (use rows with answers and method: sft)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "trackers"),
+    [
+        ("none", []),
+        ("[none]", []),
+        ("[]", []),
+        ("tensorboard", ["tensorboard"]),
+        ("~", ["tensorboard"]),
+    ],
+)
+def test_trackers_may_be_one_word(said: str, trackers: list[str]):
+    assert read(MINIMAL + f"report_to: {said}").manifest.training.config.trackers == trackers
+
+
+@pytest.mark.parametrize(
+    ("said", "patience"), [("true", 3), ("false", None), ("5", 5), ("~", None)]
+)
+def test_early_stopping_may_be_a_switch(said: str, patience: int | None):
+    manifest = read(MINIMAL + f"early_stopping: {said}").manifest
+    assert manifest.training.config.early_stopping_patience == patience
+
+
+@pytest.mark.parametrize("quantization", ["null", "auto", "int4", "nf4", "4bit"])
+def test_qlora_is_lora_on_an_int4_base(quantization: str):
+    text = f"base_model: {{name: X, quantization: {quantization}}}\ndataset: a\nadapter_type: qlora"
+    manifest = read(text).manifest
+    assert manifest.training.config.adapter_type == "lora"
+    assert manifest.base_models[0].quantization == "int4"
+    assert "line 3: adapter_type: read as lora on an int4 base" in notices_of(text)
+
+
+def test_the_length_of_a_soft_prompt_is_its_tokens():
+    text = MINIMAL + "soft_prompts: [{name: p}, {name: q, length: 64}]"
+    assert [prompt.tokens for prompt in read(text).manifest.soft_prompts] == [32, 64]
+    assert notices_of(text)[1] == "line 3: soft_prompts[1].length: read as soft_prompts[1].tokens"
+    assert read(MINIMAL + "soft_prompts: [{name: q, length: 6, tokens: 6}]").manifest.soft_prompts
+
+
+@pytest.mark.parametrize(("said", "version"), [("1.0", "1.0"), ("2", "2"), ("1.2.3", "1.2.3")])
+def test_a_version_may_be_a_number(said: str, version: str):
+    assert read(MINIMAL + f"version: {said}").manifest.version == version

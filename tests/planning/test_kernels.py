@@ -1,0 +1,161 @@
+"""Precision, TF32, attention, compilation and optimizer, by card."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.planning.planning import decision, gpu, machine, manifest, plan, remarks
+
+AMPERE_WORDS = "GeForce RTX 3090 (8.6) has bf16 tensor cores"
+
+
+@pytest.mark.parametrize(
+    ("config", "card", "expected"),
+    [
+        ({}, "rtx-3090", ("bf16", AMPERE_WORDS, "machine")),
+        ({}, "t4", ("fp16", "T4 (7.5) has no bf16; loss scaling on", "machine")),
+        (
+            {},
+            "gtx-1660",
+            ("fp16", "GeForce GTX 1660 (7.5) has no bf16; loss scaling on", "machine"),
+        ),
+        ({"bf16": True}, "rtx-3090", ("bf16", "set in the manifest", "manifest")),
+        (
+            {"bf16": True},
+            "t4",
+            (
+                "fp16",
+                "bf16 was asked for, but T4 (7.5) has no bf16: fp16 with loss scaling",
+                "fallback",
+            ),
+        ),
+        ({"fp16": True}, "rtx-3090", ("fp16", "set in the manifest", "manifest")),
+        (
+            {"bf16": False, "fp16": False},
+            "rtx-3090",
+            ("fp32", "bf16 and fp16 are both false", "manifest"),
+        ),
+        ({"bf16": False}, "rtx-3090", ("fp16", "bf16 is ruled out; loss scaling on", "machine")),
+        ({"fp16": False}, "rtx-3090", ("bf16", AMPERE_WORDS, "machine")),
+        ({"fp16": False}, "t4", ("fp32", "T4 (7.5) has no bf16 and fp16 is ruled out", "machine")),
+        ({}, None, ("fp32", "CPUs compute float32 best", "machine")),
+        (
+            {"fp16": True},
+            None,
+            ("fp32", "fp16 was asked for, but it trains only on a GPU", "fallback"),
+        ),
+    ],
+)
+def test_precision_follows_the_card_and_what_was_asked(config, card, expected):
+    made = plan(manifest(config), card)
+    assert decision(made, "kernels.precision") == expected
+    assert made.kernels.loss_scaling == (expected[0] == "fp16")
+
+
+def test_fp16_on_a_card_with_bf16_comes_with_advice():
+    made = plan(manifest({"fp16": True}))
+    told = "kernels.precision: bf16: true is as fast on GeForce RTX 4090 and needs no scaling"
+    assert told in remarks(made, "advice")
+
+
+@pytest.mark.parametrize(
+    ("config", "card", "value", "source"),
+    [
+        ({}, "rtx-3090", True, "machine"),
+        ({}, "t4", False, "machine"),
+        ({"use_tf32": True}, "t4", False, "fallback"),
+        ({"use_tf32": False}, "rtx-3090", False, "manifest"),
+    ],
+)
+def test_tf32_from_ampere_on(config, card, value, source):
+    settled, _, came_from = decision(plan(manifest(config), card), "kernels.tf32")
+    assert (settled, came_from) == (value, source)
+
+
+@pytest.mark.parametrize(
+    ("config", "card", "value", "source"),
+    [
+        ({}, "rtx-4090", "flash", "machine"),
+        ({"packing": False}, "rtx-4090", "sdpa", "machine"),
+        ({"packing": False, "use_sdpa": True}, "rtx-4090", "sdpa", "manifest"),
+        ({"use_sdpa": True}, "rtx-4090", "flash", "machine"),
+        ({"flash_attention_2": True, "packing": False}, "rtx-4090", "flash", "manifest"),
+        ({"attention": "flex"}, "rtx-4090", "flex", "manifest"),
+        ({"attention": "eager"}, "rtx-4090", "eager", "manifest"),
+        ({"attention": "flash"}, "t4", "sdpa", "fallback"),
+        ({}, "t4", "sdpa", "machine"),
+        ({}, None, "sdpa", "machine"),
+    ],
+)
+def test_attention_is_the_fastest_that_keeps_rows_apart(config, card, value, source):
+    settled, _, came_from = decision(plan(manifest(config), card), "kernels.attention")
+    assert (settled, came_from) == (value, source)
+
+
+@pytest.mark.parametrize(
+    ("options", "because"),
+    [
+        ({"card": None}, "not worth it on a CPU"),
+        ({"card": "p100"}, "P100 PCIe (6.0) is older than Triton supports (7.0)"),
+    ],
+)
+def test_compilation_is_off_where_it_cannot_pay(options, because):
+    made = plan(manifest(), **options)
+    assert decision(made, "kernels.compile") == (False, because, "machine")
+
+
+def test_compilation_is_off_on_windows():
+    here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9)), system="Windows-11")
+    made = plan(manifest(), None, machine=here)
+    assert decision(made, "kernels.compile")[:2] == (False, "Triton does not ship for Windows")
+
+
+def test_compilation_that_was_asked_for_on_windows_is_honoured_with_a_warning():
+    here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9)), system="Windows-11")
+    made = plan(manifest({"torch_compile": True}), None, machine=here)
+    assert made.kernels.compile
+    told = "kernels.compile: Triton does not ship for Windows: compilation may fall back"
+    assert told in remarks(made, "warning")
+
+
+@pytest.mark.parametrize(
+    ("config", "card", "value", "source"),
+    [
+        ({}, "rtx-4090", "adamw_torch_fused", "machine"),
+        ({}, None, "adamw_torch", "machine"),
+        ({"optim": "paged_adamw_8bit"}, "rtx-4090", "paged_adamw_8bit", "manifest"),
+        ({"optim": "paged_adamw_8bit"}, None, "adamw_torch", "fallback"),
+        ({"optim": "sgd"}, None, "sgd", "manifest"),
+    ],
+)
+def test_the_optimizer_is_fused_on_a_gpu(config, card, value, source):
+    settled, _, came_from = decision(plan(manifest(config), card), "optim.optimizer")
+    assert (settled, came_from) == (value, source)
+
+
+def warned(config: dict[str, Any], card: str | None = "rtx-4090") -> list[str]:
+    return remarks(plan(manifest(config), card), "warning")
+
+
+@pytest.mark.parametrize(
+    ("config", "card", "text"),
+    [
+        ({"attention": "eager"}, "rtx-4090", "eager attention keeps every score"),
+        ({"fused_loss": False}, "rtx-4090", "the whole logits are stored"),
+        ({"bf16": False, "fp16": False}, "rtx-4090", "fp32 leaves the tensor cores to TF32"),
+        ({"bf16": True}, None, "bf16 on a CPU is slower than fp32"),
+        ({"max_seq_length": 100_000}, "rtx-4090", "longer than the 40960 positions"),
+        ({"device": "cuda"}, None, "cuda was asked for, but there is no GPU"),
+    ],
+)
+def test_costly_wishes_are_honoured_with_their_consequence(config, card, text):
+    assert any(text in line for line in warned(config, card))
+
+
+def test_an_fp8_base_on_a_card_without_fp8_is_told():
+    data = manifest(base_models=[{"name": "Qwen3-0.6B", "quantization": "fp8"}])
+    told = remarks(plan(data, "rtx-3090"), "warning")
+    text = "GeForce RTX 3090 (8.6) has no fp8 units (8.9): weights are only stored so"
+    assert f"model.quantization: {text}" in told

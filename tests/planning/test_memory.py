@@ -1,0 +1,186 @@
+"""The memory model against peaks measured on a card, and against common sense."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expert.planning.known_models import KNOWN_MODELS, find_known_model
+from expert.planning.memory import GIB, Workload, estimate, flops_per_token
+from expert.planning.shapes import ModelShape
+
+MEASURED = Path(__file__).parents[2] / "docs" / "benchmarks" / "memory-h200.json"
+SHAPES = {
+    "qwen3-0.6b": "Qwen3-0.6B",
+    "llama-1b": "Llama-3.2-1B",
+    "llama-8b": "Llama-3.1-8B",
+    "smollm2-135m": "SmolLM2-135M",
+}
+ATTENTION = {"varlen": "flash", "sdpa": "sdpa", "sdpa-flash": "flash", "eager": "eager"}
+ADAPTERS = {"lora": "lora", "lora-qv": "lora", "dora": "dora", "ia3": "ia3", "full-amp": "full"}
+BASES = {"bf16": "none", "nf4": "int4", "int8": "int8"}
+TARGETS = {
+    "lora-qv": frozenset({"q_proj", "v_proj"}),
+    "ia3": frozenset({"k_proj", "v_proj", "down_proj"}),
+}
+# The worst of the modelled cases is off by 3.8 % (a 135M model trained whole).
+TOLERANCE = 0.05
+
+
+def shape_of(name: str) -> ModelShape:
+    known = find_known_model(name)
+    assert known is not None
+    return known.shape
+
+
+def modelled_records() -> list[dict[str, Any]]:
+    """Measured cases of what the product does: 16-bit adapters or float32 masters, whole blocks
+    recomputed. Float32 adapters, bf16 masters and selective saving were measured to compare."""
+    records = json.loads(MEASURED.read_text(encoding="utf-8"))["records"]
+    return [r for r in records if r["adapter"] in ADAPTERS and r["checkpoint"] != "selective"]
+
+
+def workload_of(record: dict[str, Any]) -> Workload:
+    shape = shape_of(SHAPES[record["shape"]])
+    return Workload(
+        shape=shape,
+        rows=record["tokens"] // 2048,
+        row_tokens=2048,
+        adapter=ADAPTERS[record["adapter"]],
+        targets=TARGETS.get(record["adapter"], frozenset()),
+        quantization=BASES[record["base"]],
+        compiled=record["blocks"] == "compiled",
+        attention=ATTENTION[record["attention"]],
+        fused_loss=record["loss"] == "fused",
+        recomputed_blocks=shape.layers if record["checkpoint"] == "full" else 0,
+        accumulates=False,
+    )
+
+
+def test_there_are_at_least_fifty_measured_cases():
+    assert len(modelled_records()) >= 50
+
+
+@pytest.mark.parametrize(
+    "record", modelled_records(), ids=lambda record: f"{record['name']}-{record['tokens']}"
+)
+def test_the_estimate_is_near_the_measured_peak(record: dict[str, Any]):
+    guess = estimate(workload_of(record)).allocated
+    assert guess == pytest.approx(record["peak"], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "peak_gib"),
+    [
+        ("Qwen3-0.6B", 32768, 41.1),
+        ("Qwen3-0.6B", 65536, 81.0),
+        ("Llama-3.1-8B", 8192, 53.5),
+        ("Llama-3.1-8B", 16384, 85.8),
+    ],
+)
+def test_the_estimate_is_within_15_percent_of_plain_lora_loops(model, tokens, peak_gib):
+    """r=16 on all projections, bf16, compiled blocks, fused loss, nothing recomputed."""
+    work = Workload(shape=shape_of(model), rows=tokens // 2048, row_tokens=2048, accumulates=False)
+    assert estimate(work).allocated / GIB == pytest.approx(peak_gib, rel=0.15)
+
+
+def test_the_total_covers_what_the_card_reported_as_used_in_the_middle_of_the_cases():
+    """Context and slack are medians: about half of the runs may have used a little more."""
+    ratios = sorted(
+        estimate(workload_of(record)).total / record["device"]["used"]
+        for record in modelled_records()
+    )
+    assert ratios[len(ratios) // 2] >= 1.0
+    assert ratios[0] > 0.85
+
+
+# Published for LoRA r=16 on all linear layers, mean document 1024 tokens, causal attention.
+@pytest.mark.parametrize(
+    ("model", "lora", "recomputed", "full"),
+    [
+        ("Qwen3-0.6B", 2.86, 3.85, 3.99),
+        ("Llama-3.2-1B", 5.25, 7.26, 7.65),
+        ("Llama-3.2-3B", 13.61, 19.43, 19.89),
+        ("Llama-3.1-8B", 31.21, 45.44, 45.97),
+    ],
+)
+def test_flops_per_token_match_the_worked_out_floor(model, lora, recomputed, full):
+    shape = shape_of(model)
+    work = Workload(shape=shape, rows=1, row_tokens=1024)
+    everything = replace(work, recomputed_blocks=shape.layers)
+    for case, gigaflops in (
+        (work, lora),
+        (everything, recomputed),
+        (replace(work, adapter="full"), full),
+    ):
+        assert flops_per_token(case, 1024) / 1e9 == pytest.approx(gigaflops, abs=0.006)
+
+
+workloads = st.builds(
+    Workload,
+    shape=st.sampled_from([known.shape for known in KNOWN_MODELS]),
+    rows=st.integers(1, 64),
+    row_tokens=st.sampled_from([128, 512, 2048, 8192]),
+    adapter=st.sampled_from(["lora", "dora", "ia3", "lokr", "adalora", "full", "none"]),
+    rank=st.integers(1, 256),
+    precision=st.sampled_from(["bf16", "fp16", "fp32"]),
+    optimizer=st.sampled_from(["adamw_torch", "adamw_bnb_8bit", "paged_adamw_8bit", "sgd"]),
+    compiled=st.booleans(),
+    fused_loss=st.booleans(),
+    attention=st.sampled_from(["eager", "sdpa", "flash", "flex"]),
+    soft_tokens=st.sampled_from([0, 48]),
+)
+
+
+@given(workloads)
+def test_no_part_is_negative_and_the_parts_make_up_the_total(work: Workload):
+    parts = estimate(work).parts()
+    assert min(parts.values()) >= 0
+    assert sum(parts.values()) == estimate(work).total
+
+
+@given(workloads)
+def test_one_more_row_never_takes_less(work: Workload):
+    assert estimate(replace(work, rows=work.rows + 1)).total > estimate(work).total
+
+
+@given(workloads)
+def test_recomputing_everything_never_takes_more(work: Workload):
+    everything = replace(work, recomputed_blocks=work.shape.layers)
+    assert estimate(everything).total <= estimate(work).total
+
+
+@given(workloads.filter(lambda work: work.adapter != "full"))
+def test_a_smaller_base_takes_less(work: Workload):
+    weights = [
+        estimate(replace(work, quantization=kind)).base_weights
+        + estimate(replace(work, quantization=kind)).quantisation_tables
+        for kind in ("int4", "int8", "none")
+    ]
+    assert weights == sorted(weights)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "parameters"),
+    [
+        ("lora", 10_092_544),  # as PEFT counts r=16 on all seven projections of Qwen3-0.6B
+        ("full", 596_049_920),
+        ("none", 0),
+    ],
+)
+def test_trainable_parameters_are_those_of_the_adapter(adapter, parameters):
+    work = Workload(shape=shape_of("Qwen3-0.6B"), rows=1, row_tokens=1, adapter=adapter)
+    assert work.trainable_parameters == parameters
+
+
+def test_dora_learns_a_magnitude_per_output_besides():
+    lora = Workload(shape=shape_of("Qwen3-0.6B"), rows=1, row_tokens=1)
+    outputs = sum(columns for _, columns in lora.shape.linear_sizes().values())
+    more = replace(lora, adapter="dora").trainable_parameters - lora.trainable_parameters
+    assert more == lora.shape.layers * outputs

@@ -1,0 +1,354 @@
+"""The plan as a whole: complete, honest, and true to what was asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from expert.manifest.config import TrainingConfig
+from expert.planning.cards import CARDS
+from expert.planning.plan import UnknownModel
+from expert.planning.run_plan import RunPlan
+from tests.manifest.strategies import any_manifest
+from tests.planning.planning import GIB, decision, gpu, machine, manifest, plan, read, remarks
+
+WILD = Path(__file__).parents[3] / "shared" / "data" / "manifests"
+CARDS_OF_THE_GUIDES = ("rtx-4080-super", "rtx-4090", "rtx-5090", "h200")
+
+
+def leaves(value: Any, path: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        found = {}
+        for key, entry in value.items():
+            found |= leaves(entry, f"{path}.{key}" if path else key)
+        return found
+    return {path: value}
+
+
+@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
+@given(any_manifest(), st.sampled_from([*(card.slug for card in CARDS), None]))
+def test_any_plan_is_settled_keeps_the_update_and_knows_whether_it_fits(data, card):
+    made = plan(data, card)
+    settled = made.model_dump(mode="json", exclude={"decisions", "remarks"})
+    del settled["data"]["dataset"], settled["decoding"]
+    del settled["expert"], settled["model"]["name"], settled["model"]["location"]
+    del settled["adapter"]["soft_prompts"], settled["model"]["revision"]
+    assert "auto" not in leaves(settled).values()
+    config = data["training"].get("config", {})
+    batch = config.get("batch_size", "auto")
+    if batch != "auto":
+        rows = batch * config.get("gradient_accumulation_steps", 1)
+        assert made.batch.examples_per_update == rows
+    if made.batch.accumulation is not None:
+        sequences = made.batch.sequences_per_update
+        assert sequences is not None
+        assert made.batch.accumulation * made.batch.micro_batch >= sequences
+        assert (made.batch.accumulation - 1) * made.batch.micro_batch < sequences
+    peak = made.memory.peak_bytes
+    if peak is not None:
+        assert made.memory.fits == (peak <= made.memory.budget_bytes)
+        assert made.fits or any(text.startswith("memory.fits") for text in remarks(made, "warning"))
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(any_manifest(), st.sampled_from([card.slug for card in CARDS]))
+def test_any_plan_round_trips_through_json(data, card):
+    made = plan(data, card)
+    assert RunPlan.model_validate_json(made.model_dump_json()) == made
+
+
+@pytest.mark.skipif(not WILD.is_dir(), reason="the real manifests are not beside this checkout")
+@pytest.mark.parametrize("card", CARDS_OF_THE_GUIDES)
+def test_every_real_manifest_fits_the_cards_of_the_guides_unmodified(card):
+    files = sorted(WILD.glob("*.json"))
+    assert files
+    for file in files:
+        made = plan(json.loads(file.read_text(encoding="utf-8")), card)
+        assert made.fits, file.name
+
+
+def test_every_settled_value_has_exactly_one_reason():
+    made = plan(manifest())
+    paths = [d.path for d in made.decisions]
+    assert len(paths) == len(set(paths))
+    assert all(d.because for d in made.decisions)
+    settled = made.model_dump(exclude={"decisions", "remarks", "expert", "target"})
+    sections = {f"{key}.{leaf}" for key, part in settled.items() for leaf in part}
+    assert {p for p in sections if not p.startswith("decoding")} | {"decoding"} == set(paths)
+
+
+# A value for each key of training.config that differs from what the plan would do by itself, and
+# where it needs it, the company without which it means nothing.
+CHANGES: dict[str, Any] = {
+    "adapter_type": "dora",
+    "rank": 7,
+    "alpha": 3,
+    "dropout": 0.3,
+    "target_modules": ["q_proj"],
+    "feedforward_modules": ["down_proj"],
+    "epochs": 7,
+    "max_steps": 11,
+    "learning_rate": 0.01,
+    "batch_size": 5,
+    "gradient_accumulation_steps": 3,
+    "micro_batch_size": 2,
+    "eval_batch_size": 3,
+    "warmup_steps": 9,
+    "warmup_ratio": 0.5,
+    "lr_scheduler": "linear",
+    "lr_scheduler_kwargs": {"num_cycles": 2},
+    "optim": "sgd",
+    "weight_decay": 0.2,
+    "betas": [0.8, 0.9],
+    "adam_epsilon": 1e-6,
+    "max_grad_norm": 0.5,
+    "seed": 1,
+    "max_seq_length": 512,
+    "packing": "concat",
+    "group_by_length": True,
+    "overlong": "drop",
+    "train_on_prompt": True,
+    "pretokenized_cache": "somewhere",
+    "bf16": False,
+    "fp16": True,
+    "use_tf32": False,
+    "attention": "flex",
+    "use_sdpa": True,
+    "flash_attention_2": True,
+    "memory_efficient_attention": True,
+    "fused_loss": False,
+    "torch_compile": False,
+    "torch_compile_mode": "max-autotune",
+    "use_cuda_graphs": True,
+    "cuda_graph_warmup_steps": 5,
+    "gradient_checkpointing": "full",
+    "gradient_checkpointing_kwargs": {"use_reentrant": True},
+    "activation_checkpointing": "attention_only",
+    "cudnn_benchmark": False,
+    "use_unsloth": True,
+    "memory_clear_every": 5,
+    "vram_limit": "9GB",
+    "device": "cpu",
+    "dataloader_num_workers": 3,
+    "dataloader_prefetch_factor": 9,
+    "dataloader_persistent_workers": True,
+    "dataloader_pin_memory": False,
+    "logging_steps": 3,
+    "save_strategy": "no",
+    "save_steps": 7,
+    "save_every_epochs": 2,
+    "save_total_limit": None,
+    "evaluation_strategy": "no",
+    "eval_steps": 7,
+    "eval_every_epochs": 2,
+    "load_best_model_at_end": False,
+    "metric_for_best_model": "eval_token_accuracy",
+    "greater_is_better": True,
+    "early_stopping_patience": 2,
+    "early_stopping_threshold": 0.1,
+    "output_dir": "elsewhere",
+    "trackers": [],
+}
+COMPANY: dict[str, dict[str, Any]] = {
+    "early_stopping_threshold": {"early_stopping_patience": 2},
+    "dataloader_persistent_workers": {"dataloader_num_workers": 0},
+}
+# One value is allowed and it is the default: the key can only be honoured.
+ONE_VALUE = {"method", "torch_compile_backend"}
+
+
+def test_the_table_of_changes_covers_every_key():
+    assert CHANGES.keys() | ONE_VALUE == TrainingConfig.model_fields.keys()
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_no_key_of_the_config_does_nothing(key):
+    """Each key changes the plan, or the reader or the plan says what overrules it."""
+    company = COMPANY.get(key, {})
+    options = {"card": None} if key == "device" else {}
+    here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9)))
+    before = plan(manifest(company), machine=here, **options)
+    data = manifest({**company, key: CHANGES[key]})
+    after = plan(data, machine=here, **options)
+    told = [text for text in remarks(after, "superseded") if key in text]
+    noticed = [n for n in read(data).notices if key in n.path]
+    values = {d.path: d.value for d in after.decisions}
+    assert values != {d.path: d.value for d in before.decisions} or told or noticed
+
+
+def test_the_second_base_model_is_planned_when_asked_for():
+    data = manifest(base_models=[{"name": "Qwen3-0.6B"}, {"name": "HuggingFaceTB/SmolLM2-135M"}])
+    assert plan(data).model.parameters == 596_049_920
+    assert plan(data, model="smollm2-135m").model.parameters == 134_515_008
+
+
+def test_a_base_model_the_manifest_does_not_have_is_refused():
+    with pytest.raises(UnknownModel, match=r"--model llama: the manifest has Qwen3-0\.6B"):
+        plan(manifest(), model="llama")
+
+
+def test_an_unknown_model_leaves_memory_unknown_and_takes_what_was_written():
+    made = plan(manifest({"batch_size": 8}, base_models=[{"name": "Qwen3-1.5B"}]))
+    value, because, _ = decision(made, "memory.peak_bytes")
+    assert value is None
+    assert because == (
+        "unknown, because Qwen3-1.5B is not on this machine and not among the models known by name"
+    )
+    assert made.batch.micro_batch == 8
+    assert made.memory.fits is None
+    assert made.fits
+
+
+def test_what_does_not_fit_says_by_how_much_and_what_would():
+    made = plan(
+        manifest(base_models=[{"name": "Llama-3.1-8B", "quantization": "none"}]), "rtx-3060"
+    )
+    assert not made.fits
+    [text] = [text for text in remarks(made, "warning") if text.startswith("memory.fits")]
+    assert text.startswith("memory.fits: needs 18.")
+    assert text.endswith("and has 11.6: quantization: int4 would fit")
+
+
+def test_a_model_that_cannot_fit_at_all_says_so():
+    made = plan(manifest(base_models=[{"name": "microsoft/phi-4"}]), "gtx-1650")
+    [text] = [text for text in remarks(made, "warning") if text.startswith("memory.fits")]
+    assert text.endswith(
+        "no setting makes this model fit here: take a smaller model or a larger card"
+    )
+
+
+def test_a_base_that_fits_is_not_quantised_and_one_that_does_not_is():
+    small = plan(manifest(base_models=[{"name": "Llama-3.1-8B"}]), "rtx-5090")
+    assert decision(small, "model.quantization")[0] == "none"
+    large = plan(manifest(base_models=[{"name": "microsoft/phi-4"}]), "rtx-4090")
+    assert decision(large, "model.quantization") == (
+        "int4",
+        "the base does not fit 23.3 GiB in 16 bits, in NF4 it does",
+        "machine",
+    )
+
+
+def test_an_explicit_int4_is_honoured_with_advice():
+    made = plan(manifest(base_models=[{"name": "Qwen3-0.6B", "quantization": "int4"}]))
+    assert decision(made, "model.quantization") == ("int4", "set in the manifest", "manifest")
+    [text] = remarks(made, "advice")
+    assert text.endswith("quantization: none is faster and more precise")
+
+
+def test_recomputation_takes_as_few_blocks_as_needed():
+    data = manifest(base_models=[{"name": "Llama-3.1-8B", "quantization": "none"}])
+    large, small = plan(data, "rtx-5090"), plan(data, "rtx-4090")
+    assert large.kernels.checkpointing == "none"
+    assert small.kernels.checkpointing == "selective"
+    blocks = small.kernels.recomputed_blocks
+    assert blocks is not None
+    assert 0 < blocks < 32
+    assert small.fits
+
+
+def test_recomputation_that_was_asked_for_needlessly_is_honoured_with_advice():
+    made = plan(manifest({"gradient_checkpointing": True}))
+    assert decision(made, "kernels.checkpointing") == ("full", "set in the manifest", "manifest")
+    [text] = remarks(made, "advice")
+    assert text.endswith("gradient_checkpointing: false is up to 1.4x faster")
+
+
+def test_a_memory_limit_in_the_manifest_is_kept():
+    made = plan(manifest({"vram_limit": "8GB"}), "h200")
+    assert made.memory.budget_bytes == 8 * GIB
+    assert made.memory.peak_bytes is not None
+    assert made.memory.peak_bytes <= 8 * GIB
+
+
+def test_an_explicit_micro_batch_is_honoured_even_where_it_does_not_fit():
+    made = plan(manifest({"micro_batch_size": 64, "packing": False, "batch_size": 64}), "rtx-3060")
+    assert made.batch.micro_batch == 64
+    assert not made.fits
+
+
+def test_memory_held_by_others_is_told_and_left_alone():
+    here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9), held_gib=10))
+    made = plan(manifest(), None, machine=here)
+    assert made.memory.budget_bytes == 14 * GIB
+    assert "memory.budget_bytes: 10.0 GiB of the card are held by others" in remarks(
+        made, "warning"
+    )
+
+
+def test_a_machine_without_a_gpu_gets_a_plan_for_its_cpu():
+    made = plan(manifest({"bf16": True, "optim": "adamw_bnb_8bit"}), None)
+    assert (made.kernels.device, made.kernels.precision) == ("cpu", "bf16")
+    assert decision(made, "optim.optimizer") == (
+        "adamw_torch",
+        "adamw_bnb_8bit was asked for, but 8-bit optimizers need a GPU",
+        "fallback",
+    )
+    assert not made.kernels.compile
+    assert made.memory.parts is not None
+    assert made.memory.parts["cuda_context"] == 0
+
+
+def test_data_that_is_there_gives_steps_and_sequences(tmp_path):
+    rows = [json.dumps({"instruction": "x" * 700, "response": "y" * 50})] * 1000
+    (tmp_path / "train.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    made = plan(manifest({"batch_size": 32, "epochs": 2}), folder=tmp_path)
+    assert made.length.rows == 900  # a tenth is split off for validation
+    assert made.length.steps_per_epoch == 29  # 900 / 32
+    assert made.length.total_steps == 58
+    assert made.batch.examples_per_update == 32
+    assert made.batch.sequences_per_update == 3  # rows of about 205 tokens, ten to a sequence
+    assert (made.batch.micro_batch, made.batch.accumulation) == (3, 1)
+
+
+def test_a_short_run_is_not_compiled_and_a_long_one_is(tmp_path):
+    row = json.dumps({"instruction": "x" * 700, "response": "y"}) + "\n"
+    (tmp_path / "train.jsonl").write_text(row * 100, encoding="utf-8")
+    short = plan(manifest(), folder=tmp_path)
+    value, because, _ = decision(short, "kernels.compile")
+    assert value is False
+    assert because.startswith("run too short: about ")
+    (tmp_path / "train.jsonl").write_text(row * 100_000, encoding="utf-8")
+    assert plan(manifest(), folder=tmp_path).kernels.compile
+
+
+def test_a_measured_rate_gives_the_time(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 1000, encoding="utf-8")
+    rate = {
+        "card": "rtx-4090",
+        "model": "qwen3-0.6b",
+        "adapter": "lora",
+        "quantization": "none",
+        "tokens_per_second": 1000.0,
+        "measured_on": "2026-01-01",
+        "command": "expert benchmark",
+    }
+    (tmp_path / "measurements.json").write_text(json.dumps([rate]), encoding="utf-8")
+    made = plan(manifest(), folder=tmp_path, environ={"EXPERT_HOME": str(tmp_path)})
+    seconds, because, source = decision(made, "length.seconds")
+    assert source == "measurement"
+    assert because == "1,000 tokens/s measured on 2026-01-01"
+    assert made.length.tokens_per_epoch is not None
+    assert seconds == pytest.approx(3 * made.length.tokens_per_epoch / 1000)
+
+
+def test_without_a_measured_rate_the_time_is_unknown_and_the_reason_says_so(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 1000, encoding="utf-8")
+    made = plan(manifest(), folder=tmp_path)
+    assert decision(made, "length.seconds")[:2] == (
+        None,
+        "unknown, because no rate was measured for qwen3-0.6b on rtx-4090 yet",
+    )
+
+
+def test_a_card_of_unknown_peak_has_no_invented_floor(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 1000, encoding="utf-8")
+    made = plan(manifest(), None, vram="16GB", folder=tmp_path)
+    assert decision(made, "length.seconds_at_peak")[:2] == (
+        None,
+        "unknown, because the peak of a card with 16 GiB is not known",
+    )

@@ -1,0 +1,127 @@
+"""Where a base model is found, in which order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from expert.manifest.schema import BaseModelSpec, CharGptShape
+from expert.planning.resolve import basename, char_gpt_shape, read_shape, resolve_model
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+}
+FOREIGN = "F:/somewhere/models/Qwen3-0.6B"
+
+
+def model_folder(path: Path, config: object = LLAMA) -> Path:
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return path
+
+
+def resolve(name: str, folder: Path, **environ: str):
+    environ.setdefault("HF_HOME", str(folder / "no-cache"))
+    return resolve_model(BaseModelSpec(name=name), folder, environ)
+
+
+def test_a_folder_as_written_comes_first(tmp_path):
+    model_folder(tmp_path / "mine")
+    model_folder(tmp_path / "models" / "mine")
+    found = resolve("mine", tmp_path)
+    assert (found.place, found.location) == ("folder", str(tmp_path / "mine"))
+    assert found.shape is not None
+    assert found.shape.hidden == 64
+
+
+def test_a_foreign_absolute_path_is_found_by_its_last_part_in_a_models_folder(tmp_path):
+    model_folder(tmp_path / "models" / "Qwen3-0.6B")
+    found = resolve(FOREIGN, tmp_path)
+    assert found.place == "models folder"
+    assert found.location == str(tmp_path / "models" / "Qwen3-0.6B")
+
+
+def test_the_models_folder_of_the_environment_comes_before_others(tmp_path):
+    model_folder(tmp_path / "elsewhere" / "Qwen3-0.6B")
+    model_folder(tmp_path / "models" / "Qwen3-0.6B")
+    found = resolve(FOREIGN, tmp_path, EXPERT_MODELS=str(tmp_path / "elsewhere"))
+    assert found.location == str(tmp_path / "elsewhere" / "Qwen3-0.6B")
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "Qwen3-0.6B", FOREIGN])
+def test_a_model_downloaded_before_is_found_in_the_hub_cache(tmp_path, name):
+    snapshot = tmp_path / "hub" / "models--Qwen--Qwen3-0.6B" / "snapshots" / "abc"
+    model_folder(snapshot)
+    found = resolve(name, tmp_path / "manifest", HF_HOME=str(tmp_path))
+    assert (found.place, found.location) == ("hf cache", str(snapshot))
+
+
+def test_the_hub_cache_variable_counts(tmp_path):
+    model_folder(tmp_path / "c" / "models--Qwen--Qwen3-0.6B" / "snapshots" / "abc")
+    found = resolve("Qwen3-0.6B", tmp_path, HF_HUB_CACHE=str(tmp_path / "c"))
+    assert found.place == "hf cache"
+
+
+def test_a_hub_id_is_left_to_be_fetched(tmp_path):
+    found = resolve("Qwen/Qwen3-0.6B", tmp_path)
+    assert (found.place, found.location) == ("hub", "Qwen/Qwen3-0.6B")
+    assert found.shape is not None
+    assert found.shape.parameters == 596_049_920
+
+
+def test_a_foreign_path_to_a_known_model_becomes_its_hub_id(tmp_path):
+    found = resolve(FOREIGN, tmp_path)
+    assert (found.place, found.location) == ("hub", "Qwen/Qwen3-0.6B")
+    assert found.because == (
+        "Qwen3-0.6B is not on this machine; it will be fetched from the hub as Qwen/Qwen3-0.6B"
+    )
+
+
+def test_an_unknown_model_says_that_it_is_not_known(tmp_path):
+    found = resolve("Qwen3-1.5B", tmp_path)
+    assert found.shape is None
+    assert found.shape_from == (
+        "Qwen3-1.5B is not on this machine and not among the models known by name"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("F:/a/b/Qwen3", "Qwen3"),
+        ("F:\\a\\b\\Qwen3\\", "Qwen3"),
+        ("Qwen/Qwen3", "Qwen3"),
+        ("Qwen3", "Qwen3"),
+        ("/a/b/", "b"),
+    ],
+)
+def test_the_last_part_of_any_path(name, last):
+    assert basename(name) == last
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "is not an object"),
+        ('{"num_local_experts": 8}', "a mixture of 8 experts is not modelled"),
+        ("{}", "config.json has no usable num_hidden_layers"),
+    ],
+)
+def test_a_config_we_cannot_use_says_why(tmp_path, text, reason):
+    (tmp_path / "config.json").write_text(text, encoding="utf-8")
+    shape, why = read_shape(tmp_path / "config.json")
+    assert shape is None
+    assert reason in why
+
+
+def test_the_character_model_has_ten_million_weights():
+    assert char_gpt_shape(CharGptShape()).parameters == 10_782_720

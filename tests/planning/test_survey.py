@@ -1,0 +1,77 @@
+"""Rows and tokens, as far as a look at the files tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from expert.manifest.dataset import DatasetSpec, Task
+from expert.planning.survey import Survey, local_path, survey_data, survey_file
+
+
+def survey(folder: Path, characters: bool = False, **spec: object) -> Survey:
+    return survey_data(DatasetSpec.model_validate(spec), folder, characters=characters)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rows"),
+    [
+        ("a.jsonl", '{"a":1}\n{"a":2}\n', 2),
+        ("a.jsonl", '{"a":1}\n{"a":2}', 2),
+        ("a.csv", "q,a\n1,2\n3,4\n", 2),
+        ("a.jsonl", "", 0),
+    ],
+)
+def test_lines_are_counted(tmp_path, name, text, rows):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert survey_file(tmp_path / name).rows == rows
+
+
+def test_tokens_are_judged_by_the_size_of_the_file(tmp_path):
+    (tmp_path / "a.jsonl").write_text(("x" * 379 + "\n") * 100, encoding="utf-8")
+    found = survey(tmp_path, path="a.jsonl")
+    assert found.tokens == 10_000
+    assert found.mean_tokens == 100
+
+
+def test_weights_of_tasks_multiply_their_rows(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text("{}\n" * 10, encoding="utf-8")
+    tasks = {"a": Task(train="a.jsonl", weight=0.5), "b": Task(train="b.jsonl", weight=2)}
+    assert survey(tmp_path, tasks=tasks).rows == 25
+
+
+@pytest.mark.parametrize(
+    ("spec", "because"),
+    [
+        ({"path": "train.jsonl"}, "train.jsonl is not there"),
+        ({"path": "data/train.jsonl"}, "data/train.jsonl is not there"),
+        ({"path": "b-mc2/sql-create-context"}, "is a hub id, not downloaded yet"),
+        ({"path": "org/data::train[:100]::main"}, "is a hub id, not downloaded yet"),
+        ({"path": "shakespeare"}, "the corpus shakespeare has not been read yet"),
+        ({"path": "a.jsonl", "streaming": True}, "streamed rows are not counted beforehand"),
+        ({"tasks": {"a": {"train": "a.jsonl"}}}, "a.jsonl is not there"),
+    ],
+)
+def test_what_cannot_be_counted_says_why(tmp_path, spec, because):
+    found = survey(tmp_path, **spec)
+    assert found.rows is None
+    assert because in found.because
+
+
+def test_a_folder_and_other_formats_are_counted_later(tmp_path):
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    assert "a folder" in survey(tmp_path, path="rows").because
+    assert ".parquet" in survey(tmp_path, path="a.parquet").because
+
+
+def test_characters_of_a_corpus_are_its_bytes_up_to_the_limit(tmp_path):
+    (tmp_path / "a.txt").write_text("x" * 1000, encoding="utf-8")
+    assert survey(tmp_path, True, path="a.txt").tokens == 1000
+    assert survey(tmp_path, True, path="a.txt", max_chars=300).tokens == 300
+
+
+def test_windows_separators_work_everywhere(tmp_path):
+    assert local_path("data\\train.jsonl", tmp_path) == tmp_path / "data" / "train.jsonl"

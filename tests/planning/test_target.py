@@ -1,0 +1,106 @@
+"""What a plan is made for, and presets held to the memory model."""
+
+from __future__ import annotations
+
+import pytest
+
+from expert.planning.presets import char_gpt_batch, verdicts
+from expert.planning.target import UnknownTarget, choose_target
+from tests.planning.planning import GIB, gpu, machine, manifest, plan
+
+CHARACTER_MODEL = {
+    "name": "bard",
+    "base_models": [{"name": "char-gpt"}],
+    "training": {"dataset": {"path": "shakespeare"}},
+}
+
+
+def test_a_named_card_leaves_the_driver_its_share():
+    found = choose_target(machine(), gpu="rtx-4090")
+    assert found.budget_bytes == pytest.approx(0.97 * 23.99 * GIB, rel=1e-3)
+    assert found.budget_because == "97% of GeForce RTX 4090's 24.0 GiB"
+
+
+def test_memory_can_be_limited_on_a_named_card():
+    found = choose_target(machine(), gpu="h200", vram="16GB")
+    assert (found.budget_bytes, found.budget_because) == (16 * GIB, "--vram")
+
+
+def test_memory_alone_makes_a_card_nobody_knows():
+    found = choose_target(machine(), vram="16 GiB")
+    assert (found.device, found.card, found.capability) == ("cuda", None, None)
+
+
+def test_this_machine_s_card_is_planned_with_what_is_free():
+    here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9), held_gib=4))
+    found = choose_target(here)
+    assert found.budget_bytes == 20 * GIB
+    assert found.card is not None
+    assert found.card.slug == "rtx-4090"
+
+
+def test_the_cpu_can_be_asked_for_beside_a_card():
+    here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9)))
+    found = choose_target(here, device="cpu")
+    assert (found.device, found.budget_bytes) == ("cpu", 48 * GIB)
+
+
+def test_a_card_we_do_not_know_keeps_its_capability_and_no_peaks():
+    here = machine(gpu("NVIDIA Secret 9000", 40, (9, 9)))
+    found = choose_target(here)
+    assert found.card is None
+    assert found.capability == (9, 9)
+
+
+def test_a_misspelt_card_is_refused_with_the_nearest():
+    with pytest.raises(UnknownTarget) as caught:
+        choose_target(machine(), gpu="rtx-4095")
+    text = str(caught.value)
+    assert text.startswith("--gpu rtx-4095: no such card in the table  (did you mean ")
+    assert "rtx-4090" in text
+
+
+def test_nonsense_for_a_card_points_to_the_list():
+    with pytest.raises(UnknownTarget, match=r"\(see: expert machine --cards\)"):
+        choose_target(machine(), gpu="toaster")
+
+
+@pytest.mark.parametrize("text", ["16", "many", "0GB", "-4GB", ""])
+def test_a_memory_size_that_is_none_is_refused(text):
+    with pytest.raises(UnknownTarget) as caught:
+        choose_target(machine(), vram=text)
+    expected = f'--vram: {text!r} is not a memory size such as "16GB" or "900MiB"'
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("card", "rows"),
+    [("rtx-4070", 96), ("rtx-3080-12gb", 96), ("rtx-4080-super", 128), ("rtx-4090", 192)],
+)
+def test_the_character_model_s_batch_is_the_one_its_guide_gives(card, rows):
+    made = plan(CHARACTER_MODEL, card)
+    assert made.batch.examples_per_update == rows
+    assert made.batch.micro_batch == rows
+    assert made.fits
+
+
+def test_the_batch_presets_have_no_gap():
+    assert [char_gpt_batch(gib * GIB)[0] for gib in (1, 13, 14, 19, 20, 140)] == [
+        *(96, 96, 128, 128, 192, 192)
+    ]
+
+
+def test_presets_say_where_they_hold_and_where_they_do_not():
+    found = {(v.card.slug, v.preset.model, v.preset.rows): v for v in verdicts()}
+    assert found[("rtx-4080-super", "char-gpt", 128)].holds
+    assert found[("rtx-4080-super", "char-gpt", 256)].holds  # said to be too much for 16 GB
+    small = found[("rtx-4090", "Qwen3-0.6B", 16)]
+    assert not small.holds
+    assert small.words().startswith("does not hold: ")
+    assert small.words().endswith("rows at once fit, rows per update stay the same")
+    assert not found[("rtx-5090", "Llama-3.1-8B", 32)].holds
+
+
+def test_an_8b_model_runs_unquantised_on_a_32_gb_card_as_its_guide_says():
+    made = plan(manifest(base_models=[{"name": "Llama-3.1-8B"}]), "rtx-5090")
+    assert (made.model.quantization, made.kernels.checkpointing) == ("none", "none")

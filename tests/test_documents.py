@@ -1,0 +1,68 @@
+"""What the README shows is what the commands print, and what it counts is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from expert.planning.cards import CARDS
+from expert.planning.known_models import KNOWN_MODELS
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def shown_commands() -> list[tuple[str, str]]:
+    """Every `$ expert …` of the README with the output under it."""
+    return re.findall(r"```\n\$ (expert [^\n]+)\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_readme_shows_two_commands_with_their_output():
+    assert len(shown_commands()) == 2
+
+
+@pytest.mark.parametrize(("command", "output"), shown_commands())
+def test_the_output_in_the_readme_is_what_the_command_prints(
+    command, output, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("EXPERT_HOME", str(tmp_path))
+    broken = "base_model: x\ndataset: a.jsonl\ntraining:\n  config:\n    epoch: 3\n    rank: two\n"
+    (tmp_path / "broken.yaml").write_text(broken, encoding="utf-8")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    program = Path(sys.executable).parent / "expert"
+    ran = subprocess.run(
+        [program, *command.split()[1:]], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert ran.stdout + ran.stderr == output
+
+
+def test_the_python_example_in_the_readme_runs():
+    [code] = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert ran.stdout.startswith("bf16 2 ")
+
+
+def test_the_counts_in_the_readme_are_true():
+    assert f"knows {len(CARDS)}\ncards and {len(KNOWN_MODELS)} models by name" in README
+
+
+def test_every_link_in_the_readme_leads_somewhere():
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    assert links
+    for link in links:
+        assert (ROOT / link).exists(), link
+
+
+def test_the_measured_worst_case_in_the_readme_is_true():
+    from tests.planning.test_memory import estimate, modelled_records, workload_of
+
+    errors = [abs(estimate(workload_of(r)).allocated / r["peak"] - 1) for r in modelled_records()]
+    assert f"{len(errors)} peaks measured" in README
+    assert f"off by {max(errors):.1%}".replace("%", " %") in README
