@@ -11,6 +11,8 @@ import pytest
 
 from expert.planning.cards import CARDS
 from expert.planning.known_models import KNOWN_MODELS
+from expert.planning.memory import estimate
+from tests.planning.test_memory import modelled_records, workload_of
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -61,8 +63,6 @@ def test_every_link_in_the_readme_leads_somewhere():
 
 
 def test_the_measured_worst_case_in_the_readme_is_true():
-    from tests.planning.test_memory import estimate, modelled_records, workload_of
-
     errors = [abs(estimate(workload_of(r)).allocated / r["peak"] - 1) for r in modelled_records()]
     assert f"{len(errors)} peaks measured" in README
     assert f"off by {max(errors):.1%}".replace("%", " %") in README

@@ -105,6 +105,7 @@ def test_a_doubled_key_keeps_the_first_value_and_a_doubled_comment_both():
         ('{"a": +1}', "line 1: '+' is not JSON"),
         ('{"a": 01}', 'line 1: "," or "}" expected after "a"  (a missing comma?)'),
         ('{"a": ٣}', "line 1: '٣' is not JSON"),
+        ('{"a": 1٣}', 'line 1: "," or "}" expected after "a"  (a missing comma?)'),
         ('{"a": yes}', "line 1: yes is not JSON  (quote it)"),
         ('{"a": FALSE}', "line 1: FALSE is not JSON  (write false)"),
         ('{"a": inf}', "line 1: inf is not JSON  (write a number)"),
