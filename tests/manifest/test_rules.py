@@ -104,6 +104,14 @@ def test_a_problem_with_a_missing_key_has_the_line_of_its_section():
     assert "line 5: soft_prompts[1].init_text: init_method is text" in error_of(text)
 
 
+def test_a_task_with_a_dot_in_its_name_is_found_beside_one_without():
+    text = (
+        "base_model: X\ntraining:\n  dataset:\n    tasks:\n"
+        "      a: {train: x.jsonl}\n      a.b:\n        train: ../x.jsonl\n"
+    )
+    assert "line 7: training.dataset.tasks.a.b.train: '../x.jsonl'" in error_of(text)
+
+
 def test_the_second_of_two_models_is_checked_too():
     text = "base_models: [X, {name: Y, quantization: int8}]\ndataset: a\nadapter_type: full"
     assert error_of(text) == (
