@@ -20,6 +20,7 @@ LAYERS = (
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FACE = "__init__.py"  # the package's own file, which shows what all layers have to offer
+START = "__main__.py"  # where the commands start: above all layers
 
 
 def modules() -> list[Path]:
@@ -63,7 +64,7 @@ def test_every_folder_is_a_layer():
     folders = {path.relative_to(SOURCE).parts[0] for path in modules() if path.parent != SOURCE}
     assert folders
     assert folders <= set(LEVEL)
-    assert {path.name for path in modules() if path.parent == SOURCE} <= {FACE}
+    assert {path.name for path in modules() if path.parent == SOURCE} <= {FACE, START}
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SOURCE)))

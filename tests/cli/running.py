@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.cli.main import main
+from expert.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

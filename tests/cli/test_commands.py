@@ -129,7 +129,8 @@ def test_a_key_is_overridden_from_the_command_line(run):
         (("plan", "--manifest", EXPERT_JSON, "--set", "epochs"), "--set epochs: expected path="),
         (("manifest", "explain", "batchsize"), "'batchsize' is no key of a manifest"),
         (("nonsense",), "No such command 'nonsense'"),
-        (("plan",), "Missing option '--manifest'"),
+        (("plan",), "name one manifest: expert plan --manifest FILE"),
+        (("plan", EXPERT_JSON, "-m", EXPERT_JSON), "name one manifest"),
     ],
 )
 def test_what_the_user_can_mend_is_told_on_standard_error_with_code_2(run, arguments, text):
@@ -253,10 +254,10 @@ def test_a_fault_of_our_own_is_told_in_words_and_kept_in_a_file(run, monkeypatch
 
 
 def test_a_reader_that_leaves_a_pipe_gets_no_complaint():
-    command = f"{sys.executable} -m expert.cli.main plan --manifest {EXPERT_JSON} --gpu h200 --all"
-    ran = subprocess.run(
-        ["bash", "-c", f"{command} | head -1"], capture_output=True, text=True, check=False
-    )
+    command = f"{sys.executable} -m expert machine --cards --json"
+    pipe = f"{command} | head -1; echo ${{PIPESTATUS[0]}}"
+    ran = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=False)
+    assert ran.stdout == "[\n0\n"
     assert ran.stderr == ""
 
 

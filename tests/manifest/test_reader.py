@@ -303,7 +303,7 @@ def _wrong_values(title: str, key: str) -> Iterator[Any]:
     if not is_number and (title, key) not in _NUMBER_IS_FINE:
         yield 7
     if is_number:
-        yield -1
+        yield -2
     if is_number and key != "early_stopping_patience":  # true: the usual patience
         yield True
 

@@ -42,6 +42,14 @@ def test_a_folder_as_written_comes_first(tmp_path):
     assert found.shape.hidden == 64
 
 
+def test_a_folder_with_only_a_tokenizer_is_a_model_too(tmp_path):
+    (tmp_path / "Qwen3-0.6B").mkdir()
+    (tmp_path / "Qwen3-0.6B" / "tokenizer.json").write_text("{}", encoding="utf-8")
+    found = resolve("Qwen3-0.6B", tmp_path)
+    assert found.place == "folder"
+    assert found.shape_from == "known sizes of Qwen3-0.6B"
+
+
 def test_a_foreign_absolute_path_is_found_by_its_last_part_in_a_models_folder(tmp_path):
     model_folder(tmp_path / "models" / "Qwen3-0.6B")
     found = resolve(FOREIGN, tmp_path)

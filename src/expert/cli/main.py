@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import os
-import signal
 import sys
 import tempfile
 import traceback
@@ -17,8 +17,9 @@ from expert.cli import manifest_commands
 from expert.core.errors import (
     EXIT_DOES_NOT_FIT,
     EXIT_INTERNAL,
-    EXIT_INTERRUPTED,
     EXIT_MEANINGS,
+    EXIT_OK,
+    EXIT_USAGE,
     ExpertError,
 )
 
@@ -82,7 +83,10 @@ def machine(
 
 @app.command()
 def plan(
-    manifest: Annotated[Path, typer.Option("--manifest", "-m", help="The manifest to plan.")],
+    file: Annotated[Path | None, typer.Argument(help="The manifest, as with --manifest.")] = None,
+    manifest: Annotated[
+        Path | None, typer.Option("--manifest", "-m", help="The manifest to plan.")
+    ] = None,
     gpu: Annotated[
         list[str] | None,
         typer.Option(help="Plan for this card; several times: side by side."),
@@ -102,10 +106,15 @@ def plan(
     from expert.cli.plan_view import show_plan, show_remarks, show_side_by_side
     from expert.jobs.planning import plan as plan_job
     from expert.manifest.reader import read_manifest
+    from expert.planning.machine import describe_machine
 
-    read = read_manifest(manifest, overrides=overrides or (), strict=strict)
+    chosen = manifest or file
+    if chosen is None or (manifest and file):
+        raise typer.BadParameter("name one manifest: expert plan --manifest FILE")
+    read = read_manifest(chosen, overrides=overrides or (), strict=strict)
     cards: list[str | None] = [*gpu] if gpu else [None]
-    plans = [plan_job(read, gpu=card, vram=vram, model=model) for card in cards]
+    here = describe_machine(read.folder)
+    plans = [plan_job(read, gpu=card, vram=vram, model=model, machine=here) for card in cards]
     console = make_console()
     if as_json:
         texts = [one.model_dump_json(indent=2) for one in plans]
@@ -142,26 +151,27 @@ def presets() -> None:
     show_sheet(Sheet(columns, [rows], dim=("with",)), make_console())
 
 
-def main() -> None:
+def run() -> None:
     """Run the command; a fault is told in words, never as a traceback."""
-    signal.signal(signal.SIGINT, _stop)
+    from expert.cli.display import show_problems
+
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a Windows pipe may not know ✓ or ×
+            stream.reconfigure(encoding="utf-8", errors="replace")
     try:
         app()
     except ExpertError as error:
-        from expert.cli.display import show_problems
-
         show_problems(str(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader of a pipe left; what it wanted it has. Python would complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_INTERNAL)
+        sys.exit(EXIT_OK)
+    except OSError as error:
+        show_problems(f"{error.filename or 'output'}: {error.strerror or error}")
+        sys.exit(EXIT_USAGE)
     except Exception as error:  # noqa: BLE001 - the last net: users see words and a file name
         sys.exit(_report_fault(error))
-
-
-def _stop(*_: object) -> None:
-    sys.exit(EXIT_INTERRUPTED)
 
 
 def _report_fault(error: Exception) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,19 +64,21 @@ def upgraded_text(path: Path) -> tuple[str, tuple[Notice, ...]]:
 
 def upgrade_file(path: Path, *, output: Path | None = None, in_place: bool = False) -> Upgraded:
     """Write the 2.0 manifest beside the old one, to `output`, or in its place with a backup."""
+    if in_place and output:
+        raise WouldOverwrite("--in-place and --output name two places  (keep one of the two)")
     text, notices = upgraded_text(path)
     target = path if in_place else output or path.with_name(f"{path.stem}-2.0{path.suffix}")
     backup = None
     if in_place:
         backup = path.with_name(path.name + ".bak")
-        _refuse_overwriting(backup)
-        write_text_atomically(backup, path.read_text(encoding="utf-8-sig"))
+        _refuse_overwriting(backup, "remove it")
+        shutil.copy2(path, backup)
     else:
-        _refuse_overwriting(target)
+        _refuse_overwriting(target, "remove it, or choose another name with --output")
     write_text_atomically(target, text)
     return Upgraded(target, backup, notices)
 
 
-def _refuse_overwriting(path: Path) -> None:
+def _refuse_overwriting(path: Path, fix: str) -> None:
     if path.exists():
-        raise WouldOverwrite(f"{path} exists  (remove it, or choose another name with --output)")
+        raise WouldOverwrite(f"{path} exists  ({fix})")

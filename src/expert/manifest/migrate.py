@@ -149,6 +149,7 @@ def _move_base_model(work: Migration) -> None:
 
 def _move_dataset(work: Migration) -> None:
     """`dataset` or `data` at the top, and a data set that is only a path, find their place."""
+    _take_list_of_datasets(work)
     training = work.section("training")
     if "dataset" in training:
         training["dataset"] = _as_dataset(training["dataset"])
@@ -168,6 +169,25 @@ def _move_dataset(work: Migration) -> None:
                 target.setdefault(name, entry)
             else:
                 work.place(target, name, entry, f"training.dataset.{name}")
+
+
+def _take_list_of_datasets(work: Migration) -> None:
+    """`datasets: [{path: …}]` with one entry is a data set; several are tasks, which have names."""
+    item = work.root.get("datasets")
+    if item is None or not isinstance(item.value, list):
+        return
+    del work.root["datasets"]
+    if len(item.value) == 1:
+        entry = item.value[0]
+        kind = entry.fields().pop("type", None)
+        if kind is not None:
+            text = "the columns and the model's own template decide how a row is written"
+            work.notices.append(notice("superseded", kind, text))
+        work.root.setdefault("dataset", entry)
+        return
+    what = f"{len(item.value)} data sets in a list"
+    fix = "name them under training.dataset.tasks"
+    work.problems.append(Problem(item.path, what, fix, item.line))
 
 
 def _as_dataset(item: Item) -> Item:

@@ -9,7 +9,7 @@ CONFIG = "training.config"
 DATASET = "training.dataset"
 
 # Other spellings of a key of training.config. They are understood there, directly under
-# `training`, under `model` and at the top level: seed files of four projects differ in just this.
+# `training`, under `model` and at the top level: files of other trainers differ in just this.
 CONFIG_ALIASES = {
     "num_epochs": "epochs",
     "num_train_epochs": "epochs",
@@ -68,6 +68,11 @@ CONFIG_ALIASES = {
     "checkpoint_dir": "output_dir",
     "adam_eps": "adam_epsilon",
     "max_vram": "vram_limit",
+    "sample_packing": "packing",
+    "flash_attention": "flash_attention_2",
+    "lora_target": "target_modules",
+    "adapter": "adapter_type",
+    "micro_batch": "micro_batch_size",
 }
 
 # Keys that become something other than one key of training.config; migrate.py knows how.
@@ -91,6 +96,8 @@ DATASET_ALIASES = {
     "eval_path": "validation_path",
     "test_file": "test_path",
     "val_split": "validation_split",
+    "val_set_size": "validation_split",
+    "dataset_name": "path",
 }
 # Keys of the data set that are understood at the top level and under `training` too.
 LOOSE_DATASET_KEYS = {

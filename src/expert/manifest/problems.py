@@ -116,18 +116,27 @@ def closest(word: str, choices: list[str], likeness: float = 0.75) -> str | None
     return next((choice for choice in choices if choice.lower() == near[0]), None) if near else None
 
 
-def unknown_keys(root: Item, *, strict: bool) -> tuple[list[Problem], list[Notice]]:
-    """Unknown keys: errors in training.config, elsewhere metadata with near misses warned about."""
+def unknown_keys(
+    root: Item, *, strict: bool, flat: bool = False
+) -> tuple[list[Problem], list[Notice]]:
+    """Unknown keys: errors in training.config and with --set, elsewhere metadata.
+
+    Near misses are warned about. In a flat file, whose settings stand at the top level, every
+    unknown key there was meant as a setting, so it is told that it does nothing.
+    """
     problems: list[Problem] = []
     notices: list[Notice] = []
     for number, (item, key, node, closed) in enumerate(_unknown(root, schema())):
         # A hint costs a comparison with every known key, 0.4 ms: no file needs hundreds of them.
         hint = _hint(key, node) if number < 200 else ""
-        if closed or strict:
-            fix = hint or ("remove it" if strict and not closed else _known(node))
+        if closed or strict or item.from_command_line:
+            fix = hint or (_known(node) if closed else "remove it")
             problems.append(Problem(item.path, "unknown key", fix, item.line))
         elif hint:
             notices.append(Notice("warning", item.path, f"kept as metadata: {hint}", item.line))
+        elif flat and item.path == key:
+            text = "without effect: Expert has no such key"
+            notices.append(Notice("warning", item.path, text, item.line))
     return problems, notices
 
 
@@ -170,9 +179,13 @@ def _hint(key: str, node: Mapping[str, Any]) -> str:
         return f"{key!r} belongs at {home!r}"
     if in_config:
         return ""
-    near = closest(key, list(schema()["$defs"]["TrainingConfig"]["properties"]))
-    if near and node.get("title") in {"Training", "DatasetSpec"}:
-        return f"did you mean '{CONFIG}.{near}'?"
+    settings = list(schema()["$defs"]["TrainingConfig"]["properties"])
+    if node.get("title") == "Manifest":  # free metadata lives here: only a clear slip is one
+        near = closest(key.replace("-", "_"), [*settings, *CONFIG_ALIASES], 0.88)
+    else:
+        near = closest(key.replace("-", "_"), settings)
+    if near and node.get("title") in {"Manifest", "Training", "DatasetSpec"}:
+        return f"did you mean '{CONFIG}.{CONFIG_ALIASES.get(near, near)}'?"
     return ""
 
 

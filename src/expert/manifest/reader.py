@@ -13,6 +13,7 @@ from expert.core.errors import ManifestError, Problem
 from expert.manifest.document import Document, Item, is_comment, read_document
 from expert.manifest.expectations import allows_null, below, schema
 from expert.manifest.migrate import complete_layout, migrate
+from expert.manifest.names import CONFIG
 from expert.manifest.notices import Notice
 from expert.manifest.overrides import apply_overrides
 from expert.manifest.problems import broken_places, schema_problems, unknown_keys
@@ -53,7 +54,7 @@ def understand(
     told, refused = convert_values(root)
     notices = [*work.notices, *laid_over.notices, *told]
     problems += [*work.problems, *laid_over.problems, *refused]
-    unknown, near_misses = unknown_keys(root, strict=strict)
+    unknown, near_misses = unknown_keys(root, strict=strict, flat=_is_flat(work.notices))
     problems += unknown
     notices += near_misses
     manifest, violations = _validate(root, {problem.path for problem in problems})
@@ -118,6 +119,12 @@ def _remove(data: Any, place: tuple[str | int, ...]) -> None:
             return
         data = data[step]
     holder.pop(key, None)
+
+
+def _is_flat(told: Sequence[Notice]) -> bool:
+    """Settings were found at the top level of the file."""
+    home = f"{CONFIG}."
+    return any(n.kind == "read as" and "." not in n.path and home in n.text for n in told)
 
 
 def _name_after_place(root: Item, document: Document) -> None:

@@ -171,6 +171,9 @@ def _attention(manifest: Manifest, say: Findings) -> None:
         if config.attention not in ("auto", "flash"):
             text = f"attention: {config.attention} wins"
         say.superseded("flash_attention_2", text)
+    elif config.flash_attention_2 is False and config.attention == "auto":
+        text = "false means not asked for: the plan chooses. Write attention: sdpa or eager"
+        say.tell("note", "training.config.flash_attention_2", text)
     if config.use_sdpa is True and config.attention != "auto":
         say.superseded("use_sdpa", f"attention: {config.attention} wins")
     elif config.use_sdpa is True and config.packing is not False:

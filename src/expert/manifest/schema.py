@@ -11,7 +11,7 @@ from expert.manifest.dataset import DatasetSpec, Decoding
 from expert.manifest.types import (
     AUTO,
     Auto,
-    Count,
+    Blocks,
     CountFromZero,
     Flag,
     PositiveNumber,
@@ -21,6 +21,7 @@ from expert.manifest.types import (
     Share,
     StrictSection,
     Text,
+    Width,
 )
 
 Quantization = Literal["int4", "int8", "fp8", "fp16", "bf16", "none"]
@@ -33,13 +34,13 @@ CHAR_GPT = "char-gpt"
 class CharGptShape(StrictSection):
     """Size of the built-in character model, trained from scratch."""
 
-    layers: Count = 6
+    layers: Blocks = 6
     """Transformer blocks."""
-    heads: Count = 6
+    heads: Blocks = 6
     """Attention heads; must divide width."""
-    width: Count = 384
+    width: Width = 384
     """Size of the hidden state."""
-    block_size: Count = 256
+    block_size: Width = 256
     """Characters the model sees at once."""
     dropout: Share = 0.0
     """Dropout in attention and feed-forward."""

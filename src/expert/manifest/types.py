@@ -31,6 +31,8 @@ _LARGEST = 10**12
 Flag = Annotated[bool, Strict()]
 Count = Annotated[int, Field(ge=1, le=_LARGEST), BeforeValidator(_whole)]
 CountFromZero = Annotated[int, Field(ge=0, le=_LARGEST), BeforeValidator(_whole)]
+Blocks = Annotated[int, Field(ge=1, le=1000), BeforeValidator(_whole)]
+Width = Annotated[int, Field(ge=1, le=100_000), BeforeValidator(_whole)]
 Rank = Annotated[int, Field(ge=1, le=256), BeforeValidator(_whole)]
 PromptLength = Annotated[int, Field(ge=1, le=512), BeforeValidator(_whole)]
 Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(_number)]

@@ -136,6 +136,10 @@ def _convert_lists(config: dict[str, Item], notices: list[Notice]) -> None:
         trackers.value = [Item(trackers.value, trackers.path, trackers.line)]
     if trackers is not None and trackers.plain() == ["none"]:
         trackers.value = []
+    limit = config.get("max_steps")
+    if limit is not None and limit.value == -1:
+        limit.value = 0
+        notices.append(notice("read as", limit, "0: no limit"))
     patience = config.get("early_stopping_patience")
     if patience is not None and patience.value is True:
         patience.value = 3

@@ -35,6 +35,7 @@ def settle_fit(
     fit = find_fit(now, base, most)
     _settle_quantization(now, ledger, fit)
     _settle_checkpointing(now, ledger, fit)
+    _advise(now, ledger, fit)
     work = _settle_micro_batch(now, ledger, fit, most, sequences)
     _settle_eval_batch(now, ledger, work)
     _settle_memory(now, ledger, work)
@@ -46,6 +47,8 @@ def _settle_quantization(now: Situation, ledger: Ledger, fit: Fit) -> None:
     chosen, gib = fit.work.quantization, budget_of(now) / GIB
     if asked == "auto":
         because = "the base fits as it is; quantising would only cost time and precision"
+        if fit.work.trains_everything:
+            because = "every weight is trained, which needs them unquantised"
         if chosen == "int4" and fit.fits:
             because = f"the base does not fit {gib:.1f} GiB in 16 bits, in NF4 it does"
         elif not fit.fits:
@@ -53,19 +56,18 @@ def _settle_quantization(now: Situation, ledger: Ledger, fit: Fit) -> None:
         ledger.settle(path, chosen, because, "machine")
         return
     if chosen == "none" and asked in ("int4", "int8", "fp8"):
-        because = f"{asked} was asked for, but its kernels need a GPU"
-        ledger.warn(path, because)
-        ledger.settle(path, "none", because, "fallback")
+        _fall_back_to_unquantised(ledger, asked)
         return
     settled = asked if asked in ("bf16", "fp16") else chosen
     ledger.settle(path, settled, "set in the manifest", "manifest")
-    plain = replace(fit.work, quantization="none", rows=1)
-    if chosen in ("int4", "int8") and fit.fits and fits(now, plain):
-        rows = largest_batch(now, plain, fit.work.rows)
-        text = f"the base fits {gib:.1f} GiB unquantised, with {rows} at once: quantization: none"
-        ledger.advise(path, f"{text} is faster and more precise")
     if chosen == "fp8" and not now.has_capability((8, 9)):
         ledger.warn(path, f"{now.card_words} has no fp8 units (8.9): weights are only stored so")
+
+
+def _fall_back_to_unquantised(ledger: Ledger, asked: str) -> None:
+    because = f"{asked} was asked for, but its kernels need a GPU"
+    ledger.warn("model.quantization", because)
+    ledger.settle("model.quantization", "none", because, "fallback")
 
 
 def _settle_checkpointing(now: Situation, ledger: Ledger, fit: Fit) -> None:
@@ -74,23 +76,43 @@ def _settle_checkpointing(now: Situation, ledger: Ledger, fit: Fit) -> None:
     kind = "none" if count == 0 else ("full" if count == layers else "selective")
     asked = now.config.gradient_checkpointing
     if asked != "auto":
-        ledger.settle(RECOMPUTING, kind, "set in the manifest", "manifest")
-        because = f"{kind}, as set in the manifest"
+        because = "set in the manifest"
         if asked == "selective":
-            because = "half of the blocks, more where that does not fit"
-        plain = replace(fit.work, recomputed_blocks=0, rows=1)
-        if fit.fits and count and fits(now, plain):
-            rows = largest_batch(now, plain, fit.work.rows)
-            text = f"{rows} at once fit without recomputing: gradient_checkpointing: false"
-            ledger.advise(RECOMPUTING, f"{text} is up to 1.4x faster")
+            because = "selective: half of the blocks, more where that does not fit"
+        ledger.settle(RECOMPUTING, kind, because, "manifest")
     else:
         because = f"everything fits {gib:.1f} GiB without recomputing"
         if count and fit.fits:
-            because = f"as few blocks as let one sequence fit {gib:.1f} GiB"
+            because = f"as few blocks as let {max(1, _asked_rows(now))} at once fit {gib:.1f} GiB"
         elif not fit.fits:
             because = f"even recomputing everything does not fit {gib:.1f} GiB"
         ledger.settle(RECOMPUTING, kind, because, "machine")
-    ledger.settle("kernels.recomputed_blocks", count, because, "machine")
+    source: Source = "machine" if asked == "auto" else "manifest"
+    ledger.settle("kernels.recomputed_blocks", count, because, source)
+
+
+def _asked_rows(now: Situation) -> int:
+    asked = now.config.micro_batch_size
+    return 1 if asked == "auto" else asked
+
+
+def _advise(now: Situation, ledger: Ledger, fit: Fit) -> None:
+    """What the manifest gives up without need: only changes that fit together are advised."""
+    if not fit.fits:
+        return
+    work, gib = replace(fit.work, rows=1), budget_of(now) / GIB
+    recomputes = now.config.gradient_checkpointing != "auto" and work.recomputed_blocks > 0
+    kept = replace(work, recomputed_blocks=0)
+    if recomputes and fits(now, kept):
+        work = kept
+        rows = largest_batch(now, work, fit.work.rows, budget_of(now))
+        text = f"{rows} at once fit without recomputing: gradient_checkpointing: false"
+        ledger.advise(RECOMPUTING, f"{text} is up to 1.4x faster")
+    plain = replace(work, quantization="none")
+    if now.model.quantization in ("int4", "int8") and now.on_gpu and fits(now, plain):
+        rows = largest_batch(now, plain, fit.work.rows, budget_of(now))
+        text = f"the base fits {gib:.1f} GiB unquantised, with {rows} at once: quantization: none"
+        ledger.advise("model.quantization", f"{text} is faster and more precise")
 
 
 def _settle_micro_batch(
@@ -119,9 +141,9 @@ def _settle_micro_batch(
     written = now.config.batch_size
     if written not in ("auto", micro) and now.config.micro_batch_size == "auto":
         examples = ledger.decisions["batch.examples_per_update"].value
-        text = f"batch_size {written} as the number at once: memory decides that, the {examples}"
-        ledger.supersede(path, f"{text} rows of an update stay (micro_batch_size would force it)")
-    return replace(fit.work, rows=micro)
+        text = f"batch_size {written} sets the {examples} rows of an update, not those at once"
+        ledger.supersede(path, f"{text}: memory decides them, or micro_batch_size")
+    return replace(fit.work, rows=micro, accumulates=sequences is None or micro < sequences)
 
 
 def _settle_accumulation(
@@ -131,7 +153,8 @@ def _settle_accumulation(
         ledger.unknown("batch.accumulation", "the sequences of an update are not known yet")
         return
     steps = steps or math.ceil(sequences / micro)
-    because = f"{steps} × {micro} make up the {sequences} sequences of an update"
+    each = f"{micro}" if steps * micro == sequences else f"at most {micro}"
+    because = f"{steps} × {each} make up the {sequences} sequences of an update"
     ledger.settle("batch.accumulation", steps, because, "machine")
 
 
@@ -147,14 +170,21 @@ def _settle_eval_batch(now: Situation, ledger: Ledger, work: Workload) -> None:
     while rows < LARGEST_EVAL_BATCH and eval_bytes(now, replace(work, rows=2 * rows)) <= budget:
         rows *= 2
     because = f"nothing is kept for a backward; as many as fit, at most {LARGEST_EVAL_BATCH}"
+    if eval_bytes(now, replace(work, rows=1)) > budget:
+        because = "not even one fits at evaluation"
     ledger.settle(path, rows, because, "machine")
 
 
-def _settle_memory(now: Situation, ledger: Ledger, work: Workload) -> None:
+def _settle_budget(now: Situation, ledger: Ledger) -> int:
     budget = budget_of(now)
     limited = budget < now.target.budget_bytes
     because = "vram_limit" if limited else now.target.budget_because
     ledger.settle("memory.budget_bytes", budget, because, "manifest" if limited else "machine")
+    return budget
+
+
+def _settle_memory(now: Situation, ledger: Ledger, work: Workload) -> None:
+    budget = _settle_budget(now, ledger)
     peak = peak_bytes(now, work)
     parts = estimate(work).parts()
     if not now.on_gpu:
@@ -174,11 +204,13 @@ def _settle_memory(now: Situation, ledger: Ledger, work: Workload) -> None:
 def _settle_without_shape(now: Situation, ledger: Ledger, most: int, sequences: int | None) -> None:
     """Nothing can be estimated: what was written is taken, and the start of the run will probe."""
     reason, config = now.resolved.shape_from, now.config
-    if now.model.quantization == "auto":
+    asked_base = now.model.quantization
+    if asked_base == "auto":
         because = f"its size is not known: {reason}"
         ledger.settle("model.quantization", "none", because, "preset")
+    elif asked_base in ("int4", "int8", "fp8") and not now.on_gpu:
+        _fall_back_to_unquantised(ledger, asked_base)
     else:
-        asked_base = now.model.quantization
         ledger.settle("model.quantization", asked_base, "set in the manifest", "manifest")
     asked = config.gradient_checkpointing
     if asked == "auto":
@@ -190,11 +222,14 @@ def _settle_without_shape(now: Situation, ledger: Ledger, most: int, sequences: 
     ledger.unknown("kernels.recomputed_blocks", reason)
     written = config.micro_batch_size if config.micro_batch_size != "auto" else config.batch_size
     micro = min(written, most) if written != "auto" else 1
-    because = f"as written; what fits is not known: {reason}"
-    ledger.settle("batch.micro_batch", micro, because, "manifest")
+    source: Source = "preset" if written == "auto" else "manifest"
+    because = f"{'one' if written == 'auto' else 'as written'}; what fits is not known: {reason}"
+    ledger.settle("batch.micro_batch", micro, because, source)
     _settle_accumulation(ledger, sequences, micro)
-    evaluation = config.eval_batch_size if config.eval_batch_size != "auto" else micro
-    now.pass_on(ledger, "batch.eval_batch", "eval_batch_size", evaluation)
-    ledger.settle("memory.budget_bytes", budget_of(now), now.target.budget_because, "machine")
+    if config.eval_batch_size == "auto":
+        ledger.settle("batch.eval_batch", micro, "as many as in training", "preset")
+    else:
+        now.pass_on(ledger, "batch.eval_batch", "eval_batch_size")
+    _settle_budget(now, ledger)
     for key in ("peak_bytes", "parts", "fits"):
         ledger.unknown(f"memory.{key}", reason)

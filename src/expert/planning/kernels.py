@@ -13,6 +13,7 @@ COMPILE_PAYS_AFTER_SECONDS = 120
 # Well-tuned loops reach 35-65 % of a card's bf16 peak; this only decides whether a run is short.
 LIKELY_SHARE_OF_PEAK = 0.4
 FEW_EXAMPLES = 1000
+FEW_STEPS = 50
 
 
 def choose_precision(now: Situation, ledger: Ledger) -> str:
@@ -37,6 +38,8 @@ def choose_precision(now: Situation, ledger: Ledger) -> str:
         chosen = ledger.settle(path, "fp32", "CPUs compute float32 best", "machine")
     elif now.has_capability(AMPERE) and asked_bf16 == "auto":
         because = f"{now.card_words} has bf16 tensor cores"
+        if now.target.capability is None:
+            because = "no card is named; every one since 2020 has bf16 tensor cores"
         chosen = ledger.settle(path, "bf16", because, "machine")
     elif asked_fp16 == "auto":
         ruled_out = "bf16 is ruled out" if asked_bf16 is False else f"{now.card_words} has no bf16"
@@ -69,6 +72,7 @@ def choose_tf32(now: Situation, ledger: Ledger) -> None:
         ledger.settle(path, able, because, "machine")
     elif asked and not able:
         because = f"asked for, but {now.card_words} has no TF32"
+        ledger.warn(path, because)
         ledger.settle(path, False, because, "fallback")
     else:
         ledger.settle(path, asked, "set in the manifest", "manifest")
@@ -109,10 +113,12 @@ def choose_compile(now: Situation, ledger: Ledger, likely_seconds: float | None)
     chosen: bool
     if config.torch_compile != "auto":
         chosen = ledger.settle(path, config.torch_compile, "set in the manifest", "manifest")
-        if chosen and now.target.windows:
-            ledger.warn(path, "Triton does not ship for Windows: compilation may fall back")
+        obstacle = _cannot_compile(now)
+        if chosen and obstacle:
+            ledger.warn(path, f"{obstacle}: compilation may fall back")
     else:
-        chosen, because = _compile_pays(now, likely_seconds)
+        steps = ledger.decisions["length.total_steps"].value
+        chosen, because = _compile_pays(now, likely_seconds, steps)
         ledger.settle(path, chosen, because, "machine")
     mode = config.torch_compile_mode
     if mode == "auto":
@@ -124,15 +130,27 @@ def choose_compile(now: Situation, ledger: Ledger, likely_seconds: float | None)
     return chosen
 
 
-def _compile_pays(now: Situation, likely_seconds: float | None) -> tuple[bool, str]:
+def _cannot_compile(now: Situation) -> str:
+    """Why compilation does not work or pay here at all, or nothing."""
     if not now.on_gpu:
-        return False, "not worth it on a CPU"
+        return "compiling is not worth it on a CPU"
     if now.target.windows:
-        return False, "Triton does not ship for Windows"
+        return "Triton does not ship for Windows"
     if not now.has_capability(TRITON_LEAST):
-        return False, f"{now.card_words} is older than Triton supports (7.0)"
+        return f"{now.card_words} is older than Triton supports (7.0)"
+    return ""
+
+
+def _compile_pays(
+    now: Situation, likely_seconds: float | None, steps: int | None
+) -> tuple[bool, str]:
+    obstacle = _cannot_compile(now)
+    if obstacle:
+        return False, obstacle
     if likely_seconds is not None and likely_seconds < COMPILE_PAYS_AFTER_SECONDS:
         return False, f"run too short: about {likely_seconds:.0f} s, compiling takes 20"
+    if likely_seconds is None and steps is not None and steps < FEW_STEPS:
+        return False, f"run too short: {steps} updates"
     rows = now.survey.rows
     if likely_seconds is None and rows is not None and rows * now.config.epochs < FEW_EXAMPLES:
         return False, f"run too short: {rows} rows"

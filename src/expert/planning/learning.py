@@ -10,9 +10,13 @@ from typing import Any
 from expert.manifest.schema import CharGptShape
 from expert.planning.decisions import Ledger
 from expert.planning.resolve import basename
+from expert.planning.shapes import PROJECTIONS
 from expert.planning.situation import Situation
 
 DEFAULT_RANK = 16
+# Layers that some Llama-like models have in place of, or besides, the usual seven.
+FUSED_PROJECTIONS = {"qkv_proj", "gate_up_proj", "embed_tokens", "lm_head"}
+_CADENCES = ("optim.warmup_steps", "watch.eval_steps", "watch.save_steps")
 DEFAULT_RATES = {"full": 2e-5, "ia3": 5e-3, "none": 5e-3}
 ADAPTER_RATE = 2e-4
 SCRATCH_RATE = 1e-3
@@ -112,8 +116,21 @@ def settle_adapter(now: Situation, ledger: Ledger) -> tuple[int, frozenset[str]]
     because = "soft_prompts of the manifest" if prompts else "none asked for"
     ledger.settle("adapter.soft_prompts", prompts, because, "manifest")
     targets = ledger.decisions["adapter.target_modules"].value
-    names = targets if isinstance(targets, list) else []
-    return rank, frozenset(name.rsplit(".", 1)[-1] for name in names)
+    names = frozenset(t.rsplit(".", 1)[-1] for t in targets) if isinstance(targets, list) else None
+    _warn_of_strange_targets(now, ledger, names or frozenset())
+    return rank, names or frozenset()
+
+
+def _warn_of_strange_targets(now: Situation, ledger: Ledger, names: frozenset[str]) -> None:
+    """A misspelt layer gets no adapter. Only Llama-like models have these layer names for sure."""
+    shape = now.resolved.shape
+    if shape is None or not shape.gated_mlp:
+        return
+    strange = sorted(names - set(PROJECTIONS) - FUSED_PROJECTIONS)
+    if strange:
+        usual = ", ".join(PROJECTIONS)
+        text = f"{', '.join(strange)}: no layer of such a name is known; usual are {usual}"
+        ledger.warn("adapter.target_modules", text)
 
 
 def _or_released(
@@ -189,6 +206,8 @@ def settle_watching(now: Situation, ledger: Ledger) -> None:
         ledger.settle("watch.load_best", evaluates, because, "preset")
     else:
         now.pass_on(ledger, "watch.load_best", "load_best_model_at_end")
+        if config.load_best_model_at_end and not evaluates:
+            ledger.warn("watch.load_best", "there is no evaluation to choose the best by")
     now.pass_on(ledger, "watch.metric", "metric_for_best_model")
     rising = config.metric_for_best_model == "eval_token_accuracy"
     if config.greater_is_better == "auto":
@@ -199,6 +218,23 @@ def settle_watching(now: Situation, ledger: Ledger) -> None:
     for key in ("early_stopping_patience", "early_stopping_threshold", "trackers"):
         now.pass_on(ledger, f"watch.{key}", key)
     _settle_output(now, ledger)
+
+
+def warn_of_cadences_longer_than_the_run(now: Situation, ledger: Ledger) -> None:
+    """A warm-up, evaluation or checkpoint that would come after the last update."""
+    total = ledger.decisions["length.total_steps"].value
+    if total is None:
+        return
+    settled = {path: ledger.decisions[path].value for path in _CADENCES}
+    for path, steps in settled.items():
+        by_steps = path == "optim.warmup_steps" or settled_strategy(ledger, path) == "steps"
+        if steps is not None and steps > total and by_steps:
+            ledger.warn(path, f"{steps} updates are more than the {total} of the whole run")
+
+
+def settled_strategy(ledger: Ledger, path: str) -> str:
+    name = "save_strategy" if path.endswith("save_steps") else "evaluation_strategy"
+    return str(ledger.decisions[f"watch.{name}"].value)
 
 
 def _settle_saving(now: Situation, ledger: Ledger) -> None:

@@ -24,7 +24,8 @@ def training_rows(now: Situation, length: int) -> int | None:
     if rows is None:
         return None
     data = now.manifest.training.dataset
-    if data.validation_path is None and not data.tasks and data.validation_split > 0:
+    has_file = data.validation_path or any(t.valid for t in (data.tasks or {}).values())
+    if not has_file and data.validation_split > 0:
         rows -= math.ceil(rows * data.validation_split)
     return max(rows, 0)
 
@@ -49,9 +50,12 @@ def settle_length(now: Situation, ledger: Ledger, *, length: int, examples: int)
     if tokens is None:
         ledger.unknown("length.tokens_per_epoch", reason)
     else:
-        share = rows / now.survey.rows if now.survey.rows else 1.0
+        whole = now.survey.rows or max(1, tokens // length)
+        kept = tokens * rows / whole if whole else 0.0
+        if now.config.overlong != "split" and not now.is_char_model:
+            kept = min(kept, float(rows * length))
         how = "characters" if now.is_char_model else "estimated at 3.8 bytes of the file a token"
-        ledger.settle("length.tokens_per_epoch", int(tokens * share), how, "machine")
+        ledger.settle("length.tokens_per_epoch", int(kept), how, "machine")
     steps = math.ceil(rows / examples)
     because = f"{rows} rows, {examples} an update"
     ledger.settle("length.steps_per_epoch", steps, because, "machine")
@@ -107,7 +111,9 @@ def settle_time(now: Situation, ledger: Ledger, work: Workload | None) -> None:
     model = basename(now.model.name).lower()
     rate = find_rate(list(now.rates), (card, model, now.config.adapter_type, quantization))
     if tokens is None:
-        ledger.unknown("length.seconds", now.survey.because)
+        rows = ledger.decisions["length.rows"].value
+        why = "there are no rows" if rows == 0 else now.survey.because
+        ledger.unknown("length.seconds", why)
     elif rate is None:
         because = f"no rate was measured for {model} on {card} yet"
         ledger.unknown("length.seconds", because)

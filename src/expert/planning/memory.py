@@ -88,8 +88,8 @@ class Workload:
     def target_sizes(self) -> dict[str, tuple[int, int]]:
         """(in, out) of the adapted layers of a block."""
         sizes = self.shape.linear_sizes()
-        chosen = self.targets & sizes.keys() or frozenset(sizes)
-        return {name: sizes[name] for name in chosen}
+        chosen = self.targets or frozenset(sizes)
+        return {name: size for name, size in sizes.items() if name in chosen}
 
     @property
     def trains_everything(self) -> bool:
@@ -141,12 +141,6 @@ class MemoryEstimate:
     data_buffers: int
     cuda_context: int
     allocator_slack: int
-
-    @property
-    def resident(self) -> int:
-        """What is there whatever the batch."""
-        held = self.base_weights + self.quantisation_tables + self.adapter
-        return held + self.gradients + self.optimizer + self.cuda_context
 
     @property
     def allocated(self) -> int:

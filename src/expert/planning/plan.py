@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from expert.planning.learning import (
     settle_model,
     settle_optimisation,
     settle_watching,
+    warn_of_cadences_longer_than_the_run,
 )
 from expert.planning.length import likely_seconds, settle_disk, settle_length, settle_time
 from expert.planning.measurements import measurements_file, read_rates
@@ -89,6 +91,7 @@ def make_plan(
     work = settle_fit(now, ledger, work, examples=examples, sequences=sequences)
     settle_optimisation(now, ledger)
     settle_watching(now, ledger)
+    warn_of_cadences_longer_than_the_run(now, ledger)
     settle_time(now, ledger, work)
     settle_disk(now, ledger, work)
     _settle_rest(now, ledger, work)
@@ -163,13 +166,21 @@ def _settle_loader(now: Situation, ledger: Ledger) -> None:
         now.pass_on(ledger, "loader.prefetch", "dataloader_prefetch_factor")
     keep = config.dataloader_persistent_workers
     chosen = bool(workers) if keep == "auto" else bool(keep) and workers > 0
-    because = "set in the manifest" if keep != "auto" and workers else f"{workers} workers"
-    ledger.settle("loader.persistent_workers", chosen, because, "machine")
+    honoured = keep != "auto" and workers > 0
+    because = "set in the manifest" if honoured else f"{workers} workers"
+    ledger.settle(
+        "loader.persistent_workers", chosen, because, "manifest" if honoured else "machine"
+    )
     if config.dataloader_pin_memory == "auto":
         because = "faster copies to the card" if now.on_gpu else "no GPU"
         ledger.settle("loader.pin_memory", now.on_gpu, because, "machine")
     else:
         now.pass_on(ledger, "loader.pin_memory", "dataloader_pin_memory")
+
+
+def folder_name(name: str) -> str:
+    """A name as one plain folder: no separators, nothing hidden, nothing that climbs."""
+    return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "expert"
 
 
 def _settle_rest(now: Situation, ledger: Ledger, work: Workload | None) -> None:
@@ -195,9 +206,12 @@ def _settle_rest(now: Situation, ledger: Ledger, work: Workload | None) -> None:
         cache = str(now.folder / now.config.pretokenized_cache)
         ledger.settle("data.cache", cache, "set in the manifest", "manifest")
     else:
-        cache = str(now.folder / "datasets_optimized" / now.manifest.name)
+        cache = str(now.folder / "datasets_optimized" / folder_name(now.manifest.name))
         ledger.settle("data.cache", cache, "keyed by content, beside the manifest", "preset")
     ledger.settle("kernels.device", now.target.device, now.target.name, "machine")
+    if now.config.device == "cpu" and now.on_gpu:
+        text = f"device: cpu: the plan was asked for {now.target.name}"
+        ledger.supersede("kernels.device", text)
     if now.config.device == "cuda" and not now.on_gpu:
         text = "cuda was asked for, but there is no GPU: this is a plan for the CPU"
         ledger.warn("kernels.device", text)
@@ -208,6 +222,10 @@ def _settle_rest(now: Situation, ledger: Ledger, work: Workload | None) -> None:
         ledger.settle("adapter.trainable_parameters", work.trainable_parameters, because, "machine")
     decoding = training.decoding.model_dump(mode="json", exclude_none=True)
     ledger.settle("decoding", decoding, "training.decoding of the manifest", "manifest")
+    needed, free = ledger.decisions["disk.total_bytes"].value, now.target.disk_free_bytes
+    if needed is not None and free is not None and needed > free:
+        text = f"needs {needed / 2**30:.1f} GiB and {free / 2**30:.1f} are free"
+        ledger.warn("disk.total_bytes", text)
     if now.target.held_bytes and now.target.is_this_machine:
         gib = now.target.held_bytes / 2**30
         ledger.warn("memory.budget_bytes", f"{gib:.1f} GiB of the card are held by others")

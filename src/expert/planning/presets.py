@@ -32,11 +32,9 @@ def char_gpt_batch(memory_bytes: int) -> tuple[int, str]:
 class Preset:
     """A recommendation for a card: the model, the rows at once, and what goes with them."""
 
-    title: str
     cards: tuple[str, ...]
     model: str
     rows: int
-    accumulation: int
     row_tokens: int
     settings: str
     work: Workload
@@ -67,13 +65,11 @@ class Verdict:
         return f"does not hold: {has}; {instead} fit, rows per update stay the same"
 
 
-def _char_preset(title: str, cards: tuple[str, ...], rows: int) -> Preset:
+def _char_preset(cards: tuple[str, ...], rows: int) -> Preset:
     return Preset(
-        title=title,
         cards=cards,
         model="char-gpt",
         rows=rows,
-        accumulation=1,
         row_tokens=256,
         settings="compiled, TF32, mixed precision, fused AdamW, clipping at 1.0",
         work=Workload(shape=char_gpt_shape(CharGptShape()), rows=1, row_tokens=256, adapter="full"),
@@ -99,26 +95,22 @@ def presets() -> tuple[Preset, ...]:
     )
     large = replace(_shape_of("Llama-3.1-8B"), fused_loss=False)
     return (
-        _char_preset("character GPT, 12 GB", ("rtx-3080-12gb", "rtx-4070"), 96),
-        _char_preset("character GPT, 16 GB", ("rtx-4080-super",), 128),
-        _char_preset("character GPT, 16 GB, said to be too much", ("rtx-4080-super",), 256),
-        _char_preset("character GPT, 24 GB", ("rtx-4090", "rtx-a5000"), 192),
+        _char_preset(("rtx-3080-12gb", "rtx-4070"), 96),
+        _char_preset(("rtx-4080-super",), 128),
+        _char_preset(("rtx-4080-super",), 256),  # said to be too much for 16 GB
+        _char_preset(("rtx-4090", "rtx-a5000"), 192),
         Preset(
-            title="small expert, 24 GB",
             cards=("rtx-4090",),
             model="Qwen3-0.6B",
             rows=16,
-            accumulation=4,
             row_tokens=2048,
             settings="DoRA on NF4, bf16, TF32, SDPA, fused AdamW, no checkpointing",
             work=small,
         ),
         Preset(
-            title="8B model in bf16, 32 GB",
             cards=("rtx-5090",),
             model="Llama-3.1-8B",
             rows=32,
-            accumulation=1,
             row_tokens=512,
             settings="unquantised, flash attention, compiled, fused AdamW, no checkpointing",
             work=large,

@@ -41,19 +41,19 @@ def resolve_model(
     if name == CHAR_GPT:
         shape = char_gpt_shape(spec.architecture or CharGptShape())
         return ResolvedModel(name, "built-in", name, "built-in character model", shape, "manifest")
-    local = Path(name).expanduser()
-    for candidate in [local] if local.is_absolute() else [folder / name, local]:
-        if (candidate / "config.json").is_file():
-            return _found(name, "folder", candidate, "a folder with a config.json, as written")
+    local = _as_local(name)
+    for candidate in [local] if local.is_absolute() else [folder / local, local]:
+        if is_model_folder(candidate):
+            return _found(name, "folder", candidate, "a model folder, as written")
     base = basename(name)
     for models in models_folders(folder, environ):
-        if (models / base / "config.json").is_file():
+        if is_model_folder(models / base):
             return _found(name, "models folder", models / base, f"{base} found in {models}")
     cached = _in_hf_cache(name, base, environ)
     if cached is not None:
         return _found(name, "hf cache", cached, f"downloaded before, in {cached.parents[2].name}")
     known = find_known_model(name)
-    is_hub_id = bool(re.fullmatch(r"[\w.-]+/[\w.-]+", name)) and not (folder / name).exists()
+    is_hub_id = bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", name))
     hub_id = name if is_hub_id else (known.hub_id if known else base)
     because = "not found on this machine; it will be fetched from the hub"
     if not is_hub_id:
@@ -88,14 +88,14 @@ def hf_cache_folder(environ: Mapping[str, str]) -> Path:
 
 def _in_hf_cache(name: str, base: str, environ: Mapping[str, str]) -> Path | None:
     cache = hf_cache_folder(environ)
-    if not cache.is_dir():
+    try:
+        models = sorted(cache.glob("models--*"))
+    except OSError:
         return None
     exact = "models--" + name.replace("/", "--")
     folders = [cache / exact] if "/" in name and (cache / exact).is_dir() else []
     wanted = f"--{base}".lower()
-    folders += [
-        path for path in sorted(cache.glob("models--*")) if path.name.lower().endswith(wanted)
-    ]
+    folders += [path for path in models if path.name.lower().endswith(wanted)]
     for candidate in folders:
         snapshots = sorted(
             candidate.glob("snapshots/*/config.json"), key=lambda path: path.stat().st_mtime
@@ -105,8 +105,28 @@ def _in_hf_cache(name: str, base: str, environ: Mapping[str, str]) -> Path | Non
     return None
 
 
+def _as_local(name: str) -> Path:
+    """The name as a path of this machine: Windows separators and ~ are understood."""
+    path = Path(name.replace("\\", "/"))
+    try:
+        return path.expanduser()
+    except RuntimeError:  # ~somebody who is not here
+        return path
+
+
+def is_model_folder(folder: Path) -> bool:
+    """A folder with a model's config, or at least with its tokenizer, that may be looked into."""
+    try:
+        return (folder / "config.json").is_file() or (folder / "tokenizer.json").is_file()
+    except OSError:  # no permission, or a name that no file can have
+        return False
+
+
 def _found(name: str, place: Place, location: Path, because: str) -> ResolvedModel:
     shape, shape_from = read_shape(location / "config.json")
+    known = find_known_model(name) if not (location / "config.json").is_file() else None
+    if known is not None:
+        shape, shape_from = known.shape, f"known sizes of {basename(name)}"
     return ResolvedModel(name, place, str(location), because, shape, shape_from)
 
 

@@ -91,7 +91,11 @@ def settle_update(
     if mean is None:
         ledger.unknown(path, f"row lengths are not known: {now.survey.because}")
         return examples, None
-    per_sequence = max(1.0, PACKED_FILL * length / min(mean, length))
+    # A row that is cut fills one sequence at most; one that is split fills several.
+    size = mean if now.config.overlong == "split" else min(mean, length)
+    per_sequence = PACKED_FILL * length / size
+    if now.config.overlong != "split":
+        per_sequence = max(1.0, per_sequence)
     sequences = max(1, round(examples / per_sequence))
     because = f"{examples} rows, about {per_sequence:.1f} to a sequence ({now.survey.because})"
     ledger.settle(path, sequences, because, "machine")

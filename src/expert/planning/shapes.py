@@ -93,6 +93,10 @@ class ModelShape:
         return self.layers * self.block_parameters + self.embedding_parameters + final_norm
 
 
+# No layer count, width or vocabulary comes near this; a number that does is a mistake.
+_ABSURD = 10**8
+
+
 class UnknownShape(ValueError):
     """A config.json whose memory we cannot model; the text says why."""
 
@@ -204,6 +208,6 @@ def _tied_by_default(kind: str) -> bool:
 def _number(config: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
     for key in keys:
         value = config.get(key)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < _ABSURD:
             return value
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
@@ -12,7 +13,7 @@ from expert.manifest.dataset import DatasetSpec
 # SQL questions. It only sizes a plan; preparing the data counts exactly.
 FILE_BYTES_PER_TOKEN = 3.8
 # Larger files are judged by their first part: counting lines runs at about 1 GB/s.
-_COUNTED_BYTES = 256 * 2**20
+_COUNTED_BYTES = 64 * 2**20
 _LINES = {".jsonl", ".ndjson", ".csv"}
 CORPORA = ("shakespeare", "python-stdlib")
 
@@ -24,7 +25,6 @@ class Survey:
     rows: int | None
     tokens: int | None
     because: str
-    exact_rows: bool = False
 
     @property
     def mean_tokens(self) -> float | None:
@@ -33,6 +33,13 @@ class Survey:
 
 def survey_data(spec: DatasetSpec, folder: Path, *, characters: bool) -> Survey:
     """Look at the training files; `characters`: a token is a character, not a word piece."""
+    try:
+        return _survey(spec, folder, characters)
+    except OSError as error:
+        return Survey(None, None, f"{spec.path} cannot be looked at: {error.strerror}")
+
+
+def _survey(spec: DatasetSpec, folder: Path, characters: bool) -> Survey:
     if spec.streaming:
         return Survey(None, None, "streamed rows are not counted beforehand")
     if spec.tasks:
@@ -43,7 +50,7 @@ def survey_data(spec: DatasetSpec, folder: Path, *, characters: bool) -> Survey:
             return missing
         rows = sum(int((p.rows or 0) * w) for p, w in zip(parts, weights, strict=True))
         tokens = sum(int((p.tokens or 0) * w) for p, w in zip(parts, weights, strict=True))
-        return Survey(rows, tokens, f"{len(parts)} tasks counted and weighted", True)
+        return Survey(rows, tokens, f"{len(parts)} tasks counted and weighted")
     path = spec.path or ""
     if path in CORPORA:
         if spec.max_chars and characters:
@@ -61,7 +68,9 @@ def survey_data(spec: DatasetSpec, folder: Path, *, characters: bool) -> Survey:
 
 def local_path(path: str, folder: Path) -> Path:
     """A path of the manifest on this machine; Windows separators work everywhere."""
-    portable = Path(path.split("::")[0].replace("\\", "/")).expanduser()
+    portable = Path(path.split("::")[0].replace("\\", "/"))
+    with contextlib.suppress(RuntimeError):  # ~somebody who is not here is not found later
+        portable = portable.expanduser()
     return portable if portable.is_absolute() else folder / portable
 
 
@@ -100,4 +109,6 @@ def survey_file(path: Path) -> Survey:
     exact = counted == size
     rows = lines if exact else int(lines * size / counted)
     how = "lines counted" if exact else f"lines of the first {_COUNTED_BYTES // 2**20} MiB"
-    return Survey(rows, int(size / FILE_BYTES_PER_TOKEN), how, exact)
+    if path.suffix.lower() == ".csv":
+        how += ", fewer rows where a quoted cell holds a line break"
+    return Survey(rows, int(size / FILE_BYTES_PER_TOKEN), how)

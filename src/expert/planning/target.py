@@ -11,7 +11,7 @@ from expert.planning.cards import Card, card_named, find_card, suggest_cards
 from expert.planning.machine import Machine
 
 GIB = 2**30
-# What a plan for a card elsewhere assumes of the machine around it: seed guides name 8 to 16 cores.
+# What a plan for a card elsewhere assumes of the machine around it: guides name 8 to 16 cores.
 CORES_BESIDE_A_NAMED_CARD = 8
 # The driver and a screen take 0.3-0.6 GiB of a desktop card before anyone trains on it.
 SHARE_OF_A_NAMED_CARD = 0.97
@@ -37,6 +37,8 @@ class Target:
     windows: bool = False
     held_bytes: int = 0
     """Memory that others hold on the card."""
+    disk_free_bytes: int | None = None
+    """Room beside the manifest, where the plan is for this machine."""
 
 
 def choose_target(
@@ -48,15 +50,15 @@ def choose_target(
 ) -> Target:
     """The card named with --gpu, else this machine's first GPU, else its CPU."""
     limit = _size(vram)
+    windows = (machine.os.value or "").startswith("Windows")
     if gpu is not None:
         card = find_card(gpu)
         if card is None:
             near = suggest_cards(gpu)
             fix = f"did you mean {', '.join(near)}?" if near else "see: expert machine --cards"
             raise UnknownTarget(f"--gpu {gpu}: no such card in the table  ({fix})")
-        return _on_card(card, limit, machine)
+        return _on_card(card, limit, machine, windows)
     cores = machine.cores_available.value or 1
-    windows = (machine.os.value or "").startswith("Windows")
     if machine.gpus and device != "cpu":
         return _on_this_gpu(machine, limit, cores, windows)
     if limit is not None:
@@ -71,7 +73,7 @@ def choose_target(
             is_this_machine=False,
             windows=windows,
         )
-    because = "device: cpu" if device == "cpu" else f"no GPU: {machine.gpu_note}".rstrip(": ")
+    because = "device: cpu" if device == "cpu" else "no GPU was found: see expert machine"
     ram = machine.ram_available_bytes.value or 0
     return Target(
         device="cpu",
@@ -83,10 +85,11 @@ def choose_target(
         cores=cores,
         is_this_machine=True,
         windows=windows,
+        disk_free_bytes=machine.disk_free_bytes.value,
     )
 
 
-def _on_card(card: Card, limit: int | None, machine: Machine) -> Target:
+def _on_card(card: Card, limit: int | None, machine: Machine, windows: bool) -> Target:
     memory = int(card.memory_gib * GIB * SHARE_OF_A_NAMED_CARD)
     budget = min(memory, limit) if limit else memory
     because = f"{SHARE_OF_A_NAMED_CARD:.0%} of {card.name}'s {card.memory_gib:.1f} GiB"
@@ -100,6 +103,7 @@ def _on_card(card: Card, limit: int | None, machine: Machine) -> Target:
         card=card,
         cores=max(machine.cores_available.value or 1, CORES_BESIDE_A_NAMED_CARD),
         is_this_machine=False,
+        windows=windows,
     )
 
 
@@ -122,6 +126,7 @@ def _on_this_gpu(machine: Machine, limit: int | None, cores: int, windows: bool)
         is_this_machine=True,
         windows=windows,
         held_bytes=held,
+        disk_free_bytes=machine.disk_free_bytes.value,
     )
 
 
