@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import get_args
 
 from expert.core.errors import Problem
 from expert.manifest.config import AdapterType
-from expert.manifest.document import Item, is_comment, shown
+from expert.manifest.document import Item, is_comment
+from expert.manifest.moving import Entries, Migration, first_base_model, name_base_model
 from expert.manifest.names import (
-    ADAM_BETAS,
-    AMP_NAMES,
     BASE_MODEL_KEYS,
     CONFIG_ALIASES,
     CONFIG_KEYS,
     DATASET_ALIASES,
     DATASET_KEYS,
-    DTYPE_NAMES,
-    LOAD_IN_NAMES,
     LOOSE_CONSTRAINTS,
     LOOSE_DATASET_KEYS,
     MODEL_NAMES,
@@ -27,67 +22,14 @@ from expert.manifest.names import (
 )
 from expert.manifest.notices import Notice, notice
 from expert.manifest.schema import CHAR_GPT, BaseModelSpec, CharGptShape
+from expert.manifest.special_names import SPECIAL
 
-Entries = dict[str, Item]
-# Words for the arithmetic, and what they say of bf16 and fp16.
-_FLOATS = {
-    **dict.fromkeys(("bf16", "bfloat16"), (True, False)),
-    **dict.fromkeys(("fp16", "float16", "half"), (False, True)),
-    **dict.fromkeys(("fp32", "float32", "float", "no"), (False, False)),
-}
 # Here null means "not given", not a wrong type; elsewhere the schema decides.
 _MAY_BE_LEFT_EMPTY = (
     *("schema_version", "name", "base_model", "base_models", "model", "adapters"),
     *("training", "dataset", "data", "config"),
 )
-_NULL_IS_A_VALUE = ("max_grad_norm", "save_total_limit")
 CORPORA = ("shakespeare", "python-stdlib")
-
-
-@dataclass
-class Migration:
-    """The tree being rewritten, and what there is to tell about it."""
-
-    root: Entries
-    notices: list[Notice] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-    later: list[tuple[Callable[[Migration, Item], None], Item]] = field(default_factory=list)
-    """Keys that become several or another one; they wait until all plain ones are in place."""
-
-    def section(self, *keys: str) -> Entries:
-        """The mapping at `keys`, made where it is missing; a stray {} where it is no mapping."""
-        entries = self.root
-        for key in keys:
-            item = entries.setdefault(key, Item({}, path=".".join(keys[: keys.index(key) + 1])))
-            if not isinstance(item.value, dict):
-                return {}
-            entries = item.value
-        return entries
-
-    def place(self, entries: Entries, key: str, item: Item, home: str) -> None:
-        """Put a moved value where it belongs; two different values for one key are a problem."""
-        says_nothing = item.value is None and key not in _NULL_IS_A_VALUE
-        present = entries.get(key)
-        if present is not None and present.value is None and key not in _NULL_IS_A_VALUE:
-            present = None
-        if present is None:
-            entries[key] = item
-        elif not says_nothing and present.plain() != item.plain():
-            self.conflict(item, f"{present.path} says {shown(present.plain())}")
-            return
-        if item.path != home and not says_nothing:
-            off = " (0: no clipping)" if key == "max_grad_norm" and item.value == 0 else ""
-            self.notices.append(notice("read as", item, home + off))
-
-    def conflict(self, item: Item, other: str) -> None:
-        """`item` says one thing and another key the opposite."""
-        what = f"says {shown(item.plain())}, but {other}"
-        self.problems.append(Problem(item.path, what, "keep one of the two", item.line))
-
-    def refuse(self, item: Item, expected: str, fix: str = "") -> None:
-        """`item` has a value that its key cannot have."""
-        what = f"got {shown(item.plain())}, expected {expected}"
-        self.problems.append(Problem(item.path, what, fix, item.line))
 
 
 def migrate(root: Item) -> Migration:
@@ -212,22 +154,22 @@ def _move_model_section(work: Migration) -> None:
     if item is None:
         return
     if isinstance(item.value, str):
-        _name_base_model(work, item)
+        name_base_model(work, item)
         return
     if not isinstance(item.value, dict):
         work.refuse(item, "a name or an object", "write base_model: NAME")
-        _first_base_model(work).setdefault("name", item)
+        first_base_model(work).setdefault("name", item)
         return
     names = item.value
     kind = names.pop("name", None) or names.pop("type", None) or names.pop("base_model", None)
     if kind is not None:
-        _name_base_model(work, kind)
+        name_base_model(work, kind)
     shape_keys = [key for key in names if key in SHAPE_ALIASES]
     is_char_model = (kind is None or kind.value == CHAR_GPT) and not any(
         name in names for name in MODEL_NAMES
     )
     if shape_keys and is_char_model:
-        shape = _first_base_model(work).setdefault("architecture", Item({}, item.path, item.line))
+        shape = first_base_model(work).setdefault("architecture", Item({}, item.path, item.line))
         for key in shape_keys:
             home = SHAPE_ALIASES[key]
             full_home = f"base_models[0].architecture.{home}"
@@ -238,7 +180,7 @@ def _move_model_section(work: Migration) -> None:
         work.notices.append(notice("superseded", vocabulary, text))
     _move_loose_keys(work, names)
     for key in [key for key in names if key in BaseModelSpec.model_fields]:
-        work.place(_first_base_model(work), key, names.pop(key), f"base_models[0].{key}")
+        work.place(first_base_model(work), key, names.pop(key), f"base_models[0].{key}")
     known = (CharGptShape if is_char_model else BaseModelSpec).model_fields
     for key, entry in names.items():
         if not is_comment(key):
@@ -246,25 +188,11 @@ def _move_model_section(work: Migration) -> None:
             work.problems.append(Problem(entry.path, "unknown key", fix, entry.line))
 
 
-def _first_base_model(work: Migration) -> Entries:
-    models = work.root.setdefault("base_models", Item([], "base_models"))
-    if not isinstance(models.value, list):
-        return {}
-    if not models.value:
-        models.value.append(Item({}, "base_models[0]"))
-    first = models.value[0]
-    return first.value if isinstance(first.value, dict) else {}
-
-
-def _name_base_model(work: Migration, item: Item) -> None:
-    work.place(_first_base_model(work), "name", item, "base_models[0].name")
-
-
 def _move_loose_keys(work: Migration, zone: Entries, *, in_config: bool = False) -> None:
     """Keys of training.config, of the data set and of the model that stand outside their home."""
     for key in list(zone):
         if key in SPECIAL_NAMES:
-            work.later.append((_SPECIAL[key], zone.pop(key)))
+            work.later.append((SPECIAL[key], zone.pop(key)))
         elif not in_config and (key in CONFIG_KEYS or key in CONFIG_ALIASES):
             home = CONFIG_ALIASES.get(key, key)
             _place_in_config(work, home, zone.pop(key))
@@ -275,9 +203,9 @@ def _move_loose_keys(work: Migration, zone: Entries, *, in_config: bool = False)
         elif key in LOOSE_CONSTRAINTS and zone is work.root:
             work.place(work.section("constraints"), key, zone.pop(key), f"constraints.{key}")
         elif key in BASE_MODEL_KEYS:
-            work.place(_first_base_model(work), key, zone.pop(key), f"base_models[0].{key}")
+            work.place(first_base_model(work), key, zone.pop(key), f"base_models[0].{key}")
         elif key == "adapters" and zone is work.root:
-            work.place(_first_base_model(work), key, zone.pop(key), "base_models[0].adapters")
+            work.place(first_base_model(work), key, zone.pop(key), "base_models[0].adapters")
 
 
 def _place_in_config(work: Migration, key: str, item: Item) -> None:
@@ -294,105 +222,6 @@ def _rename_in_config(work: Migration) -> None:
         _place_in_config(work, CONFIG_ALIASES[key], config.pop(key))
 
 
-def _split_dtype(work: Migration, item: Item) -> None:
-    word = str(item.plain()).lower().removeprefix("torch.")
-    if item.value is None or word == "auto":
-        work.notices.append(notice("note", item, "auto: the plan chooses the precision"))
-        return
-    if not isinstance(item.value, str) or word not in _FLOATS:
-        work.refuse(item, "bfloat16, float16, float32 or auto")
-        return
-    config = work.section("training", "config")
-    flags = dict(zip(("bf16", "fp16"), _FLOATS[word], strict=True))
-    for key, flag in flags.items():
-        present = config.get(key)
-        if present is not None and present.value not in (None, "auto", flag):
-            work.conflict(item, f"{present.path} contradicts it")
-            return
-    config.update({key: _moved(item, flag) for key, flag in flags.items()})
-    text = ", ".join(f"{key}: {shown(flag)}" for key, flag in flags.items())
-    work.notices.append(notice("read as", item, f"training.config.{text}"))
-
-
-def _moved(item: Item, value: bool | str) -> Item:
-    """What a key says in other words, at the place where the user said it."""
-    return Item(value, item.path, item.line, from_command_line=item.from_command_line)
-
-
-def _split_amp(work: Migration, item: Item) -> None:
-    if item.value is True:
-        text = "mixed precision: the plan chooses bf16 or fp16"
-        work.notices.append(notice("read as", item, text))
-    else:
-        _split_dtype(work, _moved(item, "fp32") if item.value is False else item)
-
-
-def _load_in(work: Migration, item: Item) -> None:
-    bits = "int4" if "4bit" in item.path else "int8"
-    if item.value is None:
-        return
-    if not isinstance(item.value, bool):
-        work.refuse(item, "true or false")
-        return
-    first = _first_base_model(work)
-    models = work.root["base_models"].value
-    for number, entry in enumerate(models if isinstance(models, list) else [Item(first)]):
-        home = f"base_models[{number}].quantization"
-        given = entry.fields().get("quantization")
-        silent = given is None or given.value in (None, "auto")
-        if given is not None and not silent and item.value is not (given.value == bits):
-            work.conflict(item, f"{given.path} says {shown(given.plain())}")
-        elif item.value:
-            entry.fields()["quantization"] = _moved(item, bits)
-            work.notices.append(notice("read as", item, f"{home}: {bits}"))
-        else:
-            given = entry.fields().setdefault("quantization", _moved(item, "none"))
-            work.notices.append(notice("read as", item, f"{home}: {given.plain()}"))
-
-
-def _adam_beta(work: Migration, item: Item) -> None:
-    config = work.section("training", "config")
-    if item.value is None:
-        return
-    position = 0 if item.path.endswith("adam_beta1") else 1
-    betas = config.get("betas")
-    if betas is not None and betas.path.endswith("betas"):
-        given = betas.below(position)
-        if given is None or given.plain() != item.plain():
-            work.conflict(item, f"{betas.path} says {shown(betas.plain())}")
-        return
-    if betas is None:
-        betas = config["betas"] = Item([Item(0.9), Item(0.999)], item.path, item.line)
-    assert isinstance(betas.value, list)
-    betas.value[position] = item
-    work.notices.append(notice("read as", item, f"training.config.betas[{position}]"))
-
-
-def _use_dora(work: Migration, item: Item) -> None:
-    config = work.section("training", "config")
-    kind = config.get("adapter_type") or Item("lora")
-    word = str(kind.value).lower() if kind.value is not None else "lora"
-    if item.value is None:
-        return
-    if not isinstance(item.value, bool):
-        work.refuse(item, "true or false")
-    elif item.value and word == "lora":
-        config["adapter_type"] = _moved(item, "dora")
-        work.notices.append(notice("read as", item, "training.config.adapter_type: dora"))
-    elif item.value is not (word == "dora"):
-        work.conflict(item, f"{kind.path} says {shown(kind.plain())}")
-
-
-_SPECIAL: dict[str, Callable[[Migration, Item], None]] = {
-    **dict.fromkeys(DTYPE_NAMES, _split_dtype),
-    **dict.fromkeys(AMP_NAMES, _split_amp),
-    **dict.fromkeys(LOAD_IN_NAMES, _load_in),
-    **dict.fromkeys(MODEL_NAMES, _name_base_model),
-    **dict.fromkeys(ADAM_BETAS, _adam_beta),
-    "use_dora": _use_dora,
-}
-
-
 def _default_to_char_model(work: Migration) -> None:
     """A file that names no base model but a text corpus or a shape means the character model."""
     dataset = work.section("training", "dataset")
@@ -401,7 +230,7 @@ def _default_to_char_model(work: Migration) -> None:
     models = work.root.get("base_models")
     if not is_corpus if models is None else not models.value:
         return
-    first = _first_base_model(work)
+    first = first_base_model(work)
     if "name" not in first and (models is None or "architecture" in first):
         first["name"] = Item(CHAR_GPT, "base_models[0].name")
         text = f"no base model is named: {CHAR_GPT} is trained from scratch"

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from expert.core.errors import ExpertError
 from expert.manifest.document import MAX_DEPTH, Item, join
-from expert.manifest.migrate import Migration, migrate
+from expert.manifest.migrate import migrate
+from expert.manifest.moving import Migration
 
 _STEP = re.compile(r"([^.\[\]]+)((?:\[[0-9]{1,6}\])*)")
 
