@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow-test gpu-test check fix clean
+.PHONY: help demo test slow-test gpu-test bench-data check fix clean
 
 help:            ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -37,6 +37,16 @@ slow-test: $(READY)   ## the long property tests
 gpu-test: $(READY)    ## what needs a CUDA card; skips with a reason where there is none
 	@$(BIN)/python -m pytest -q -m gpu
 
+BENCH  := .venv-bench
+DATA   ?= ../shared/data
+
+bench-data:           ## preparation against TRL's; DATA=folder with sql/, cypher/ and tokenizers/qwen3
+	@test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
+	@$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check \
+		-c constraints.txt -e . torch==2.13.0 transformers==5.17.0 trl==1.16.0 datasets
+	@$(BENCH)/bin/python benchmarks/data_preparation.py --tokenizer $(DATA)/tokenizers/qwen3 \
+		--out docs/benchmarks/data-preparation.json $(DATA)/sql/train.jsonl $(DATA)/cypher/train.jsonl
+
 check: $(READY)       ## read only: ruff, formatting, spelling, types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -48,4 +58,4 @@ fix: $(READY)         ## write: formatting and what ruff can mend
 	@$(BIN)/ruff format .
 
 clean:          ## remove what the targets made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build src/*.egg-info
+	rm -rf $(VENV) $(BENCH) .pytest_cache .mypy_cache .ruff_cache .hypothesis build src/*.egg-info

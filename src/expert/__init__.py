@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from expert.core.errors import ExpertError, ManifestError
     from expert.jobs.planning import plan
+    from expert.jobs.preparing import PreparedData, prepare
     from expert.manifest.reader import ReadManifest, read_manifest
     from expert.planning.machine import Machine, describe_machine
     from expert.planning.run_plan import RunPlan
@@ -26,10 +27,12 @@ __all__ = [
     "ExpertError",
     "Machine",
     "ManifestError",
+    "PreparedData",
     "ReadManifest",
     "RunPlan",
     "describe_machine",
     "plan",
+    "prepare",
     "read_manifest",
 ]
 
@@ -41,6 +44,8 @@ _HOMES = {
     "RunPlan": "expert.planning.run_plan",
     "describe_machine": "expert.planning.machine",
     "plan": "expert.jobs.planning",
+    "prepare": "expert.jobs.preparing",
+    "PreparedData": "expert.jobs.preparing",
     "read_manifest": "expert.manifest.reader",
 }
 

@@ -20,7 +20,7 @@ EXAMPLE_FILES = sorted([*EXAMPLES.rglob("*.yaml"), *EXAMPLES.rglob("manifest.jso
 def test_help_names_every_command_and_every_exit_code(run):
     ran = run("--help")
     assert ran.code == 0
-    for word in ("machine", "plan", "presets", "manifest"):
+    for word in ("machine", "plan", "presets", "manifest", "pretokenize"):
         assert word in ran.out
     text = " ".join(ran.out.split())
     for code, meaning in EXIT_MEANINGS.items():
@@ -266,3 +266,33 @@ def test_completion_can_be_shown(run, monkeypatch):
     ran = run("--show-completion", "bash")
     assert ran.code == 0
     assert "expert" in ran.out
+
+
+def test_pretokenize_tells_hit_or_miss_and_shows_the_counts(run, tmp_path):
+    from tests.jobs.test_preparing import an_expert
+
+    file = str(an_expert(tmp_path))
+    first = run("pretokenize", "--manifest", file)
+    assert first.code == 0
+    assert "train: cache miss: nothing was prepared yet" in first.out
+    assert "examples per sequence" in first.out
+    assert "lengths in tokens" in first.out
+    assert (
+        "train: cache hit: made from the same data and settings"
+        in run("pretokenize", "-m", file).out
+    )
+
+
+def test_pretokenize_prepares_every_manifest_below_a_folder(run, tmp_path):
+    from tests.jobs.test_preparing import an_expert
+
+    for name in ("a", "b"):
+        an_expert(tmp_path / name)
+    out = run("pretokenize", "--all", str(tmp_path)).out
+    assert out.count("cache miss") == 4
+
+
+def test_pretokenize_wants_one_manifest_or_a_folder(run):
+    ran = run("pretokenize")
+    assert ran.code == 2
+    assert "name one manifest with --manifest, or a folder with --all" in ran.err

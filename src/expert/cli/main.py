@@ -132,6 +132,37 @@ def plan(
 
 
 @app.command()
+def pretokenize(
+    manifest: Annotated[
+        Path | None, typer.Option("--manifest", "-m", help="The manifest whose data is prepared.")
+    ] = None,
+    everything: Annotated[
+        Path | None, typer.Option("--all", help="Every manifest.json or .yaml below this folder.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Which of the base models.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Override a key of the manifest."),
+    ] = None,
+) -> None:
+    """Tokenise and pack the data once; training does the same where it was not done."""
+    from expert.cli.display import make_console
+    from expert.cli.prepare_view import progress, show_prepared
+    from expert.jobs.preparing import manifests_below, prepare
+
+    if (manifest is None) == (everything is None):
+        raise typer.BadParameter("name one manifest with --manifest, or a folder with --all")
+    files = [manifest] if manifest else manifests_below(everything or Path())
+    console = make_console()
+    for file in files:
+        if len(files) > 1:
+            console.print(f"\n{file}", style="bold")
+        with progress(console) as tell:
+            done = prepare(file, model=model, overrides=tuple(overrides or ()), tell=tell)
+        show_prepared(done, console)
+
+
+@app.command()
 def presets() -> None:
     """What guides recommend for single cards, held to the memory model."""
     from expert.cli.display import Sheet, make_console, show_sheet

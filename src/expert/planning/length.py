@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 from expert.planning.decisions import Ledger
 from expert.planning.kernels import LIKELY_SHARE_OF_PEAK
@@ -59,7 +60,7 @@ def settle_length(now: Situation, ledger: Ledger, *, length: int, examples: int)
     steps = math.ceil(rows / examples)
     because = f"{rows} rows, {examples} an update"
     ledger.settle("length.steps_per_epoch", steps, because, "machine")
-    total = math.ceil(steps * now.config.epochs)
+    total = math.ceil(steps * Fraction(str(now.config.epochs)))  # 1.1 × 50 is 55, not 55.0…01
     because = f"{steps} × {now.config.epochs:g} epochs"
     if limit and limit < total:
         total, because = limit, "max_steps"

@@ -1,0 +1,95 @@
+"""What preparing data shows: where the tokens are, what they amount to, how they are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from expert.cli.display import Sheet, show_bars, show_sheet
+from expert.cli.words import count
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from expert.jobs.preparing import PreparedData, PreparedSplit, Tell
+
+
+@contextmanager
+def progress(console: Console) -> Iterator[Tell]:
+    """Rows, tokens and tokens a second while tokenising; nothing where nobody watches."""
+    if not console.is_terminal:
+        yield lambda name, rows, tokens: None
+        return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = ("[bold]{task.description}", "{task.fields[rows]:,} rows", "{task.fields[rate]}")
+    with Progress(
+        SpinnerColumn(), *map(TextColumn, columns), TimeElapsedColumn(), console=console
+    ) as bar:
+        tasks: dict[str, Any] = {}
+
+        def tell(name: str, rows: int, tokens: int) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name, total=None, rows=0, rate="")
+            task = bar.tasks[bar.task_ids.index(tasks[name])]
+            seconds = task.elapsed or 0.0
+            rate = f"{tokens / seconds:,.0f} tokens/s" if seconds else ""
+            bar.update(tasks[name], rows=rows, rate=rate)
+
+        yield tell
+
+
+def show_prepared(data: PreparedData, console: Console) -> None:
+    """Hit or miss and why, the counts of every split, and the lengths of the training rows."""
+    for split in data.splits():
+        for prepared in split.folders:
+            word = "hit" if prepared.hit else "miss"
+            console.print(f"{split.name}: cache {word}: {prepared.because}: {prepared.folder}")
+    columns = ("", *(split.name for split in data.splits()))
+    rows = [[_facts(split) for split in data.splits()]]
+    names = list(rows[0][0])
+    table = [[name, *(facts[name] for facts in rows[0])] for name in names]
+    show_sheet(Sheet(columns, [table]), console)
+    _show_histogram(data.train, console)
+
+
+def _facts(split: PreparedSplit) -> dict[str, str]:
+    from expert.data.statistics import DocumentStatistics, percentiles
+
+    total = DocumentStatistics()
+    for prepared in split.folders:
+        total = total.plus(prepared.statistics)
+    packed = split.index.statistics()
+    lengths = split.open().lengths
+    half, nine, nineteen, almost = percentiles(lengths)
+    over = split.index.overlong
+    left_out = ", ".join(f"{number} {reason}" for reason, number in total.dropped.items())
+    return {
+        "rows read": f"{total.rows_in:,}",
+        "bad rows": f"{total.bad_rows:,}",
+        "left out": left_out or "0",
+        "examples": f"{packed.examples:,}",
+        "tokens": count(packed.tokens),
+        "learnt of all prepared": f"{total.trainable_tokens / max(1, total.tokens):.1%}",
+        "lengths p50 / p90 / p95 / p99 / max": f"{half} / {nine} / {nineteen} / {almost} / "
+        f"{total.longest}",
+        "overlong cut / split / dropped": f"{over.cut} / {over.split} / {over.dropped}",
+        "tokens lost to cutting": f"{over.tokens_lost:,}",
+        "sequences": f"{packed.bins:,} of {split.index.length} tokens",
+        "fill": f"{packed.fill:.2%}",
+        "examples per sequence": f"{packed.examples_per_bin:.2f}",
+        "padding avoided": count(max(0, packed.padding_avoided)) + " tokens",
+    }
+
+
+def _show_histogram(split: PreparedSplit, console: Console) -> None:
+    from expert.data.statistics import EDGES, DocumentStatistics
+
+    total = DocumentStatistics()
+    for prepared in split.folders:
+        total = total.plus(prepared.statistics)
+    names = [f"up to {edge:,}" for edge in EDGES] + [f"over {EDGES[-1]:,}"]
+    shown = [(n, c, f"{c:,}") for n, c in zip(names, total.histogram, strict=True) if c]
+    console.print("\nlengths in tokens", style="bold")
+    show_bars(shown, max((size for _, size, _ in shown), default=1), console)

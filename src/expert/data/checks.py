@@ -1,0 +1,66 @@
+"""Rows that the manifest's own checks leave out, each with its reason."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from expert.data.records import DataError, Example
+from expert.manifest.dataset import RowChecks
+
+
+class RowFilter:
+    """Says why an example is left out, or nothing. It remembers what it has seen for duplicates."""
+
+    def __init__(self, checks: RowChecks | None) -> None:
+        self.checks = checks or RowChecks()
+        self._seen: set[bytes] = set()
+
+    def reason(self, example: Example) -> str:
+        checks = self.checks
+        answer = example.text or " ".join(t.text for t in example.turns if t.role == "assistant")
+        if len(answer) < checks.min_length:
+            return f"answer shorter than {checks.min_length} characters"
+        if checks.max_length is not None and len(answer) > checks.max_length:
+            return f"answer longer than {checks.max_length} characters"
+        if (checks.validate_json or checks.validate_schema) and not _is_json(answer):
+            return "answer is not JSON"
+        if checks.validate_schema and not _is_schema(json.loads(answer)):
+            return "answer is no JSON Schema"
+        if checks.deduplicate and self._seen_before(example):
+            return "occurred before"
+        return ""
+
+    def _seen_before(self, example: Example) -> bool:
+        parts = [example.text, *(f"{turn.role}\0{turn.text}" for turn in example.turns)]
+        digest = hashlib.blake2b("\0".join(parts).encode("utf-8"), digest_size=16).digest()
+        seen = digest in self._seen
+        self._seen.add(digest)
+        return seen
+
+
+def _is_schema(value: Any) -> bool:
+    try:
+        from jsonschema import SchemaError
+        from jsonschema.validators import validator_for
+    except ImportError:
+        raise DataError(
+            "training.dataset.validation.validate_schema needs the package 'jsonschema'  "
+            "(pip install jsonschema)"
+        ) from None
+    if not isinstance(value, dict):
+        return False
+    try:
+        validator_for(value).check_schema(value)
+    except SchemaError:
+        return False
+    return True
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,208 @@
+"""Text to token ids, and which of them are learnt."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from expert.data.records import DataError, Segment
+
+Ids = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBatch:
+    """Documents laid end to end, with the stretches of each that are learnt."""
+
+    ids: Ids
+    lengths: Ids
+    spans: Ids
+    """Pairs (start, stop) of learnt tokens, counted from the document's first token."""
+    span_counts: Ids
+    """Numbers in `spans` that belong to each document: twice the number of its pairs."""
+
+
+class Encoder(Protocol):
+    """What turns segments into ids: a tokenizer, or the characters of a corpus."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def encode(self, documents: Sequence[Sequence[Segment]]) -> EncodedBatch: ...
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Texts of the tokens that begin and end a document, and the chat template if there is one."""
+
+    bos: str
+    eos: str
+    chat_template: str | None
+
+
+class TextEncoder:
+    """A fast tokenizer. Segments are encoded together, as one text, and told apart by offsets;
+    where a token would straddle two segments, they are encoded one by one, as they are when a
+    model answers: the prompt first, the answer after it."""
+
+    def __init__(self, tokenizer: Any, special: SpecialTokens, *, template_adds_bos: bool) -> None:
+        self.tokenizer = tokenizer
+        self.special = special
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        # What the tokenizer would put before any text: a bos, or nothing. The template's own bos
+        # takes its place, so that no document begins with two.
+        before = tokenizer.encode("", add_special_tokens=True).ids
+        eos = tokenizer.token_to_id(special.eos) if special.eos else None
+        self.prefix = [] if template_adds_bos else [token for token in before if token != eos]
+        text = tokenizer.to_str()
+        self._fingerprint = hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
+        texts = ["".join(segment.text for segment in segments) for segments in documents]
+        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        ids: list[int] = []
+        lengths: list[int] = []
+        spans: list[int] = []
+        counts: list[int] = []
+        for segments, encoding in zip(documents, encodings, strict=True):
+            tokens, edges = self._edges(segments, encoding)
+            start = len(self.prefix)
+            ids += self.prefix
+            ids += tokens
+            lengths.append(start + len(tokens))
+            before = len(spans)
+            for segment, first, last in zip(segments, edges, edges[1:], strict=False):
+                if segment.learn and last > first:
+                    spans += (start + first, start + last)
+            counts.append(len(spans) - before)
+        return EncodedBatch(*(np.array(part, np.int32) for part in (ids, lengths, spans, counts)))
+
+    def _edges(self, segments: Sequence[Segment], encoding: Any) -> tuple[list[int], list[int]]:
+        """The tokens of a document, and the token at which each segment begins, and the end."""
+        edges = [0]
+        position = 0
+        for segment in segments[:-1]:
+            position += len(segment.text)
+            token = encoding.char_to_token(position)
+            if token is None or encoding.token_to_chars(token)[0] != position:
+                return self._one_by_one(segments)
+            edges.append(token)
+        return encoding.ids, [*edges, len(encoding)]
+
+    def _one_by_one(self, segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
+        ids: list[int] = []
+        edges = [0]
+        for segment in segments:
+            ids += self.tokenizer.encode(segment.text, add_special_tokens=False).ids
+            edges.append(len(ids))
+        return ids, edges
+
+
+class CharacterEncoder:
+    """Every character of a corpus is a token, in the order of their code points."""
+
+    def __init__(self, characters: str) -> None:
+        self.characters = "".join(sorted(set(characters)))
+        table = np.full(0x110000, -1, np.int32)
+        codes = np.array([ord(character) for character in self.characters], np.int64)
+        table[codes] = np.arange(len(codes), dtype=np.int32)
+        self._table = table
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.characters.encode("utf-8")).hexdigest()
+
+    @property
+    def vocabulary(self) -> int:
+        return len(self.characters)
+
+    def encode(self, documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
+        texts = ["".join(segment.text for segment in segments) for segments in documents]
+        codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+        ids = self._table[codes]
+        if ids.size and ids.min() < 0:
+            stranger = chr(int(codes[int(np.argmin(ids))]))
+            raise DataError(f"the character {stranger!r} is not in the corpus the model learnt")
+        lengths = np.array([len(text) for text in texts], np.int32)
+        spans = np.stack([np.zeros_like(lengths), lengths], axis=1).reshape(-1)
+        return EncodedBatch(ids, lengths, spans, np.full(len(texts), 2, np.int32))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self.characters[token] for token in ids)
+
+    def to_json(self) -> str:
+        return json.dumps({"type": "characters", "characters": self.characters})
+
+
+def read_special_tokens(folder: Path) -> SpecialTokens:
+    """bos, eos and chat template of a model folder: tokenizer_config.json and its neighbours."""
+    config = _read_json(folder / "tokenizer_config.json")
+    more = _read_json(folder / "special_tokens_map.json")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several named templates: the default one
+        named = {entry.get("name"): entry.get("template") for entry in template}
+        template = named.get("default")
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        template = file.read_text(encoding="utf-8")
+    bos, eos = (
+        _token(config.get(key)) or _token(more.get(key)) for key in ("bos_token", "eos_token")
+    )
+    return SpecialTokens(bos, eos, template if isinstance(template, str) and template else None)
+
+
+def _token(value: Any) -> str:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else ""
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    return data if isinstance(data, dict) else {}
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The fast tokenizer of a model folder; one without tokenizer.json is converted."""
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        try:
+            return Tokenizer.from_file(str(file))
+        except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+            raise DataError(f"{file}: not a tokenizer: {error}") from None
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such model folder  (download the model or check its name)")
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise DataError(
+            f"{folder}: no tokenizer.json  (pip install transformers to convert the tokenizer)"
+        ) from None
+    slow = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return slow.backend_tokenizer

@@ -1,0 +1,83 @@
+"""Text that carries turn markers, ChatML or the older `<|user|> … <|end|>`, taken apart again, so
+that the model's own template can write the turns."""
+
+from __future__ import annotations
+
+import re
+
+CHATML_START = "<|im_start|>"
+CHATML_END = "<|im_end|>"
+LEGACY_END = "<|end|>"
+END_OF_TEXT = "<|endoftext|>"
+
+_LEGACY_TAG = re.compile(r"<\|(system|user|assistant|end)\|>")
+_LEGACY_BEGINNING = re.compile(r"\s*<\|(?:system|user|assistant)\|>")
+_ANY_MARKER = re.compile(r"<\|(?:im_start|im_end|system|user|assistant|end)\|>")
+_ROLE_LINE = re.compile(r"[ \t]*(\w+)[ \t]*(?:\r\n|\n|\r)")
+_SHOWN_CHARACTERS = 40
+
+
+class UnfitRow(Exception):
+    """Why a row gives no example; it becomes a BadRow where file and line are known."""
+
+
+def marked_turns(text: str) -> list[tuple[str, str]] | None:
+    """(role, text) of every turn; None where the text has no markers and is plain."""
+    if "<|" not in text:
+        return None
+    if text.lstrip().startswith(CHATML_START):
+        return _chatml_turns(text)
+    if _LEGACY_BEGINNING.match(text):
+        return _legacy_turns(text)
+    marker = _ANY_MARKER.search(text)
+    if marker is None:
+        return None
+    raise UnfitRow(f"the text has turn markers ({marker[0]}) but does not begin with one")
+
+
+def _chatml_turns(text: str) -> list[tuple[str, str]]:
+    turns = []
+    for number, part in enumerate(text.split(CHATML_START)[1:], 1):
+        line = _ROLE_LINE.match(part)
+        if line is None:
+            raise UnfitRow(f"ChatML turn {number}: no role and line break after {CHATML_START}")
+        body, end, rest = part[line.end() :].partition(CHATML_END)
+        if not end:
+            raise UnfitRow(f"ChatML turn {number}: {CHATML_END} is missing")
+        _nothing_outside(rest)
+        turns.append((line[1], body))
+    return turns
+
+
+def _legacy_turns(text: str) -> list[tuple[str, str]]:
+    turns: list[tuple[str, str]] = []
+    # [before, tag, text, tag, text, …]: every second text stands between two turns.
+    parts = _LEGACY_TAG.split(text)
+    for at in range(1, len(parts), 4):
+        role, body = parts[at], parts[at + 1]
+        if role == "end":
+            raise UnfitRow(f"{LEGACY_END} without a turn before it")
+        if parts[at + 2 : at + 3] != ["end"]:
+            raise UnfitRow(f"turn {len(turns) + 1} (<|{role}|>): {LEGACY_END} is missing")
+        _nothing_outside(parts[at + 3])
+        turns.append((role, _without_edges(body)))
+    return turns
+
+
+def _without_edges(body: str) -> str:
+    """The text without the one line break that belongs to the marker on either side."""
+    for newline in ("\r\n", "\n", "\r"):
+        if body.startswith(newline):
+            body = body[len(newline) :]
+            break
+    for newline in ("\r\n", "\n", "\r"):
+        if body.endswith(newline):
+            return body[: -len(newline)]
+    return body
+
+
+def _nothing_outside(gap: str) -> None:
+    """Only blanks, or an end of text, stand between and after turns."""
+    left = gap.strip()
+    if left and left != END_OF_TEXT:
+        raise UnfitRow(f"text outside the turns: {left[:_SHOWN_CHARACTERS]!r}")

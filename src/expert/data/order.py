@@ -1,0 +1,158 @@
+"""Which bins come when: a pure function of the seed, the epoch and the step.
+
+The place in a run is one number, the updates done; from it the order goes on as if it had never
+stopped. An update is a run of bins whatever the micro-batch, which only cuts it into slices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BATCHES_SORTED_TOGETHER = 50
+"""Length grouping sorts this many batches at a time: enough to pad little, few enough to mix."""
+
+
+class Draw(IntEnum):
+    """What a shuffle is for; different uses of one seed never share their random numbers."""
+
+    PIECES = 0
+    BINS = 1
+    EPOCH = 2
+    BATCHES = 3
+    BASELINE = 4
+    SAMPLE = 5
+
+
+def shuffled(count: int, *, seed: int, draw: Draw, number: int = 0) -> NDArray[np.int64]:
+    """The numbers 0 to count - 1 in an order that depends on nothing else than the arguments.
+
+    Sorts raw words of the bit generator, which NumPy promises never to change; it makes no such
+    promise for `Generator.permutation`, and a resumed run may meet a newer NumPy.
+    """
+    key = np.random.SeedSequence(seed, spawn_key=(int(draw), number))
+    return np.argsort(np.random.Philox(key).random_raw(count), kind="stable")
+
+
+@dataclass(frozen=True, eq=False)
+class Grouping:
+    """Rows of one length go together, so that they pad each other least."""
+
+    lengths: NDArray[np.integer[Any]]
+    """Tokens of every bin."""
+    batch: int
+    """Bins that go together: those of an update."""
+
+
+@dataclass(frozen=True, eq=False)
+class EpochOrder:
+    """The order of all bins in one epoch."""
+
+    count: int
+    seed: int
+    epoch: int
+    grouping: Grouping | None = None
+
+    @cached_property
+    def bins(self) -> NDArray[np.int64]:
+        """Every bin once; drawn on first use, anew for every epoch."""
+        order = shuffled(self.count, seed=self.seed, draw=Draw.EPOCH, number=self.epoch)
+        if self.grouping is None:
+            return order
+        return self._grouped(order, self.grouping)
+
+    def step(self, step: int, bins_per_update: int) -> NDArray[np.int64]:
+        """The bins of one update; the last update of an epoch may have fewer."""
+        return self.bins[step * bins_per_update : (step + 1) * bins_per_update]
+
+    def _grouped(self, order: NDArray[np.int64], by: Grouping) -> NDArray[np.int64]:
+        """Sort 50 batches at a time by length, longest first, then shuffle the batches.
+
+        The rest that fills no batch is a random one and stays at the end, where updates are short.
+        """
+        whole = self.count - self.count % by.batch
+        stride = BATCHES_SORTED_TOGETHER * by.batch
+        parts = [order[begin : min(begin + stride, whole)] for begin in range(0, whole, stride)]
+        runs = [part[np.argsort(-by.lengths[part], kind="stable")] for part in parts]
+        batches = np.concatenate([order[:0], *runs]).reshape(-1, by.batch)
+        turn = shuffled(len(batches), seed=self.seed, draw=Draw.BATCHES, number=self.epoch)
+        rest = order[whole:]
+        rest = rest[np.argsort(-by.lengths[rest], kind="stable")]
+        return np.concatenate([batches[turn].ravel(), rest])
+
+
+def bins_of_step(
+    seed: int,
+    epoch: int,
+    step: int,
+    *,
+    count: int,
+    bins_per_update: int,
+    grouping: Grouping | None = None,
+) -> NDArray[np.int64]:
+    """The bins of one update, from nothing but numbers; `DataOrder` keeps the epoch's order."""
+    return EpochOrder(count, seed, epoch, grouping).step(step, bins_per_update)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Update:
+    """What one update is made of."""
+
+    done: int
+    """Updates before this one: the place in the run."""
+    epoch: int
+    step: int
+    """Updates before this one in its epoch."""
+    bins: NDArray[np.int64]
+
+
+class DataOrder:
+    """The updates of a whole run, from any place on."""
+
+    def __init__(
+        self, count: int, bins_per_update: int, seed: int, grouping: Grouping | None = None
+    ) -> None:
+        if count < 1 or bins_per_update < 1:
+            raise ValueError(f"{count} bins in updates of {bins_per_update} make no order")
+        self.count = count
+        self.bins_per_update = bins_per_update
+        self.seed = seed
+        self.grouping = grouping
+        self._current = EpochOrder(count, seed, 0, grouping)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Updates in which every bin is seen once; the last one takes what is left."""
+        return math.ceil(self.count / self.bins_per_update)
+
+    def updates_in(self, epochs: float) -> int:
+        """Updates of so many epochs, a fraction rounded up; 1.1 epochs of 50 updates are 55."""
+        return math.ceil(Fraction(str(epochs)) * self.steps_per_epoch)
+
+    def epochs_at(self, done: int) -> float:
+        """Epochs behind us after so many updates."""
+        return done / self.steps_per_epoch
+
+    def update(self, done: int) -> Update:
+        """The update that follows after `done` of them."""
+        epoch, step = divmod(done, self.steps_per_epoch)
+        if epoch != self._current.epoch:
+            self._current = EpochOrder(self.count, self.seed, epoch, self.grouping)
+        return Update(done, epoch, step, self._current.step(step, self.bins_per_update))
+
+    def updates(self, done: int, total: int) -> Iterator[Update]:
+        """The updates that are left of `total` when `done` are behind us."""
+        return map(self.update, range(done, total))
+
+
+def micro_batches(bins: NDArray[np.int64], rows: int) -> list[NDArray[np.int64]]:
+    """An update in slices of `rows` bins, in the same order; the last one may have fewer."""
+    return [bins[begin : begin + rows] for begin in range(0, len(bins), rows)]

@@ -1,0 +1,64 @@
+"""What walks the line from a file to tokens: rows, examples, segments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from expert.core.errors import ExpertError
+
+Role = Literal["system", "user", "assistant"]
+
+
+class DataError(ExpertError):
+    """Data that cannot be used as a whole; its text says where, what, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One record of a data set and where it stands."""
+
+    values: Mapping[str, Any]
+    file: str
+    line: int
+    """Line of a text file, or number of the row where a format has no lines; from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be used, where it stands, and why. It travels as a value: the reader of
+    the rows decides whether it stops the run or is counted."""
+
+    file: str
+    line: int
+    reason: str
+    raw: str = ""
+    """The beginning of the row, for rejects.jsonl."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one side says in a conversation."""
+
+    role: Role
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A row understood: a conversation, or plain text that is learnt whole."""
+
+    turns: tuple[Turn, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of the text that is fed to the model, and whether it is learnt."""
+
+    text: str
+    learn: bool

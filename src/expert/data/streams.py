@@ -1,0 +1,115 @@
+"""Files as streams of bytes, unpacked on the way, and their lines in bounded memory."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from expert.data.records import BadRow, DataError
+
+MAX_ROW_BYTES = 5_000_000
+"""Longest row that is read; a longer one is a bad row and is never held in memory."""
+RAW_CHARACTERS = 200
+"""How much of a bad row is kept for rejects.jsonl."""
+
+_BOM = b"\xef\xbb\xbf"
+_WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+_SKIPPED_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Overlong:
+    """A line that was passed over because it is longer than MAX_ROW_BYTES."""
+
+    size: int
+    head: bytes
+
+
+def open_bytes(path: Path) -> io.BufferedReader:
+    """The content of a file; .gz and .zst are unpacked while they are read."""
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        return io.BufferedReader(gzip.open(path), 2**18)
+    if suffix == ".zst":
+        # Unlike zstandard's reader, pyarrow's notices a stream that was cut off.
+        import pyarrow
+
+        with path.open("rb"):  # the plain "no such file" and "permission denied"
+            packed = pyarrow.input_stream(str(path), compression="zstd")
+        return io.BufferedReader(packed, 2**18)
+    return io.BufferedReader(io.FileIO(path), 2**18)
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[io.BufferedReader]:
+    """The bytes of a UTF-8 file after its byte-order mark; what is no such text is refused."""
+    with open_bytes(path) as stream:
+        start = stream.peek(len(_LFS_POINTER))[: len(_LFS_POINTER)]
+        if start.startswith(_WIDE_BOMS):
+            raise unusable(str(path), "the text is UTF-16", "save it as UTF-8")
+        if start == _LFS_POINTER:
+            raise unusable(
+                str(path), "only the Git LFS pointer is here, not the data", "run 'git lfs pull'"
+            )
+        if start.startswith(_BOM):
+            stream.read(len(_BOM))
+        yield stream
+
+
+@contextmanager
+def open_seekable(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file whose reader jumps about; a packed one is unpacked into a temporary."""
+    with open_bytes(path) as stream:
+        if path.suffix.lower() not in (".gz", ".zst"):
+            yield stream
+            return
+        with tempfile.TemporaryFile() as unpacked:
+            shutil.copyfileobj(stream, unpacked, 2**20)
+            unpacked.seek(0)
+            yield unpacked
+
+
+def numbered_lines(stream: io.BufferedReader) -> Iterator[tuple[int, bytes | Overlong]]:
+    """Every line with its number from 1; never more than MAX_ROW_BYTES in memory."""
+    longest = MAX_ROW_BYTES + 2  # CR and LF do not count
+    number = 0
+    while line := stream.readline(longest):
+        number += 1
+        if len(line) > MAX_ROW_BYTES and len(line.rstrip(b"\r\n")) > MAX_ROW_BYTES:
+            yield number, _pass_over(stream, line)
+        else:
+            yield number, line
+
+
+def _pass_over(stream: io.BufferedReader, line: bytes) -> Overlong:
+    head, size = line[: RAW_CHARACTERS * 4], len(line)
+    while not line.endswith(b"\n") and (line := stream.readline(_SKIPPED_BYTES)):
+        size += len(line)
+    return Overlong(size, head)
+
+
+def unusable(file: str, what: str, fix: str = "") -> DataError:
+    """The error for data that cannot be used as a whole: which, what, and what to do."""
+    return DataError(f"{file}: {what}" + (f"  ({fix})" if fix else ""))
+
+
+def bad_row(file: str, line: int, reason: str, raw: bytes | str = "") -> BadRow:
+    """A bad row that keeps only the beginning of what was read, as text that can be written."""
+    if isinstance(raw, bytes):
+        start = raw[: RAW_CHARACTERS * 4].decode("utf-8", "replace")
+    else:
+        start = raw[:RAW_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
+    return BadRow(file, line, reason, start[:RAW_CHARACTERS].rstrip("\r\n"))
+
+
+def too_long(size: int) -> str:
+    """Why a row of `size` bytes is not read."""
+    return f"{size / 1e6:.1f} MB long, the limit is {MAX_ROW_BYTES / 1e6:g} MB"

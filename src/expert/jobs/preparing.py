@@ -1,0 +1,315 @@
+"""The job behind `expert pretokenize` and `expert.prepare`: rows to packed tokens on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from expert.data.documents import DocumentStore
+    from expert.data.encoder import Encoder
+    from expert.data.pack_index import PackIndex
+    from expert.data.prepare import Prepared
+    from expert.data.sources import Source, Sources
+    from expert.data.templates import Template
+    from expert.manifest.reader import ReadManifest
+    from expert.planning.run_plan import RunPlan
+
+Tell = Callable[[str, int, int], None]
+INDEX_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class PreparedSplit:
+    """Training, validation or test rows: the tokens, and the sequences they were packed into."""
+
+    name: str
+    folders: tuple[Prepared, ...]
+    index: PackIndex
+    index_file: Path
+    index_hit: bool
+
+    def open(self) -> DocumentStore:
+        """The documents, memory-mapped."""
+        from expert.data.documents import DocumentStore
+
+        return DocumentStore(*(prepared.folder for prepared in self.folders))
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """Everything a run reads, and what there is to say about it."""
+
+    train: PreparedSplit
+    validation: PreparedSplit | None
+    test: PreparedSplit | None
+    vocabulary: int
+    template: str
+
+    def splits(self) -> list[PreparedSplit]:
+        found = (self.train, self.validation, self.test)
+        return [split for split in found if split is not None]
+
+
+def prepare(
+    manifest: str | Path | ReadManifest,
+    *,
+    model: str | None = None,
+    overrides: tuple[str, ...] = (),
+    tell: Tell = lambda name, rows, tokens: None,
+) -> PreparedData:
+    """Tokenise and pack what a manifest names, once; a second call finds it done."""
+    from expert.data.sources import resolve_sources
+    from expert.jobs.planning import plan as plan_job
+    from expert.manifest.reader import ReadManifest, read_manifest
+
+    read = manifest
+    if not isinstance(read, ReadManifest):
+        read = read_manifest(read, overrides=overrides)
+    plan = plan_job(read, model=model)
+    spec = read.manifest.training.dataset
+    sources = resolve_sources(spec, read.folder)
+    builder = _Builder(plan, read, sources, tell)
+    return builder.build()
+
+
+def manifests_below(folder: Path) -> list[Path]:
+    """Every manifest in a folder of experts, one or two levels down."""
+    from expert.data.records import DataError
+
+    names = ("manifest.json", "manifest.yaml", "manifest.yml", "config.yaml")
+    found = [path for name in names for path in [*folder.glob(name), *folder.glob(f"*/{name}")]]
+    if not found:
+        raise DataError(f"{folder}: no manifest below  (looked for {', '.join(names)})")
+    return sorted(found)
+
+
+class _Builder:
+    """What all splits share: the tokenizer, the template and the place they go to."""
+
+    def __init__(self, plan: RunPlan, read: ReadManifest, sources: Sources, tell: Tell) -> None:
+        self.plan = plan
+        self.spec = read.manifest.training.dataset
+        self.sources = sources
+        self.tell = tell
+        self.explicit = read.manifest.training.config.pretokenized_cache is not None
+        self.cache = Path(plan.data.cache or read.folder / "datasets_optimized")
+        self.encoder, self.template = self._load_encoder()
+
+    def build(self) -> PreparedData:
+        from expert.data.sources import split_rows
+
+        tasks = self.sources.tasks
+        trains = [task.train for task in tasks] or [_only(self.sources.train)]
+        weights = [task.weight for task in tasks] or [1.0]
+        tokens = tuple(self._tokenise(source, "train") for source in trains)
+        chosen = self._weighted(tokens, weights)
+        validation = self._given("validation", [t.validation for t in tasks])
+        share = self.spec.validation_split
+        if validation is None and share > 0 and len(chosen) > 1:
+            held_out = split_rows(len(chosen), share, self.plan.optim.seed)
+            validation = self._pack("validation", tokens, chosen[held_out])
+            chosen = chosen[~held_out]
+        train = self._pack("train", tokens, chosen)
+        test = self._given("test", [t.test for t in tasks])
+        name = self.template.name if self.template else "characters"
+        return PreparedData(train, validation, test, self.encoder.vocabulary, name)
+
+    def _load_encoder(self) -> tuple[Encoder, Template | None]:
+        from expert.data.chat_template import chat_template
+        from expert.data.encoder import (
+            CharacterEncoder,
+            TextEncoder,
+            load_tokenizer,
+            read_special_tokens,
+        )
+        from expert.data.sources import iterate
+        from expert.data.templates import named_template
+
+        if self.plan.model.place == "built-in":
+            rows = iterate(_only(self.sources.train))
+            text = "".join(str(getattr(row, "values", {}).get("text", "")) for row in rows)
+            return CharacterEncoder(text), None
+        folder = _tokenizer_folder(self.plan)
+        special = read_special_tokens(folder)
+        name = self.plan.model.prompt_template or "tokenizer"
+        if name == "tokenizer" and special.chat_template:
+            template = chat_template(special.chat_template, bos=special.bos, eos=special.eos)
+        else:
+            name = "chatml" if name == "tokenizer" else name
+            template = named_template(name, eos=special.eos, bos=special.bos)
+        encoder = TextEncoder(load_tokenizer(folder), special, template_adds_bos=template.adds_bos)
+        return encoder, template
+
+    def _tokenise(self, source: Source, name: str) -> Prepared:
+        from expert.data.prepare import Recipe, Work, prepare
+        from expert.data.sources import content_hash, iterate
+
+        segments_of, columns = self._formatter(source)
+        checks = self.spec.validation
+        recipe = Recipe(
+            data=content_hash(source),
+            tokenizer=self.encoder.fingerprint,
+            template=self.template.fingerprint if self.template else "characters",
+            columns=columns,
+            learn_prompt=self.plan.data.train_on_prompt,
+            checks=checks.model_dump_json() if checks else "",
+        )
+        folder = self.cache
+        if not self.explicit or name != "train" or self.sources.tasks:
+            folder = _beside(self.cache, self.explicit) / f"tokens-{recipe.key()[:16]}"
+        work = Work(
+            rows=lambda: iterate(source),
+            segments_of=segments_of,
+            encoder=self.encoder,
+            max_bad_rows=self.spec.max_bad_rows,
+            tell=lambda rows, tokens: self.tell(f"{name} {source.name}", rows, tokens),
+        )
+        return prepare(work, recipe, folder)
+
+    def _formatter(self, source: Source) -> tuple[Any, str]:
+        """How a row of this source becomes segments, and what decides it, as text."""
+        from expert.data.checks import RowFilter
+        from expert.data.formats import example_of, understand_columns
+        from expert.data.prepare import Dropped
+        from expert.data.records import BadRow, Row, Segment
+        from expert.data.sources import iterate
+        from expert.data.templates import TemplateError
+
+        template = self.template
+        if template is None:
+            return lambda row: [Segment(str(row.values.get("text", "")), True)], "characters"
+        first = next((row for row in iterate(source) if isinstance(row, Row)), None)
+        values = first.values if first else {}
+        columns = understand_columns(
+            list(values), values, mapping=self.spec.field_mapping, text_field=self.spec.text_field
+        )
+        rows = RowFilter(self.spec.validation)
+        learn_prompt = self.plan.data.train_on_prompt
+
+        def segments_of(row: Row) -> list[Segment] | BadRow | Dropped:
+            example = example_of(row, columns)
+            if isinstance(example, BadRow):
+                return example
+            reason = rows.reason(example)
+            if reason:
+                return Dropped(reason)
+            try:
+                return template.segments(example, learn_prompt=learn_prompt)
+            except TemplateError as error:
+                return BadRow(row.file, row.line, str(error))
+
+        return segments_of, str(columns)
+
+    def _weighted(
+        self, tokens: tuple[Prepared, ...], weights: list[float]
+    ) -> npt.NDArray[np.int64]:
+        """Documents of one epoch: a share of a task's rows, or its rows several times."""
+        import numpy as np
+
+        from expert.data.order import Draw, shuffled
+
+        chosen = []
+        first = 0
+        for number, (prepared, weight) in enumerate(zip(tokens, weights, strict=True)):
+            count = prepared.statistics.documents
+            order = shuffled(count, seed=self.plan.optim.seed, draw=Draw.SAMPLE, number=number)
+            whole, rest = divmod(round(count * weight), count) if count else (0, 0)
+            picked = np.sort(np.concatenate([*[np.arange(count)] * whole, order[:rest]]))
+            chosen.append(first + picked.astype(np.int64))
+            first += count
+        return np.concatenate(chosen)
+
+    def _given(self, name: str, of_tasks: list[Source | None]) -> PreparedSplit | None:
+        """A split that has files of its own."""
+        import numpy as np
+
+        own = getattr(self.sources, name)
+        found = [source for source in (of_tasks or [own]) if source is not None]
+        if not found:
+            return None
+        tokens = tuple(self._tokenise(source, name) for source in found)
+        count = sum(prepared.statistics.documents for prepared in tokens)
+        return self._pack(name, tokens, np.arange(count))
+
+    def _pack(
+        self, name: str, tokens: tuple[Prepared, ...], documents: npt.NDArray[np.int64]
+    ) -> PreparedSplit:
+        from dataclasses import replace
+
+        from expert.data.documents import DocumentStore
+        from expert.data.pack_index import PackIndex
+
+        data, seed = self.plan.data, self.plan.optim.seed
+        soft = sum(prompt["tokens"] for prompt in self.plan.adapter.soft_prompts)
+        decides = {
+            "tokens": [prepared.folder.name for prepared in tokens],
+            "documents": hashlib.sha256(documents.tobytes()).hexdigest(),
+            "rule": [data.packing, data.max_seq_length, data.overlong, soft, seed],
+            "format": INDEX_FORMAT,
+        }
+        key = hashlib.sha256(json.dumps(decides).encode("utf-8")).hexdigest()[:16]
+        file = _beside(self.cache, self.explicit) / f"index-{name}-{key}.arrow"
+        if file.is_file():
+            return PreparedSplit(name, tokens, PackIndex.open(file), file, True)
+        store = DocumentStore(*(prepared.folder for prepared in tokens))
+        made = self._index(store.lengths[documents], seed, soft)
+        made = replace(made, piece_document=documents[made.piece_document].astype("int32"))
+        made.save(file)
+        return PreparedSplit(name, tokens, PackIndex.open(file), file, False)
+
+    def _index(self, lengths: Any, seed: int, soft: int) -> PackIndex:
+        from expert.data.pack import pack_best_fit, pack_concat, pack_none
+
+        data = self.plan.data
+        length = data.max_seq_length
+        if data.packing == "concat" or self.template is None:
+            return pack_concat(lengths, length, seed, overlong="split", soft_tokens=soft)
+        if data.packing == "none":
+            return pack_none(lengths, length, overlong=data.overlong, soft_tokens=soft)
+        return pack_best_fit(lengths, length, seed, overlong=data.overlong, soft_tokens=soft)
+
+
+def _only(source: Source | None) -> Source:
+    assert source is not None, "a data set without tasks has a training source"
+    return source
+
+
+def _beside(cache: Path, explicit: bool) -> Path:
+    """Where indexes and further splits go: in the cache, or beside a folder that is the cache."""
+    return cache.parent if explicit else cache
+
+
+def _tokenizer_folder(plan: RunPlan) -> Path:
+    """The model's folder on this machine; for a hub model its tokenizer files are fetched."""
+    from expert.data.records import DataError
+
+    if plan.model.place != "hub":
+        return Path(plan.model.location)
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    except ImportError:
+        raise DataError(
+            f"{plan.model.location} is not on this machine  (put its folder into models/, or "
+            "pip install 'expert-cli[hub]' to fetch it)"
+        ) from None
+    files = ["tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt"]
+    try:
+        found = snapshot_download(
+            plan.model.location, revision=plan.model.revision, allow_patterns=files
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(
+            f"{plan.model.location} could not be fetched from the hub: {reason}  "
+            "(put its folder into models/ beside the manifest)"
+        ) from None
+    return Path(found)

@@ -1,0 +1,239 @@
+"""Batches equal what one document at a time gives, and keep one shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expert.data.batches import (
+    BatchArrays,
+    BatchCounts,
+    BatchShape,
+    FlatDocuments,
+    PaddedArrays,
+    fill_batch,
+    fill_padded_batch,
+)
+from expert.data.pack import Overlong, pack_best_fit, pack_concat, pack_none
+from expert.data.pack_index import PackIndex
+
+PAD = 999
+Document = tuple[list[int], list[tuple[int, int]]]
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> Document:
+    """Tokens, and spans of them that are learnt: in order, apart, some touching."""
+    tokens = draw(st.lists(st.integers(0, 500), max_size=45))
+    marks = sorted(draw(st.lists(st.integers(0, len(tokens)), max_size=6)))
+    pairs = zip(marks[::2], marks[1::2], strict=False)
+    return tokens, [(start, stop) for start, stop in pairs if start < stop]
+
+
+@dataclass
+class Reference:
+    """A batch as plain lists, built one document and one token at a time."""
+
+    tokens: list[int] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    soft: list[bool] = field(default_factory=list)
+    boundaries: list[int] = field(default_factory=lambda: [0])
+    targets: int = 0
+    real: int = 0
+
+    def add_document(self, document: Document, start: int, stop: int, soft: int) -> None:
+        tokens, spans = document
+        learnt = [any(a <= i < b for a, b in spans) for i in range(len(tokens))]
+        for place in range(soft):
+            self._add(PAD, -100, place, soft=True)
+        for i in range(start, stop):
+            follows = i + 1 < stop and learnt[i + 1]
+            self._add(tokens[i], tokens[i + 1] if follows else -100, soft + i - start)
+            self.targets += follows
+            self.real += 1
+        self.boundaries.append(len(self.tokens))
+
+    def pad_to(self, places: int) -> None:
+        for place in range(places - len(self.tokens)):
+            self._add(PAD, -100, place)
+        if self.boundaries[-1] < places:
+            self.boundaries.append(places)
+
+    def _add(self, token: int, label: int, position: int, *, soft: bool = False) -> None:
+        self.tokens.append(token)
+        self.labels.append(label)
+        self.positions.append(position)
+        self.soft.append(soft)
+
+
+def pack(rule: str, store: FlatDocuments, length: int, policy: Overlong, soft: int) -> PackIndex:
+    if rule == "none":
+        return pack_none(store.lengths, length, overlong=policy, soft_tokens=soft)
+    way = pack_best_fit if rule == "best-fit" else pack_concat
+    return way(store.lengths, length, 5, overlong=policy, soft_tokens=soft)
+
+
+def gather(documents: list[Document]) -> FlatDocuments:
+    return FlatDocuments.gather(
+        [tokens for tokens, _ in documents], [span for _, span in documents]
+    )
+
+
+def spoiled(out: BatchArrays) -> BatchArrays:
+    """A batch full of what an earlier one left."""
+    for array in (out.tokens, out.labels, out.positions, out.boundaries, out.soft_mask):
+        array.fill(1)
+    return out
+
+
+settings_of_a_batch = given(
+    some=st.lists(documents(), min_size=1, max_size=25),
+    rule=st.sampled_from(["best-fit", "concat", "none"]),
+    policy=st.sampled_from(["cut", "split", "drop"]),
+    length=st.integers(4, 40),
+    rows=st.integers(1, 4),
+    soft=st.integers(0, 3),
+)
+
+
+@settings_of_a_batch
+def test_packed_batches_equal_one_document_at_a_time(some, rule, policy, length, rows, soft):
+    store = gather(some)
+    index = pack(rule, store, length, policy, soft)
+    shape = BatchShape.for_index(index, rows)
+    out = spoiled(BatchArrays.allocate(shape))
+    total = BatchCounts()
+    for begin in range(0, index.bins, rows):
+        bins = range(begin, min(begin + rows, index.bins))
+        counts = fill_batch(out, index, bins, store, pad_id=PAD)
+        expected = Reference()
+        for row in range(rows):
+            for document, start, stop in index.pieces(bins[row]) if row < len(bins) else ():
+                expected.add_document(some[document], start, stop, soft)
+            expected.pad_to((row + 1) * length)
+        assert out.tokens.tolist() == expected.tokens
+        assert out.labels.tolist() == expected.labels
+        assert out.positions.tolist() == expected.positions
+        assert out.soft_mask.tolist() == expected.soft
+        filler = [shape.places] * (shape.max_documents + 1 - len(expected.boundaries))
+        assert out.boundaries.tolist() == expected.boundaries + filler
+        assert (counts.targets, counts.real_tokens) == (expected.targets, expected.real)
+        assert counts.targets == np.count_nonzero(out.labels != -100)
+        total += counts
+    kept = sum(len(tokens) for tokens, _ in some) - index.overlong.tokens_lost
+    assert (total.real_tokens, total.examples) == (kept, index.examples)
+
+
+@settings_of_a_batch
+def test_padded_batches_equal_one_document_at_a_time(some, rule, policy, length, rows, soft):
+    store = gather(some)
+    index = pack("none", store, length, policy, soft)
+    out = PaddedArrays.allocate(rows, length)
+    to_longest = rule == "none"
+    for begin in range(0, index.bins, rows):
+        bins = list(range(begin, min(begin + rows, index.bins)))
+        batch = fill_padded_batch(out, index, bins, store, pad_id=PAD, to_longest=to_longest)
+        rows_of = [next(index.pieces(number)) for number in bins]
+        longest = max(stop - start + soft for _, start, stop in rows_of)
+        assert batch.tokens.shape == (len(bins), longest if to_longest else length)
+        targets = 0
+        for row, (document, start, stop) in enumerate(rows_of):
+            expected = Reference()
+            expected.add_document(some[document], start, stop, soft)
+            end = len(expected.tokens)
+            expected.pad_to(batch.tokens.shape[1])
+            assert batch.tokens[row].tolist() == expected.tokens
+            assert batch.labels[row].tolist() == expected.labels
+            assert batch.positions[row, :end].tolist() == expected.positions[:end]
+            assert batch.soft_mask[row].tolist() == expected.soft
+            assert batch.attention_mask[row].tolist() == [
+                place < end for place in range(len(expected.tokens))
+            ]
+            targets += expected.targets
+        assert batch.counts.targets == targets
+        assert batch.tokens.flags.c_contiguous
+        assert np.shares_memory(batch.tokens, out.tokens)
+
+
+def test_the_first_learnt_token_is_the_target_of_the_place_before_it():
+    store = FlatDocuments.gather([[10, 11, 12, 13], [20, 21]], [[(2, 4)], [(0, 2)]])
+    index = pack_none(store.lengths, 6)
+    out = BatchArrays.allocate(BatchShape(2, 6, 4))
+    counts = fill_batch(out, index, [0, 1], store, pad_id=0)
+    first = [-100, 12, 13, -100, -100, -100]
+    assert out.labels.tolist() == [*first, 21, -100, -100, -100, -100, -100]
+    assert out.positions.tolist() == [0, 1, 2, 3, 0, 1, 0, 1, 0, 1, 2, 3]
+    assert out.boundaries.tolist() == [0, 4, 6, 8, 12]
+    assert counts == BatchCounts(targets=3, real_tokens=6, examples=2)
+
+
+@settings_of_a_batch
+def test_boundaries_keep_documents_apart(some, rule, policy, length, rows, soft):
+    # Each token names its document, so that a stretch between boundaries shows who is in it.
+    named = [([name] * len(tokens), spans) for name, (tokens, spans) in enumerate(some)]
+    store = gather(named)
+    index = pack(rule, store, length, policy, soft)
+    out = BatchArrays.allocate(BatchShape.for_index(index, rows))
+    for begin in range(0, index.bins, rows):
+        fill_batch(out, index, range(begin, min(begin + rows, index.bins)), store, pad_id=-1)
+        edges = out.boundaries.tolist()
+        assert (edges[0], edges[-1]) == (0, rows * length)
+        for start, stop in pairwise(edges):
+            assert 0 <= stop - start <= length
+            names = set(out.tokens[start:stop][~out.soft_mask[start:stop]].tolist())
+            assert len(names) <= 1
+            assert set(out.labels[start:stop].tolist()) <= names | {-100}
+            assert out.positions[start:stop].tolist() == list(range(stop - start))
+
+
+def test_the_shape_has_boundaries_for_the_fullest_bins_and_no_more():
+    lengths = np.array([2] * 10 + [9] * 3)
+    index = pack_best_fit(lengths, 10, 0)
+    assert sorted(np.diff(index.bin_offsets)) == [1, 1, 1, 5, 5]
+    assert BatchShape.for_index(index, 2, multiple=1).max_documents == 12
+    assert BatchShape.for_index(index, 3, multiple=1).max_documents == 14
+    assert BatchShape.for_index(index, 3, multiple=8).max_documents == 16
+    assert BatchShape.for_index(index, 100, multiple=1).max_documents == 113
+
+
+def test_more_than_the_shape_holds_is_refused():
+    store = FlatDocuments.gather([[1, 2], [3, 4], [5, 6]], [[], [], []])
+    index = pack_best_fit(store.lengths, 6, 0)
+    with pytest.raises(ValueError, match="3 documents in a batch that has boundaries for 2"):
+        fill_batch(BatchArrays.allocate(BatchShape(1, 6, 2)), index, [0], store, pad_id=0)
+    with pytest.raises(ValueError, match="1 bins of 6 places do not go into 1 rows of 4"):
+        fill_batch(BatchArrays.allocate(BatchShape(1, 4, 8)), index, [0], store, pad_id=0)
+    with pytest.raises(ValueError, match="2 bins of 6 places do not go into 1 rows of 6"):
+        fill_batch(BatchArrays.allocate(BatchShape(1, 6, 8)), index, [0, 0], store, pad_id=0)
+    with pytest.raises(ValueError, match="2 bins of 6 places do not go into 1 rows of 6"):
+        fill_padded_batch(PaddedArrays.allocate(1, 6), index, [0, 0], store, pad_id=0)
+    with pytest.raises(ValueError, match="a padded row holds one document"):
+        fill_padded_batch(PaddedArrays.allocate(1, 6), index, [0], store, pad_id=0)
+
+
+def test_arrays_are_filled_in_place_with_constant_shapes_and_types():
+    store = FlatDocuments.gather([[1, 2, 3]] * 7, [[(1, 3)]] * 7)
+    index = pack_best_fit(store.lengths, 8, 0)
+    out = BatchArrays.allocate(BatchShape.for_index(index, 2))
+    arrays = (out.tokens, out.labels, out.positions, out.boundaries, out.soft_mask)
+    before = [(array.ctypes.data, array.shape, array.dtype) for array in arrays]
+    for number in range(index.bins):
+        fill_batch(out, index, [number], store, pad_id=0)
+    assert [(array.ctypes.data, array.shape, array.dtype) for array in arrays] == before
+    assert {array.dtype for array in arrays} == {np.dtype(np.int32), np.dtype(np.bool_)}
+
+
+def test_tokens_of_a_store_are_views():
+    flat = np.arange(6, dtype=np.int32)
+    store = FlatDocuments(
+        flat, np.array([0, 2, 6]), np.array([[0, 4]], np.int32), np.array([0, 0, 1])
+    )
+    assert np.shares_memory(store.tokens(1), flat)
+    assert (store.tokens(1).tolist(), store.spans(0).tolist()) == ([2, 3, 4, 5], [])
+    assert store.spans(1).tolist() == [[0, 4]]

@@ -1,0 +1,158 @@
+"""Segments to ids: what is learnt, no doubled bos, the same ids as a model sees when it answers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expert.data.encoder import (
+    CharacterEncoder,
+    TextEncoder,
+    load_tokenizer,
+    read_special_tokens,
+)
+from expert.data.records import DataError, Segment
+from tests.data.tokenizers import model_folder, small_encoder, small_tokenizer
+
+texts = st.text(alphabet=st.sampled_from('abc \n{}":,é漢<|im_end|>'), min_size=1, max_size=30)
+documents = st.lists(st.builds(Segment, texts, st.booleans()), min_size=1, max_size=4)
+
+
+def one_by_one(encoder: TextEncoder, segments: list[Segment]) -> tuple[list[int], list[bool]]:
+    """The slow, obvious way: every segment alone, every token with its flag."""
+    ids = list(encoder.prefix)
+    learnt = [False] * len(ids)
+    for segment in segments:
+        part = encoder.tokenizer.encode(segment.text, add_special_tokens=False).ids
+        ids += part
+        learnt += [segment.learn] * len(part)
+    return ids, learnt
+
+
+def flags(length: int, spans: np.ndarray) -> list[bool]:
+    mask = np.zeros(length, bool)
+    for start, stop in spans.reshape(-1, 2):
+        mask[start:stop] = True
+    return mask.tolist()
+
+
+@given(st.lists(documents, min_size=1, max_size=5))
+def test_learnt_tokens_are_those_of_the_learnt_segments(batch):
+    """Together or one by one: where no token straddles two segments both give the same text, and
+    always exactly the learnt text is learnt."""
+    encoder = small_encoder()
+    made = encoder.encode(batch)
+    ids = np.split(made.ids, np.cumsum(made.lengths)[:-1])
+    spans = np.split(made.spans, np.cumsum(made.span_counts)[:-1])
+    for segments, tokens, learnt in zip(batch, ids, spans, strict=True):
+        decoded = encoder.tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
+        assert decoded == "".join(segment.text for segment in segments)
+        mask = flags(len(tokens), learnt)
+        kept = [token for token, flag in zip(tokens.tolist(), mask, strict=True) if flag]
+        text = encoder.tokenizer.decode(kept, skip_special_tokens=False)
+        assert text == "".join(segment.text for segment in segments if segment.learn)
+
+
+def test_a_token_that_would_straddle_two_segments_is_not_made():
+    encoder = small_encoder()
+    segments = [Segment("The qui", False), Segment("ck brown fox", True)]
+    made = encoder.encode([segments])
+    ids, learnt = one_by_one(encoder, segments)
+    assert made.ids.tolist() == ids
+    assert flags(len(ids), made.spans) == learnt
+
+
+def test_chat_rows_are_encoded_as_the_prompt_alone_and_the_answer_after_it():
+    encoder = small_encoder()
+    segments = [
+        Segment("<|im_start|>user\nCount<|im_end|>\n<|im_start|>assistant\n", False),
+        Segment("SELECT 1;<|im_end|>", True),
+    ]
+    made = encoder.encode([segments])
+    ids, learnt = one_by_one(encoder, segments)
+    assert made.ids.tolist() == ids
+    assert flags(len(ids), made.spans) == learnt
+    end = encoder.tokenizer.token_to_id("<|im_end|>")
+    assert made.ids[-1] == end
+    assert made.spans[-1] == len(ids)  # the end token is learnt
+
+
+def test_a_tokenizer_s_bos_begins_every_document_once():
+    bos = small_tokenizer().token_to_id("<s>")
+    encoder = small_encoder(adds_bos=True)
+    made = encoder.encode([[Segment("fox", True)], [Segment("dog", True)]])
+    first, second = np.split(made.ids, [made.lengths[0]])
+    assert first[0] == second[0] == bos
+    assert made.spans.reshape(-1, 2)[:, 0].tolist() == [1, 1]  # and is not learnt
+
+
+def test_a_template_s_own_bos_is_not_doubled():
+    bos = small_tokenizer().token_to_id("<s>")
+    encoder = small_encoder(adds_bos=True, template_adds_bos=True)
+    made = encoder.encode([[Segment("<s>fox", True)]])
+    assert made.ids.tolist().count(bos) == 1
+
+
+def test_the_fingerprint_follows_the_tokenizer():
+    assert small_encoder().fingerprint == small_encoder().fingerprint
+    assert small_encoder().fingerprint != small_encoder(adds_bos=True).fingerprint
+
+
+def test_characters_are_tokens_in_the_order_of_their_code_points():
+    encoder = CharacterEncoder("hello\nwörld")
+    assert encoder.characters == "\ndehlorwö"
+    made = encoder.encode([[Segment("hell", True)], [Segment("ö", True)]])
+    assert encoder.decode(made.ids[:4].tolist()) == "hell"
+    assert made.lengths.tolist() == [4, 1]
+    assert made.spans.tolist() == [0, 4, 0, 1]
+    assert encoder.vocabulary == 9
+
+
+def test_a_character_the_corpus_never_had_is_refused():
+    with pytest.raises(DataError, match="the character 'z' is not in the corpus"):
+        CharacterEncoder("abc").encode([[Segment("az", True)]])
+
+
+def test_special_tokens_are_read_from_the_model_folder(tmp_path):
+    folder = model_folder(tmp_path, bos_token={"content": "<s>"}, chat_template="{{ x }}")
+    special = read_special_tokens(folder)
+    assert (special.bos, special.eos, special.chat_template) == ("<s>", "<|im_end|>", "{{ x }}")
+
+
+def test_a_template_file_wins_and_a_list_of_templates_gives_its_default(tmp_path):
+    named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
+    folder = model_folder(tmp_path, chat_template=named)
+    assert read_special_tokens(folder).chat_template == "b"
+    (folder / "chat_template.jinja").write_text("c", encoding="utf-8")
+    assert read_special_tokens(folder).chat_template == "c"
+
+
+def test_end_tokens_may_stand_in_the_special_tokens_map(tmp_path):
+    folder = model_folder(tmp_path, eos_token=None)
+    text = json.dumps({"eos_token": "<|endoftext|>"})
+    (folder / "special_tokens_map.json").write_text(text, encoding="utf-8")
+    assert read_special_tokens(folder).eos == "<|endoftext|>"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("tokenizer.json", "{}", "tokenizer.json: not a tokenizer"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json: cannot be read"),
+    ],
+)
+def test_broken_tokenizer_files_are_told(tmp_path, name, text, message):
+    folder = model_folder(tmp_path)
+    (folder / name).write_text(text, encoding="utf-8")
+    read = load_tokenizer if name == "tokenizer.json" else read_special_tokens
+    with pytest.raises(DataError, match=message):
+        read(folder)
+
+
+def test_a_missing_model_folder_is_told(tmp_path):
+    with pytest.raises(DataError, match="no such model folder"):
+        load_tokenizer(tmp_path / "absent")

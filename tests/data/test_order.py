@@ -1,0 +1,153 @@
+"""The order of the data depends on the seed, the epoch and the step, and on nothing else."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expert.data.order import (
+    BATCHES_SORTED_TOGETHER,
+    DataOrder,
+    Draw,
+    EpochOrder,
+    Grouping,
+    bins_of_step,
+    micro_batches,
+    shuffled,
+)
+
+counts = st.integers(1, 300)
+seeds = st.integers(0, 2**63)
+
+
+def run(order: DataOrder, done: int, total: int) -> list[list[int]]:
+    return [update.bins.tolist() for update in order.updates(done, total)]
+
+
+@given(counts, seeds, st.integers(0, 50), st.sampled_from(Draw))
+def test_a_shuffle_has_every_number_once(count: int, seed: int, number: int, draw: Draw):
+    order = shuffled(count, seed=seed, draw=draw, number=number)
+    assert sorted(order.tolist()) == list(range(count))
+
+
+def test_a_shuffle_is_the_same_on_every_machine_and_with_every_numpy():
+    # Written down once: a run that resumes after an upgrade must go on in the same order.
+    order = shuffled(12, seed=42, draw=Draw.EPOCH, number=3)
+    assert order.tolist() == GOLDEN
+
+
+GOLDEN = [11, 2, 0, 8, 10, 7, 9, 4, 5, 3, 6, 1]
+
+
+def test_uses_of_one_seed_share_no_shuffle():
+    orders = [tuple(shuffled(50, seed=7, draw=draw)) for draw in Draw]
+    assert len(set(orders)) == len(Draw)
+    # Numbers that would look alike when written end to end, or padded with zeros.
+    assert tuple(shuffled(50, seed=7, draw=Draw.PIECES)) != tuple(
+        shuffled(50, seed=7 + (1 << 32), draw=Draw.PIECES)
+    )
+
+
+def test_epochs_differ_and_seeds_differ():
+    orders = {tuple(EpochOrder(40, seed, epoch).bins) for seed in (1, 2, 3) for epoch in range(4)}
+    assert len(orders) == 12
+
+
+@given(counts, st.integers(1, 40), seeds)
+def test_an_epoch_sees_every_bin_once_in_updates_of_equal_size(count: int, size: int, seed: int):
+    order = DataOrder(count, size, seed)
+    updates = run(order, 0, order.steps_per_epoch)
+    assert sorted(chain(*updates)) == list(range(count))
+    assert {len(update) for update in updates[:-1]} <= {size}
+    assert 1 <= len(updates[-1]) <= size
+
+
+@given(st.data(), counts, st.integers(1, 40), seeds, st.booleans())
+def test_going_on_at_any_update_equals_never_having_stopped(data, count, size, seed, grouped):
+    lengths = np.arange(count) * 7919 % 101
+    grouping = Grouping(lengths, size) if grouped else None
+    total = DataOrder(count, size, seed).updates_in(2.5)
+    whole = run(DataOrder(count, size, seed, grouping), 0, total)
+    done = data.draw(st.integers(0, total))
+    assert run(DataOrder(count, size, seed, grouping), done, total) == whole[done:]
+
+
+@given(counts, st.integers(1, 40), seeds, st.integers(0, 5), st.integers(0, 400))
+def test_a_step_asked_for_alone_is_the_step_of_the_run(count, size, seed, epoch, step):
+    order = DataOrder(count, size, seed)
+    step %= order.steps_per_epoch
+    update = order.update(epoch * order.steps_per_epoch + step)
+    assert (update.epoch, update.step) == (epoch, step)
+    alone = bins_of_step(seed, epoch, step, count=count, bins_per_update=size)
+    assert alone.tolist() == update.bins.tolist()
+
+
+def test_steps_may_be_asked_for_in_any_sequence():
+    order = DataOrder(30, 4, 1)
+    forwards = [order.update(done).bins.tolist() for done in range(20)]
+    backwards = [order.update(done).bins.tolist() for done in reversed(range(20))]
+    assert backwards[::-1] == forwards
+
+
+@given(counts, st.integers(1, 40), seeds, st.integers(1, 50), st.integers(1, 50))
+def test_another_micro_batch_has_the_same_bins_in_every_update(count, size, seed, one, other):
+    order = DataOrder(count, size, seed)
+    for update in order.updates(0, order.steps_per_epoch):
+        first, second = (micro_batches(update.bins, rows) for rows in (one, other))
+        assert np.concatenate(first).tolist() == np.concatenate(second).tolist()
+        assert max(map(len, first)) <= one
+        assert len(first) == -(-len(update.bins) // one)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "updates"), [(1, 50), (1.1, 55), (0.1, 5), (0.001, 1), (2.55, 128), (3, 150)]
+)
+def test_a_fraction_of_an_epoch_is_rounded_up_once(epochs: float, updates: int):
+    # 1.1 * 50 is 55.00000000000001 in floating point; that must not make 56.
+    order = DataOrder(100, 2, 0)
+    assert order.updates_in(epochs) == updates
+
+
+def test_a_place_in_the_run_is_known_in_epochs():
+    assert DataOrder(140, 2, 0).epochs_at(105) == 1.5
+
+
+def test_an_order_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="0 bins in updates of 4 make no order"):
+        DataOrder(0, 4, 0)
+
+
+@given(counts, st.integers(1, 12), seeds, st.integers(0, 3))
+def test_grouping_keeps_every_bin_and_sorts_each_update(count, batch, seed, epoch):
+    lengths = np.arange(count) * 7919 % 101
+    order = EpochOrder(count, seed, epoch, Grouping(lengths, batch)).bins
+    assert sorted(order.tolist()) == list(range(count))
+    for update in micro_batches(order, batch):
+        assert lengths[update].tolist() == sorted(lengths[update].tolist(), reverse=True)
+
+
+def test_grouping_puts_bins_of_one_length_together_and_anew_each_epoch():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 2048, 8 * BATCHES_SORTED_TOGETHER * 4 + 3)
+    grouping = Grouping(lengths, 8)
+    spread = []
+    for order in (EpochOrder(len(lengths), 5, 0), EpochOrder(len(lengths), 5, 0, grouping)):
+        rows = lengths[order.bins[:-3]].reshape(-1, 8)
+        spread.append(np.mean(rows.max(1) - rows.min(1)))
+    assert spread[1] < spread[0] / 20
+    first = EpochOrder(len(lengths), 5, 0, grouping).bins
+    second = EpochOrder(len(lengths), 5, 1, grouping).bins
+    assert {frozenset(row) for row in micro_batches(first, 8)}.isdisjoint(
+        {frozenset(row) for row in micro_batches(second, 8)}
+    )
+
+
+def test_grouped_batches_do_not_come_sorted():
+    lengths = np.arange(800)
+    order = EpochOrder(800, 5, 0, Grouping(lengths, 8)).bins
+    means = lengths[order].reshape(-1, 8).mean(1)
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.3

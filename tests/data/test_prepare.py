@@ -1,0 +1,305 @@
+"""Prepared once: keyed by content, resumed after a crash, never half-finished, never stale."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from expert.data import prepare as module
+from expert.data.documents import DocumentStore
+from expert.data.encoder import EncodedBatch, TextEncoder
+from expert.data.prepare import DONE, Dropped, Recipe, Work, prepare
+from expert.data.records import BadRow, DataError, Row, Segment
+from tests.data.tokenizers import small_encoder
+
+RECIPE = Recipe(data="d", tokenizer="t", template="p", columns="c", learn_prompt=False)
+
+
+def rows(count: int) -> Iterator[Row | BadRow]:
+    for number in range(count):
+        yield Row(
+            {"q": f"question {number}", "a": f"answer {number * 7}"}, "rows.jsonl", number + 1
+        )
+
+
+def segments_of(row: Row) -> list[Segment] | BadRow | Dropped:
+    return [Segment(row.values["q"], False), Segment(row.values["a"] + "<|im_end|>", True)]
+
+
+def work(count: int = 100, **changes: object) -> Work:
+    made = Work(lambda: rows(count), segments_of, small_encoder(), shard_rows=16)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_documents_come_back_as_they_were_encoded(tmp_path):
+    made = prepare(work(), RECIPE, tmp_path / "tokens")
+    store = DocumentStore(made.folder)
+    assert len(store) == 100
+    encoder = small_encoder()
+    for document in (0, 15, 16, 99):
+        row = list(rows(100))[document]
+        assert isinstance(row, Row)
+        segments = segments_of(row)
+        assert isinstance(segments, list)
+        expected = encoder.encode([segments])
+        assert store.tokens(document).tolist() == expected.ids.tolist()
+        assert store.spans(document).reshape(-1).tolist() == expected.spans.tolist()
+        assert store.row(document) == document
+    assert store.lengths.sum() == made.statistics.tokens
+
+
+def test_the_folder_opens_with_datasets(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    made = prepare(work(40), RECIPE, tmp_path / "tokens")
+    loaded = datasets.load_from_disk(str(made.folder))
+    store = DocumentStore(made.folder)
+    assert loaded.num_rows == 40
+    assert loaded[17]["input_ids"] == store.tokens(17).tolist()
+    assert loaded[17]["answer_spans"] == store.spans(17).reshape(-1).tolist()
+
+
+def test_tokens_are_views_of_the_mapped_file(tmp_path):
+    store = DocumentStore(prepare(work(), RECIPE, tmp_path / "tokens").folder)
+    tokens = store.tokens(3)
+    assert not tokens.flags.owndata
+    assert not tokens.flags.writeable
+
+
+def test_the_second_time_is_a_hit(tmp_path):
+    first = prepare(work(), RECIPE, tmp_path / "tokens")
+    assert (first.hit, first.because) == (False, "nothing was prepared yet")
+    again = prepare(work(), RECIPE, tmp_path / "tokens")
+    assert (again.hit, again.because) == (True, "made from the same data and settings")
+    assert again.statistics == first.statistics
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"data": "x"}, "the data changed"),
+        ({"tokenizer": "x"}, "the tokenizer changed"),
+        ({"template": "x"}, "the prompt template changed"),
+        ({"learn_prompt": True}, "train_on_prompt changed"),
+        ({"data": "x", "columns": "x"}, "the data and the columns changed"),
+    ],
+)
+def test_a_miss_says_what_changed(tmp_path, change, words):
+    prepare(work(), RECIPE, tmp_path / "old")
+    made = prepare(work(), replace(RECIPE, **change), tmp_path / "new")
+    assert (made.hit, made.because) == (False, words)
+
+
+def test_equal_recipes_have_equal_keys_and_others_have_not():
+    assert RECIPE.key() == replace(RECIPE).key()
+    assert len({replace(RECIPE, data=str(n)).key() for n in range(50)}) == 50
+
+
+def test_a_cache_made_from_something_else_is_refused(tmp_path):
+    prepare(work(), RECIPE, tmp_path / "tokens")
+    with pytest.raises(DataError, match="was made from something else: the tokenizer changed"):
+        prepare(work(), replace(RECIPE, tokenizer="x"), tmp_path / "tokens")
+
+
+def test_a_folder_of_other_things_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "thesis.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(DataError, match="is no folder of prepared tokens"):
+        prepare(work(), RECIPE, tmp_path / "tokens")
+    assert (tmp_path / "tokens" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+def test_a_damaged_cache_is_put_aside_and_built_again(tmp_path, damage):
+    folder = prepare(work(), RECIPE, tmp_path / "tokens").folder
+    file = folder / "data-00002.arrow"
+    whole = bytearray(file.read_bytes())
+    if damage == "flip":
+        whole[len(whole) // 2] ^= 1
+        file.write_bytes(whole)
+    elif damage == "cut":
+        file.write_bytes(whole[:-10])
+    else:
+        file.unlink()
+    made = prepare(work(), RECIPE, tmp_path / "tokens")
+    assert not made.hit
+    assert made.because.startswith("the cache was damaged (data-00002.arrow ")
+    assert (tmp_path / "tokens.bad").is_dir()
+    assert len(DocumentStore(made.folder)) == 100
+
+
+class Crash(Exception):
+    """What a power cut would be."""
+
+
+class CrashingEncoder:
+    """Encodes so many shards, then fails."""
+
+    def __init__(self, shards: int) -> None:
+        self.inner = small_encoder()
+        self.left = shards
+        self.done = 0
+
+    fingerprint = "t"
+    vocabulary = 400
+
+    def encode(self, documents: list[list[Segment]]) -> EncodedBatch:
+        if self.left == 0:
+            raise Crash
+        self.left -= 1
+        self.done += 1
+        return self.inner.encode(documents)
+
+
+def test_shards_finished_before_a_crash_are_not_made_again(tmp_path):
+    folder = tmp_path / "tokens"
+    with pytest.raises(Crash):
+        prepare(work(encoder=CrashingEncoder(4)), RECIPE, folder)
+    assert not folder.exists()
+    again = CrashingEncoder(100)
+    made = prepare(work(encoder=again), RECIPE, folder)
+    assert again.done == 3  # seven shards of sixteen rows, four of them done before
+    straight = prepare(work(), RECIPE, tmp_path / "other")
+    assert made.statistics == straight.statistics
+    one, other = DocumentStore(made.folder), DocumentStore(straight.folder)
+    assert all(np.array_equal(one.tokens(d), other.tokens(d)) for d in range(100))
+    assert [path.name for path in tmp_path.iterdir() if "parts" in path.name] == []
+
+
+def with_bad_rows(count: int, bad: set[int]) -> Iterator[Row | BadRow]:
+    for number, row in enumerate(rows(count)):
+        yield BadRow("rows.jsonl", number + 1, "broken JSON", "{") if number in bad else row
+
+
+def test_a_bad_row_stops_with_its_file_and_line(tmp_path):
+    with pytest.raises(DataError) as caught:
+        prepare(work(rows=lambda: with_bad_rows(50, {20})), RECIPE, tmp_path / "tokens")
+    assert str(caught.value) == (
+        "a row cannot be used\n  - rows.jsonl:21: broken JSON\n"
+        "  (mend the data, or tolerate some: --set training.dataset.max_bad_rows=100)"
+    )
+    assert not (tmp_path / "tokens").exists()
+
+
+def test_tolerated_bad_rows_are_counted_and_kept_aside(tmp_path):
+    made = prepare(
+        work(rows=lambda: with_bad_rows(50, {3, 20}), max_bad_rows=2), RECIPE, tmp_path / "tokens"
+    )
+    assert (made.statistics.bad_rows, made.statistics.documents) == (2, 48)
+    lines = (made.folder / "rejects.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["line"] for line in lines] == [4, 21]
+    assert DocumentStore(made.folder).row(3) == 4  # rows keep their numbers
+
+
+def test_one_bad_row_too_many_stops(tmp_path):
+    with pytest.raises(DataError, match="3 rows cannot be used"):
+        prepare(
+            work(rows=lambda: with_bad_rows(50, {3, 20, 30}), max_bad_rows=2),
+            RECIPE,
+            tmp_path / "tokens",
+        )
+
+
+def test_rows_left_out_by_checks_are_counted_by_reason(tmp_path):
+    def short_ones(row: Row) -> list[Segment] | BadRow | Dropped:
+        return Dropped("shorter than 10") if row.line % 2 else segments_of(row)
+
+    made = prepare(work(segments_of=short_ones), RECIPE, tmp_path / "tokens")
+    assert made.statistics.dropped == {"shorter than 10": 50}
+    assert made.statistics.documents == 50
+
+
+@pytest.mark.parametrize("count", [0, 30])
+def test_nothing_to_learn_is_an_error_before_any_model_loads(tmp_path, count):
+    def silent(row: Row) -> list[Segment] | BadRow | Dropped:
+        return [Segment(row.values["q"], False)]
+
+    with pytest.raises(DataError, match=f"there is nothing to learn: {count} rows read"):
+        prepare(work(count, segments_of=silent), RECIPE, tmp_path / "tokens")
+    assert not (tmp_path / "tokens").exists()
+
+
+def test_progress_tells_rows_and_tokens(tmp_path):
+    told: list[tuple[int, int]] = []
+    made = prepare(
+        work(tell=lambda rows, tokens: told.append((rows, tokens))), RECIPE, tmp_path / "tokens"
+    )
+    assert told[-1] == (100, made.statistics.tokens)
+    assert told == sorted(told)
+
+
+BUILDER = """
+import sys, time
+from pathlib import Path
+from dataclasses import replace
+from tests.data.test_prepare import RECIPE, work
+from expert.data.prepare import prepare
+from expert.data.encoder import TextEncoder
+inner = TextEncoder.encode
+def slow(self, documents):
+    time.sleep(0.01)
+    return inner(self, documents)
+TextEncoder.encode = slow
+prepare(work(200), RECIPE, Path(sys.argv[1]))
+"""
+
+
+def build_together(folder: Path, builders: int, kill_after: float | None) -> list[int]:
+    """Several processes build one cache; one of them is killed at some moment."""
+    command = [sys.executable, "-c", BUILDER, str(folder)]
+    root = Path(__file__).parents[2]
+    running = [subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE) for _ in range(builders)]
+    if kill_after is not None:
+        time.sleep(kill_after)
+        running[0].send_signal(signal.SIGKILL)
+    complaints = [process.communicate()[1].decode() for process in running]
+    codes = [process.returncode for process in running]
+    assert not any(code > 0 for code in codes), complaints
+    return codes
+
+
+def rounds_of_builders(tmp_path: Path, rounds: int) -> None:
+    chance = random.Random(7)
+    straight = prepare(work(200), RECIPE, tmp_path / "straight")
+    for number in range(rounds):
+        folder = tmp_path / f"round-{number}" / "tokens"
+        codes = build_together(folder, chance.randint(2, 4), chance.uniform(0.2, 1.2))
+        assert codes[0] in (0, -signal.SIGKILL)
+        assert set(codes[1:]) == {0}
+        assert prepare(work(200), RECIPE, folder).hit
+        assert module.read_statistics(folder) == straight.statistics
+        left = [path.name for path in folder.parent.iterdir() if not path.name.startswith(".")]
+        assert left == ["tokens"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="SIGKILL is POSIX")
+def test_builders_that_race_and_one_that_is_killed_leave_one_valid_cache(tmp_path):
+    rounds_of_builders(tmp_path, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="SIGKILL is POSIX")
+def test_a_hundred_rounds_of_racing_builders_leave_one_valid_cache_each(tmp_path):
+    rounds_of_builders(tmp_path, 100)
+
+
+def test_a_killed_builder_leaves_nothing_that_looks_finished(tmp_path):
+    folder = tmp_path / "tokens"
+    [code] = build_together(folder, 1, 0.35)
+    if code == 0:
+        pytest.skip("the builder was faster than the kill")
+    assert not (folder / DONE).exists()
+
+
+def test_the_encoder_in_these_tests_is_the_real_one():
+    assert isinstance(small_encoder(), TextEncoder)

@@ -1,0 +1,275 @@
+"""Every named template, to the letter; what is learnt of it; and what an answer starts from."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from itertools import pairwise
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expert.data.records import DataError, Example, Segment, Turn
+from expert.data.templates import (
+    LAYOUTS,
+    Template,
+    TemplateError,
+    learn_all,
+    named_template,
+    plain_segments,
+)
+from expert.manifest.schema import PromptTemplate
+from tests.data.test_formats import REAL_FILES, real_examples
+
+EOS, BOS = "</s>", "<s>"
+USER = Turn("user", "Q")
+SYSTEM = Turn("system", "S")
+ANSWER = Turn("assistant", "A")
+WITH_INPUT = Turn("user", "Q\n\nInput:\nX")
+SHAPES = {
+    "user": (USER, ANSWER),
+    "system": (SYSTEM, USER, ANSWER),
+    "input": (WITH_INPUT, ANSWER),
+    "turns": (SYSTEM, USER, ANSWER, Turn("user", "R"), Turn("assistant", "B")),
+}
+
+# Learnt text stands in [[ ]].
+GOLDEN = {
+    ("alpaca", "user"): "### Instruction:\nQ\n\n### Response:\n[[A</s>]]",
+    ("alpaca", "system"): "S\n\n### Instruction:\nQ\n\n### Response:\n[[A</s>]]",
+    ("alpaca", "input"): "### Instruction:\nQ\n\n### Input:\nX\n\n### Response:\n[[A</s>]]",
+    ("alpaca", "turns"): (
+        "S\n\n### Instruction:\nQ\n\n### Response:\n[[A</s>]]"
+        "\n\n### Instruction:\nR\n\n### Response:\n[[B</s>]]"
+    ),
+    ("chatml", "user"): ("<|im_start|>user\nQ<|im_end|>\n<|im_start|>assistant\n[[A<|im_end|>\n]]"),
+    ("chatml", "system"): (
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n"
+        "<|im_start|>assistant\n[[A<|im_end|>\n]]"
+    ),
+    ("chatml", "input"): (
+        "<|im_start|>user\nQ\n\nInput:\nX<|im_end|>\n<|im_start|>assistant\n[[A<|im_end|>\n]]"
+    ),
+    ("chatml", "turns"): (
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nQ<|im_end|>\n"
+        "<|im_start|>assistant\n[[A<|im_end|>\n]]<|im_start|>user\nR<|im_end|>\n"
+        "<|im_start|>assistant\n[[B<|im_end|>\n]]"
+    ),
+    ("llama", "user"): "[INST] Q [/INST][[ A </s>]]",
+    ("llama", "system"): "[INST] <<SYS>>\nS\n<</SYS>>\n\nQ [/INST][[ A </s>]]",
+    ("llama", "input"): "[INST] Q\n\nInput:\nX [/INST][[ A </s>]]",
+    ("llama", "turns"): (
+        "[INST] <<SYS>>\nS\n<</SYS>>\n\nQ [/INST][[ A </s>]]<s>[INST] R [/INST][[ B </s>]]"
+    ),
+    ("mistral", "user"): "[INST] Q [/INST][[ A</s>]]",
+    ("mistral", "system"): "[INST] S\n\nQ [/INST][[ A</s>]]",
+    ("mistral", "input"): "[INST] Q\n\nInput:\nX [/INST][[ A</s>]]",
+    ("mistral", "turns"): "[INST] S\n\nQ [/INST][[ A</s>]][INST] R [/INST][[ B</s>]]",
+    ("phi", "user"): "User: Q\nAssistant:[[ A</s>]]",
+    ("phi", "system"): "System: S\n\nUser: Q\nAssistant:[[ A</s>]]",
+    ("phi", "input"): "User: Q\n\nInput:\nX\nAssistant:[[ A</s>]]",
+    ("phi", "turns"): ("System: S\n\nUser: Q\nAssistant:[[ A</s>]]\nUser: R\nAssistant:[[ B</s>]]"),
+    ("deepseek", "user"): "User: Q\n\nAssistant:[[ A</s>]]",
+    ("deepseek", "system"): "System: S\n\nUser: Q\n\nAssistant:[[ A</s>]]",
+    ("deepseek", "input"): "User: Q\n\nInput:\nX\n\nAssistant:[[ A</s>]]",
+    ("deepseek", "turns"): (
+        "System: S\n\nUser: Q\n\nAssistant:[[ A</s>]]User: R\n\nAssistant:[[ B</s>]]"
+    ),
+    ("gemma", "user"): (
+        "<start_of_turn>user\nQ<end_of_turn>\n<start_of_turn>model\n[[A<end_of_turn>\n</s>]]"
+    ),
+    ("gemma", "system"): (
+        "<start_of_turn>user\nS\n\nQ<end_of_turn>\n<start_of_turn>model\n[[A<end_of_turn>\n</s>]]"
+    ),
+    ("gemma", "input"): (
+        "<start_of_turn>user\nQ\n\nInput:\nX<end_of_turn>\n"
+        "<start_of_turn>model\n[[A<end_of_turn>\n</s>]]"
+    ),
+    ("gemma", "turns"): (
+        "<start_of_turn>user\nS\n\nQ<end_of_turn>\n<start_of_turn>model\n[[A<end_of_turn>\n]]"
+        "<start_of_turn>user\nR<end_of_turn>\n<start_of_turn>model\n[[B<end_of_turn>\n</s>]]"
+    ),
+}
+
+
+def shown(segments: list[Segment]) -> str:
+    """The text with what is learnt in brackets."""
+    return "".join(f"[[{one.text}]]" if one.learn else one.text for one in segments)
+
+
+def text_of(segments: list[Segment]) -> str:
+    return "".join(segment.text for segment in segments)
+
+
+def named(name: str) -> Template:
+    return named_template(name, eos=EOS, bos=BOS)
+
+
+def check_segments(template: Template, example: Example) -> None:
+    """What holds for every template and example."""
+    segments = template.segments(example)
+    answers = [turn.text for turn in example.turns if turn.role == "assistant"]
+    learnt = [segment.text for segment in segments if segment.learn]
+    assert len(learnt) == len(answers)
+    assert all(answer in text for answer, text in zip(answers, learnt, strict=True))
+    assert all(template.stop in text for text in learnt)
+    assert all(one.learn is not two.learn for one, two in pairwise(segments))
+    assert all(segment.text for segment in segments)
+    assert template.segments(example, learn_prompt=True) == [Segment(text_of(segments), True)]
+    for place, turn in enumerate(example.turns):
+        if turn.role == "assistant":
+            number = sum(turn.role == "assistant" for turn in example.turns[:place])
+            before = segments[: 2 * number + 1]
+            assert template.prompt(example.turns[:place]) == text_of(before)
+
+
+def test_every_template_a_manifest_may_name_is_there():
+    assert {"tokenizer", *LAYOUTS} == set(get_args(PromptTemplate))
+    assert {name for name, _ in GOLDEN} == set(LAYOUTS)
+    assert len(GOLDEN) == len(LAYOUTS) * len(SHAPES)
+
+
+@pytest.mark.parametrize(("name", "shape"), GOLDEN)
+def test_a_template_is_written_to_the_letter(name, shape):
+    assert shown(named(name).segments(Example(SHAPES[shape]))) == GOLDEN[name, shape]
+
+
+@pytest.mark.parametrize(("name", "shape"), GOLDEN)
+def test_the_prompt_is_what_stands_before_the_answer_in_training(name, shape):
+    check_segments(named(name), Example(SHAPES[shape]))
+
+
+texts = st.text(min_size=1)
+
+
+@st.composite
+def conversations(draw) -> Example:
+    turns = [Turn("system", draw(texts))] if draw(st.booleans()) else []
+    for _ in range(draw(st.integers(1, 3))):
+        turns += [Turn("user", draw(texts)), Turn("assistant", draw(texts))]
+    return Example(tuple(turns))
+
+
+@given(example=conversations())
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_any_conversation_keeps_prompt_and_training_the_same(name, example):
+    check_segments(named(name), example)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_question_at_the_end_is_written_and_not_learnt(name):
+    template = named(name)
+    answered = (USER, ANSWER)
+    segments = template.segments(Example((*answered, Turn("user", "R"))))
+    assert [segment.learn for segment in segments] == [False, True, False]
+    assert "R" in segments[2].text
+    following = template.prompt((*answered, Turn("user", "R")))
+    assert following.startswith(text_of(segments))
+
+
+@pytest.mark.parametrize("label", ["Schema", "Context", "Input"])
+def test_alpaca_gives_the_first_block_of_material_a_heading(label):
+    turn = Turn("user", f"Q\n\n{label}:\nX\n\nInput:\nY")
+    text = named("alpaca").prompt([turn])
+    assert text == f"### Instruction:\nQ\n\n### {label}:\nX\n\nInput:\nY\n\n### Response:\n"
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_plain_text_is_learnt_whole_with_its_end(name):
+    template = named(name)
+    assert template.segments(Example(text="abc")) == [Segment("abc</s>", True)]
+    assert template.segments(Example(text="abc"), learn_prompt=True) == [Segment("abc</s>", True)]
+
+
+def test_plain_text_may_begin_with_a_bos_that_is_not_learnt():
+    segments = plain_segments("abc", eos=EOS, bos=BOS)
+    assert segments == [Segment("<s>", False), Segment("abc</s>", True)]
+    assert learn_all(segments) == [Segment("<s>abc</s>", True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "stop"),
+    [
+        ("alpaca", "</s>"),
+        ("chatml", "<|im_end|>"),
+        ("llama", "</s>"),
+        ("mistral", "</s>"),
+        ("phi", "</s>"),
+        ("deepseek", "</s>"),
+        ("gemma", "<end_of_turn>"),
+    ],
+)
+def test_a_template_knows_what_ends_an_answer(name, stop):
+    assert named(name).stop == stop
+
+
+def test_a_bos_is_left_to_the_encoder_unless_it_is_the_marker_that_opens_a_turn():
+    assert not any(named(name).adds_bos for name in LAYOUTS)
+    assert named_template("chatml", eos="<|im_end|>", bos="<|im_start|>").adds_bos
+    assert not named_template("chatml", eos="<|im_end|>").adds_bos
+
+
+def test_a_template_has_a_fingerprint_of_all_that_decides_its_text():
+    prints = {named_template(name, eos=eos).fingerprint for name in LAYOUTS for eos in ("a", "b")}
+    assert len(prints) == 2 * len(LAYOUTS)
+    assert named("phi").fingerprint == named("phi").fingerprint
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_template_can_be_sent_to_another_process(name):
+    template = pickle.loads(pickle.dumps(named(name)))
+    assert template.segments(Example((USER, ANSWER))) == named(name).segments(
+        Example((USER, ANSWER))
+    )
+
+
+def test_an_unknown_template_is_refused_with_the_known_ones():
+    with pytest.raises(DataError) as caught:
+        named_template("vicuna", eos=EOS)
+    assert str(caught.value) == (
+        "unknown prompt template 'vicuna'  (known: alpaca, chatml, llama, mistral, phi, deepseek, "
+        "gemma)"
+    )
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_template_without_an_end_is_refused(name):
+    if name in ("chatml", "gemma"):
+        assert named_template(name, eos="").stop
+        return
+    with pytest.raises(DataError) as caught:
+        named_template(name, eos="")
+    assert str(caught.value) == (
+        f"the template {name!r} ends an answer with the tokenizer's end token, and this tokenizer "
+        "has none  (set base_models[0].prompt_template: chatml)"
+    )
+
+
+@pytest.mark.parametrize("turns", [[], [SYSTEM], [USER, ANSWER]])
+def test_nothing_is_generated_without_a_question(turns):
+    with pytest.raises(TemplateError) as caught:
+        named("chatml").prompt(turns)
+    assert str(caught.value) == "an answer can be generated only after a user turn"
+
+
+@pytest.mark.parametrize("file", REAL_FILES)
+def test_every_real_answer_is_learnt_exactly_once_by_every_template(file):
+    templates = [named(name) for name in LAYOUTS]
+    for _, example in real_examples(file):
+        answer = example.turns[-1].text
+        for template in templates:
+            segments = template.segments(example)
+            assert [segment.learn for segment in segments] == [False, True]
+            opening, learnt = (segment.text for segment in segments)
+            lead = template.layout.lead  # type: ignore[attr-defined]
+            assert learnt.startswith(lead + answer)
+            assert learnt.count(template.stop) == 1 + answer.count(template.stop)
+            assert template.prompt(example.turns[:-1]) == opening
+
+
+def test_json_text_needs_no_escaping_in_any_template():
+    answer = json.dumps({"a": "{eos} {bos} {}"})
+    for name in LAYOUTS:
+        assert answer in text_of(named(name).segments(Example((USER, Turn("assistant", answer)))))

@@ -1,0 +1,213 @@
+"""From a manifest to packed, memory-mapped tokens, through the same door as the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import expert
+from expert.data.batches import BatchArrays, BatchShape, fill_batch
+from expert.data.documents import DocumentStore
+from expert.data.records import DataError
+from expert.jobs.preparing import PreparedData, manifests_below, prepare
+from tests.data.tokenizers import model_folder, small_tokenizer
+
+ROWS = [
+    {"instruction": f"Count to {n}.", "input": "x" * (n % 7), "output": f"SELECT {n} FROM city;"}
+    for n in range(1, 121)
+]
+
+
+def lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def an_expert(folder: Path, *, dataset: Any = None, **config: Any) -> Path:
+    """A folder with a model, rows and a manifest."""
+    model_folder(folder / "models" / "small")
+    (folder / "train.jsonl").write_text(lines(ROWS), encoding="utf-8")
+    data = {
+        "name": "counter",
+        "base_model": {"name": "small", "prompt_template": "chatml"},
+        "training": {
+            "dataset": dataset or {"path": "train.jsonl"},
+            "config": {"max_seq_length": 128, **config},
+        },
+    }
+    file = folder / "manifest.json"
+    file.write_text(json.dumps(data), encoding="utf-8")
+    return file
+
+
+def texts_of(data: PreparedData, name: str) -> list[str]:
+    """The decoded documents of a split, in the order of its sequences."""
+    split = next(split for split in data.splits() if split.name == name)
+    store, tokenizer = split.open(), small_tokenizer()
+    found = []
+    for number in range(split.index.bins):
+        for document, start, stop in split.index.pieces(number):
+            ids = store.tokens(document)[start:stop].tolist()
+            found.append(tokenizer.decode(ids, skip_special_tokens=False))
+    return found
+
+
+def test_every_row_is_written_with_the_template_and_lands_in_one_split(tmp_path):
+    made = prepare(an_expert(tmp_path))
+    train, held_out = texts_of(made, "train"), texts_of(made, "validation")
+    assert (len(train), len(held_out)) == (108, 12)
+    assert not set(train) & set(held_out)
+    expected = (
+        "<|im_start|>user\nCount to 7.<|im_end|>\n"
+        "<|im_start|>assistant\nSELECT 7 FROM city;<|im_end|>\n"
+    )
+    assert expected in train + held_out
+
+
+def test_only_answers_and_their_end_are_learnt(tmp_path):
+    made = prepare(an_expert(tmp_path))
+    store, tokenizer = made.train.open(), small_tokenizer()
+    for document in range(len(store)):
+        ids = store.tokens(document)
+        learnt = [ids[start:stop].tolist() for start, stop in store.spans(document)]
+        [text] = [tokenizer.decode(part, skip_special_tokens=False) for part in learnt]
+        row = ROWS[store.row(document)]
+        assert text.rstrip("\n") == row["output"] + "<|im_end|>"
+
+
+def test_the_prompt_is_learnt_too_when_asked_for(tmp_path):
+    alone = prepare(an_expert(tmp_path / "a"))
+    both = prepare(an_expert(tmp_path / "b", train_on_prompt=True))
+    statistics = [made.train.folders[0].statistics for made in (alone, both)]
+    assert statistics[1].trainable_tokens == statistics[1].tokens
+    assert statistics[0].trainable_tokens < statistics[0].tokens
+
+
+def test_a_second_run_finds_tokens_and_index(tmp_path):
+    file = an_expert(tmp_path)
+    first, again = prepare(file), prepare(file)
+    assert [first.train.folders[0].hit, first.train.index_hit] == [False, False]
+    assert [again.train.folders[0].hit, again.train.index_hit] == [True, True]
+
+
+def test_another_length_packs_again_but_tokenises_nothing(tmp_path):
+    file = an_expert(tmp_path)
+    prepare(file)
+    other = prepare(file, overrides=("max_seq_length=96",))
+    assert other.train.folders[0].hit
+    assert not other.train.index_hit
+    assert other.train.index.length == 96
+
+
+def test_changed_rows_are_tokenised_again_and_the_reason_is_told(tmp_path):
+    file = an_expert(tmp_path)
+    prepare(file)
+    (tmp_path / "train.jsonl").write_text(lines(ROWS[:50]), encoding="utf-8")
+    made = prepare(file)
+    assert not made.train.folders[0].hit
+    assert made.train.folders[0].because == "the data changed"
+
+
+@pytest.mark.parametrize("packing", ["best-fit", "concat", False])
+def test_packed_batches_hold_every_example_once(tmp_path, packing):
+    made = prepare(an_expert(tmp_path, packing=packing))
+    index, store = made.train.index, made.train.open()
+    shape = BatchShape.for_index(index, 2)
+    out = BatchArrays.allocate(shape)
+    examples = targets = 0
+    for first in range(0, index.bins, 2):
+        bins = np.arange(first, min(first + 2, index.bins))
+        counts = fill_batch(out, index, bins, store, pad_id=0)
+        examples += counts.examples
+        targets += counts.targets
+        assert (out.labels >= 0).sum() == counts.targets
+    assert examples == 108
+    assert targets > 0
+
+
+def test_separate_files_are_separate_splits(tmp_path):
+    dataset = {"path": "train.jsonl", "validation_path": "v.jsonl", "test_path": "t.jsonl"}
+    file = an_expert(tmp_path, dataset=dataset)
+    (tmp_path / "v.jsonl").write_text(lines(ROWS[:5]), encoding="utf-8")
+    (tmp_path / "t.jsonl").write_text(lines(ROWS[5:8]), encoding="utf-8")
+    made = prepare(file)
+    assert [split.index.examples for split in made.splits()] == [120, 5, 3]
+
+
+def test_weights_of_tasks_choose_rows(tmp_path):
+    dataset = {
+        "tasks": {
+            "a": {"train": "train.jsonl", "weight": 0.5},
+            "b": {"train": "b.jsonl", "weight": 2.0},
+        },
+        "validation_split": 0,
+    }
+    file = an_expert(tmp_path, dataset=dataset)
+    (tmp_path / "b.jsonl").write_text(lines(ROWS[:10]), encoding="utf-8")
+    made = prepare(file)
+    assert made.train.index.examples == 60 + 20
+    assert len(set(texts_of(made, "train"))) == 60 + 10 - _common(made)
+
+
+def _common(made: PreparedData) -> int:
+    """Rows that both tasks have and that were drawn from the first one too."""
+    store = made.train.open()
+    drawn = {int(d) for d in made.train.index.piece_document}
+    of_a = {store.row(d) for d in drawn if d < 120}
+    of_b = {store.row(d) for d in drawn if d >= 120}
+    return len(of_a & of_b)
+
+
+def test_checks_of_the_manifest_leave_rows_out(tmp_path):
+    dataset = {"path": "train.jsonl", "validation": {"deduplicate": True, "min_length": 20}}
+    file = an_expert(tmp_path, dataset=dataset)
+    (tmp_path / "train.jsonl").write_text(lines(ROWS + ROWS[99:]), encoding="utf-8")
+    statistics = prepare(file).train.folders[0].statistics
+    assert statistics.dropped == {
+        "answer shorter than 20 characters": 9,
+        "occurred before": 21,
+    }
+
+
+def test_a_cache_path_in_the_manifest_is_used_as_it_is(tmp_path):
+    file = an_expert(tmp_path, pretokenized_cache="prepared/tokens")
+    made = prepare(file)
+    assert made.train.folders[0].folder == tmp_path / "prepared" / "tokens"
+    assert prepare(file).train.folders[0].hit
+    with pytest.raises(DataError, match="was made from something else: train_on_prompt changed"):
+        prepare(file, overrides=("train_on_prompt=true",))
+
+
+def test_a_character_corpus_becomes_full_blocks(tmp_path):
+    (tmp_path / "corpus.txt").write_text("To be, or not to be.\n" * 200, encoding="utf-8")
+    data = {"name": "bard", "dataset": "corpus.txt", "model": {"block_size": 32, "n_layer": 1}}
+    (tmp_path / "config.json").write_text(json.dumps(data), encoding="utf-8")
+    made = prepare(tmp_path / "config.json")
+    assert made.template == "characters"
+    assert made.vocabulary == len(set("To be, or not to be.\n"))
+    assert made.train.index.statistics().fill > 0.98
+
+
+def test_a_model_that_is_nowhere_is_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    file = an_expert(tmp_path)
+    with pytest.raises(DataError, match=r"could not be fetched|is not on this machine"):
+        prepare(file, overrides=("base_models[0].name=nobody/nothing",))
+
+
+def test_manifests_are_found_below_a_folder(tmp_path):
+    for name in ("a", "b"):
+        an_expert(tmp_path / name)
+    assert [path.parent.name for path in manifests_below(tmp_path)] == ["a", "b"]
+    with pytest.raises(DataError, match="no manifest below"):
+        manifests_below(tmp_path / "a" / "models")
+
+
+def test_the_python_api_prepares(tmp_path):
+    made = expert.prepare(an_expert(tmp_path))
+    assert isinstance(made, expert.PreparedData)
+    assert len(DocumentStore(made.train.folders[0].folder)) == 120
