@@ -24,7 +24,7 @@ DEFAULTS = {
     "base": "bf16",  # nf4 (doubly quantised) and int8 replace the linears of the blocks
     "blocks": "eager",  # compiled: every block by itself, with static shapes
     "attention": "varlen",  # in rows, not packed: sdpa, eager (padded), sdpa-flash (filled)
-    "checkpoint": "none",  # full, selective: every block
+    "checkpoint": "none",  # full, selective: every block; half: every second one, whole
     "loss": "fused",  # logits: the whole logits, upcast to float32
     "optimizer": "adamw",  # adam8bit: of bitsandbytes
     "boundaries": "tight",  # a number: the list of document boundaries padded to so many entries
@@ -44,6 +44,7 @@ K4, K8, K16, K32, K64 = 4096, 8192, 16384, 32768, 65536
 CASES = [
     case(Q, K8, K16),
     case(Q, K8, K16, checkpoint="full"),
+    case(Q, K8, K16, checkpoint="half"),
     case(Q, K8, K16, checkpoint="selective"),
     case(Q, K8, K16, loss="logits"),
     case(Q, K8, K16, adapter="lora-f32"),
@@ -70,11 +71,13 @@ CASES = [
     case(L1, K8, loss="logits"),
     case(L8, K4, K8),
     case(L8, K8, K16, checkpoint="full"),
+    case(L8, K4, K8, checkpoint="half"),
     case(L8, K4, K8, base="nf4"),
     case(L8, K4, adapter="full-bf16", checkpoint="full"),
     case(Q, K8, K16, K32, K64, blocks="compiled"),
     case(L8, K8, K16, blocks="compiled"),
     case(Q, K8, K16, blocks="compiled", checkpoint="full"),
+    case(Q, K8, K16, blocks="compiled", checkpoint="half"),
     case(Q, K8, K16, blocks="compiled", checkpoint="selective"),
     case(L1, K8, K16, blocks="compiled"),
     case(S, K8, K16, blocks="compiled", adapter="full-amp"),

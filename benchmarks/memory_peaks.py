@@ -152,7 +152,7 @@ def arrange_blocks(layers: nn.ModuleList, job: dict[str, Any], compiles: bool) -
     the compiler sees which operations are recomputed."""
     selective = job["checkpoint"] == "selective"
     for index, block in enumerate(layers):
-        if job["checkpoint"] != "none":
+        if job["checkpoint"] != "none" and not (job["checkpoint"] == "half" and index % 2):
             layers[index] = CheckpointedBlock(block, selective)
         if compiles and job["blocks"] == "compiled":
             (layers[index] if selective else block).compile(dynamic=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,11 @@ SHAPES = {
 ATTENTION = {"varlen": "flash", "sdpa": "sdpa", "sdpa-flash": "flash", "eager": "eager"}
 ADAPTERS = {"lora": "lora", "lora-qv": "lora", "dora": "dora", "ia3": "ia3", "full-amp": "full"}
 BASES = {"bf16": "none", "nf4": "int4", "int8": "int8"}
+RECOMPUTED: dict[str, Callable[[int], int]] = {
+    "none": lambda layers: 0,
+    "half": lambda layers: (layers + 1) // 2,
+    "full": lambda layers: layers,
+}
 TARGETS = {
     "lora-qv": frozenset({"q_proj", "v_proj"}),
     "ia3": frozenset({"k_proj", "v_proj", "down_proj"}),
@@ -58,7 +64,7 @@ def workload_of(record: dict[str, Any]) -> Workload:
         compiled=record["blocks"] == "compiled",
         attention=ATTENTION[record["attention"]],
         fused_loss=record["loss"] == "fused",
-        recomputed_blocks=shape.layers if record["checkpoint"] == "full" else 0,
+        recomputed_blocks=RECOMPUTED[record["checkpoint"]](shape.layers),
         accumulates=False,
     )
 
