@@ -296,3 +296,48 @@ def test_pretokenize_wants_one_manifest_or_a_folder(run):
     ran = run("pretokenize")
     assert ran.code == 2
     assert "name one manifest with --manifest, or a folder with --all" in ran.err
+
+
+def test_a_place_that_cannot_be_written_is_told(run, tmp_path):
+    file = tmp_path / "old.json"
+    file.write_text('{"base_model": "x", "dataset": "a.jsonl"}', encoding="utf-8")
+    blocked = tmp_path / "file"
+    blocked.write_text("", encoding="utf-8")
+    ran = run("manifest", "upgrade", str(file), "--output", str(blocked / "new.json"))
+    assert ran.code == 2
+    assert "Traceback" not in ran.err
+    assert str(blocked) in ran.err
+
+
+def test_in_place_and_output_contradict_each_other(run, tmp_path):
+    file = tmp_path / "old.json"
+    file.write_text('{"base_model": "x", "dataset": "a.jsonl"}', encoding="utf-8")
+    ran = run("manifest", "upgrade", str(file), "--in-place", "--output", "x.json")
+    assert (ran.code, "name two places" in ran.err) == (2, True)
+
+
+def test_output_that_a_narrow_encoding_cannot_write_still_comes_out(tmp_path):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "HF_HOME": str(tmp_path)}
+    ran = subprocess.run(
+        [sys.executable, "-m", "expert", "manifest", "check", EXPERT_JSON],
+        capture_output=True,
+        env=environment,
+        check=False,
+    )
+    assert ran.returncode == 0
+    assert "✓" in ran.stdout.decode("utf-8")
+
+
+def test_a_misspelt_override_is_refused(run):
+    ran = run("plan", "-m", EXPERT_JSON, "--gpu", "h200", "--set", "epcohs=2")
+    assert ran.code == 2
+    assert "--set epcohs: unknown key  (did you mean 'training.config.epochs'?)" in ran.err
+
+
+def test_settings_of_a_flat_file_that_mean_nothing_are_told(run, tmp_path):
+    file = tmp_path / "flat.yaml"
+    text = "base_model: x\ndataset: a.jsonl\nlr: 1e-4\nlearning-rat: 1\nsample_size: 3\n"
+    file.write_text(text, encoding="utf-8")
+    out = run("manifest", "check", str(file)).out
+    assert "line 4: learning-rat: warning: kept as metadata: did you mean" in out
+    assert "line 5: sample_size: warning: without effect: Expert has no such key" in out

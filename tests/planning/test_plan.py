@@ -555,3 +555,86 @@ def test_absurd_sizes_are_planned_at_once():
         },
     }
     assert plan(data, "h200").batch.examples_per_update == 999_999_999_989
+
+
+@pytest.mark.parametrize(
+    ("config", "base", "card", "path", "because"),
+    [
+        (
+            {},
+            {"name": "microsoft/phi-4"},
+            "gtx-1650",
+            "kernels.checkpointing",
+            "even recomputing everything does not fit 3.9 GiB",
+        ),
+        (
+            {},
+            {"name": "microsoft/phi-4"},
+            "gtx-1650",
+            "model.quantization",
+            "the smallest that may be chosen, and still above 3.9 GiB",
+        ),
+        (
+            {},
+            {"name": "microsoft/phi-4"},
+            "gtx-1650",
+            "batch.micro_batch",
+            "not even this fits 3.9 GiB",
+        ),
+        (
+            {"gradient_checkpointing": "selective"},
+            {},
+            "rtx-4090",
+            "kernels.recomputed_blocks",
+            "selective: half of the blocks, more where that does not fit",
+        ),
+        (
+            {},
+            {"name": "Llama-3.1-8B", "quantization": "none"},
+            "rtx-4090",
+            "kernels.checkpointing",
+            "as few blocks as let 1 at once fit 23.3 GiB",
+        ),
+        (
+            {"adapter_type": "full"},
+            {},
+            "h200",
+            "model.quantization",
+            "every weight is trained, which needs them unquantised",
+        ),
+        (
+            {"batch_size": 13, "packing": False, "micro_batch_size": 5},
+            {},
+            "h200",
+            "batch.accumulation",
+            "3 × at most 5 make up the 13 sequences of an update",
+        ),
+        (
+            {"batch_size": 4, "packing": False},
+            {},
+            "h200",
+            "batch.micro_batch",
+            "the whole update fits 136.2 GiB",
+        ),
+    ],
+)
+def test_reasons_are_those_of_the_branch_that_was_taken(config, base, card, path, because):
+    made = plan(manifest(config, base_models=[{"name": "Qwen3-0.6B", **base}]), card)
+    assert decision(made, path)[1] == because
+
+
+def test_quantisation_that_needs_a_gpu_falls_back_on_a_cpu():
+    for name in ("Qwen3-0.6B", "Qwen3-1.5B"):
+        made = plan(manifest(base_models=[{"name": name, "quantization": "int4"}]), None)
+        assert decision(made, "model.quantization") == (
+            "none",
+            "int4 was asked for, but its kernels need a GPU",
+            "fallback",
+        )
+
+
+def test_fractional_epochs_are_counted_exactly(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 50, encoding="utf-8")
+    data = manifest({"batch_size": 1, "epochs": 1.1})
+    data["training"]["dataset"]["validation_split"] = 0
+    assert plan(data, folder=tmp_path).length.total_steps == 55

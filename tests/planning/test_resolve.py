@@ -133,3 +133,20 @@ def test_a_config_we_cannot_use_says_why(tmp_path, text, reason):
 
 def test_the_character_model_has_ten_million_weights():
     assert char_gpt_shape(CharGptShape()).parameters == 10_782_720
+
+
+def test_a_config_of_absurd_size_is_not_read(tmp_path):
+    (tmp_path / "config.json").write_text(" " * 5_000_001, encoding="utf-8")
+    shape, why = read_shape(tmp_path / "config.json")
+    assert shape is None
+    assert why.endswith("is too large for a config.json")
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/model", "x" * 400, "./not-there"])
+def test_names_that_no_folder_can_have_are_not_found(tmp_path, name):
+    assert resolve(name, tmp_path).shape is None
+
+
+def test_windows_separators_find_a_folder_beside_the_manifest(tmp_path):
+    model_folder(tmp_path / "m" / "mine")
+    assert resolve(".\\m\\mine", tmp_path).place == "folder"

@@ -75,3 +75,10 @@ def test_characters_of_a_corpus_are_its_bytes_up_to_the_limit(tmp_path):
 
 def test_windows_separators_work_everywhere(tmp_path):
     assert local_path("data\\train.jsonl", tmp_path) == tmp_path / "data" / "train.jsonl"
+
+
+@pytest.mark.parametrize("path", ["~nosuchuser/a.jsonl", "x" * 400 + ".jsonl"])
+def test_paths_that_no_file_can_have_are_told(tmp_path, path):
+    found = survey(tmp_path, path=path)
+    assert found.rows is None
+    assert "is not there" in found.because or "cannot be looked at" in found.because

@@ -128,7 +128,7 @@ def unknown_keys(
     notices: list[Notice] = []
     for number, (item, key, node, closed) in enumerate(_unknown(root, schema())):
         # A hint costs a comparison with every known key, 0.4 ms: no file needs hundreds of them.
-        hint = _hint(key, node) if number < 200 else ""
+        hint = _hint(key, node, item.from_command_line) if number < 200 else ""
         if closed or strict or item.from_command_line:
             fix = hint or (_known(node) if closed else "remove it")
             problems.append(Problem(item.path, "unknown key", fix, item.line))
@@ -164,7 +164,7 @@ def _unknown(
             yield from _unknown(entry, extra)
 
 
-def _hint(key: str, node: Mapping[str, Any]) -> str:
+def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
     closed = node.get("additionalProperties") is False
     in_config = node.get("title") == "TrainingConfig"
     here = [name for name in node["properties"] if name not in _DESCRIPTIVE]
@@ -181,7 +181,8 @@ def _hint(key: str, node: Mapping[str, Any]) -> str:
         return ""
     settings = list(schema()["$defs"]["TrainingConfig"]["properties"])
     if node.get("title") == "Manifest":  # free metadata lives here: only a clear slip is one
-        near = closest(key.replace("-", "_"), [*settings, *CONFIG_ALIASES], 0.88)
+        least = 0.75 if is_override else 0.88
+        near = closest(key.replace("-", "_"), [*settings, *CONFIG_ALIASES], least)
     else:
         near = closest(key.replace("-", "_"), settings)
     if near and node.get("title") in {"Manifest", "Training", "DatasetSpec"}:
