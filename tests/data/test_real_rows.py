@@ -1,0 +1,81 @@
+"""Masks on real rows, token by token: what is learnt is the answer and its end, nothing else."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from expert.data.encoder import TextEncoder, load_tokenizer, read_special_tokens
+from expert.data.formats import example_of, understand_columns
+from expert.data.pack import pack_best_fit
+from expert.data.records import BadRow, Example, Row, Segment
+from expert.data.rows import read_rows
+from expert.data.templates import Template, named_template, plain_segments
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+TOKENIZER = SHARED / "tokenizers" / "qwen3"
+FILES = [
+    "json/train.jsonl",
+    "json/corpus.jsonl",
+    "sql/train.jsonl",
+    "cypher/train.jsonl",
+    "alpaca/alpaca_libre.jsonl",
+    "typescript/handbook_text.jsonl",
+    "shakespeare/train.jsonl",
+]
+SAMPLED = 150
+
+pytestmark = pytest.mark.skipif(
+    not TOKENIZER.is_dir(), reason="the real data is not beside this checkout"
+)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> TextEncoder:
+    special = read_special_tokens(TOKENIZER)
+    return TextEncoder(load_tokenizer(TOKENIZER), special, template_adds_bos=False)
+
+
+def examples_of(name: str, most: int | None) -> list[Example]:
+    rows = [row for row in islice(read_rows(SHARED / name), most) if isinstance(row, Row)]
+    columns = understand_columns(list(rows[0].values), rows[0].values)
+    made = [example_of(row, columns) for row in rows]
+    return [example for example in made if not isinstance(example, BadRow)]
+
+
+def answers_of(example: Example, template: Template) -> str:
+    """The obvious expectation: each answer followed by what ends it, or the whole plain text."""
+    if not example.turns:
+        return "".join(segment.text for segment in plain_segments(example.text, eos="<|im_end|>"))
+    return "".join(turn.text + "<|im_end|>\n" for turn in example.turns if turn.role == "assistant")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_exactly_the_answers_are_learnt(name: str, encoder: TextEncoder):
+    template = named_template("chatml", eos="<|im_end|>")
+    examples = examples_of(name, SAMPLED)
+    assert len(examples) > 40
+    documents: list[list[Segment]] = [template.segments(example) for example in examples]
+    made = encoder.encode(documents)
+    start = span = 0
+    decode = encoder.tokenizer.decode
+    for example, segments, length, count in zip(
+        examples, documents, made.lengths.tolist(), made.span_counts.tolist(), strict=True
+    ):
+        ids = made.ids[start : start + length].tolist()
+        spans = made.spans[span : span + count].reshape(-1, 2).tolist()
+        start, span = start + length, span + count
+        learnt = [token for first, last in spans for token in ids[first:last]]
+        whole = "".join(segment.text for segment in segments)
+        assert decode(ids, skip_special_tokens=False) == whole
+        assert decode(learnt, skip_special_tokens=False) == answers_of(example, template)
+
+
+@pytest.mark.parametrize("name", ["json/corpus.jsonl", "sql/train.jsonl", "cypher/train.jsonl"])
+def test_real_rows_fill_sequences_to_98_percent(name: str, encoder: TextEncoder):
+    template = named_template("chatml", eos="<|im_end|>")
+    examples = examples_of(name, 4000)
+    lengths = encoder.encode([template.segments(example) for example in examples]).lengths
+    assert pack_best_fit(lengths, 2048, 42).statistics().fill >= 0.98

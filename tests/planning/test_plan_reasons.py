@@ -1,0 +1,297 @@
+"""What a plan says about itself: advice, warnings, ways out, and the reason of every branch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.planning.machine import Fact
+from tests.planning.planning import decision, machine, manifest, plan, remarks
+
+
+def test_advice_fits_together():
+    """Taking everything that is advised at once must still fit."""
+    base = {"name": "Llama-3.1-8B", "quantization": "int4"}
+    config = {"gradient_checkpointing": True, "batch_size": 32, "packing": False}
+    made = plan(manifest(config, base_models=[base]))
+    advised = " ".join(remarks(made, "advice"))
+    assert advised
+    if "quantization: none" in advised:
+        base = {**base, "quantization": "none"}
+    if "gradient_checkpointing: false" in advised:
+        config = {**config, "gradient_checkpointing": False}
+    assert plan(manifest(config, base_models=[base])).fits
+
+
+WAYS_OUT = [
+    ({"fused_loss": False, "packing": False, "micro_batch_size": 16}, {}, "rtx-3060"),
+    ({"gradient_checkpointing": False, "micro_batch_size": 9}, {"name": "Llama-3.1-8B"}, "a100"),
+    ({"micro_batch_size": 8, "gradient_checkpointing": False}, {"name": "Llama-3.1-8B"}, "l40s"),
+    ({"adapter_type": "full"}, {"name": "Qwen3-8B"}, "rtx-4090"),
+    ({"attention": "eager", "max_seq_length": 8192}, {"name": "Llama-3.2-1B"}, "rtx-3060"),
+]
+
+
+@pytest.mark.parametrize(("config", "base", "card"), WAYS_OUT)
+def test_what_is_said_to_fit_does_fit(config, base, card):
+    """The way out names every change it makes: making them gives a plan that fits."""
+    model = {"name": "Qwen3-0.6B", "quantization": "none", **base}
+    made = plan(manifest(config, base_models=[model]), card)
+    assert not made.fits
+    [text] = [text for text in remarks(made, "warning") if text.startswith("memory.fits")]
+    assert text.endswith(" would fit"), text
+    words = text.removesuffix(" would fit").partition(": ")[2].partition(": ")[2]
+    for change in words.split(" with "):
+        key, _, value = change.partition(": ")
+        if key == "quantization":
+            model = {**model, "quantization": value}
+        else:
+            config = {**config, key: json.loads(value) if value[0] in "0123456789tf" else value}
+    assert plan(manifest(config, base_models=[model]), card).fits
+
+
+def test_a_character_model_is_never_told_to_take_an_adapter():
+    data = {
+        "name": "bard",
+        "base_models": [{"name": "char-gpt"}],
+        "training": {"dataset": {"path": "shakespeare"}, "config": {"micro_batch_size": 192}},
+    }
+    [text] = [t for t in remarks(plan(data, None, vram="1GB"), "warning") if "memory.fits" in t]
+    assert "lora" not in text
+    assert "int4" not in text
+
+
+def test_choices_leave_a_margin_where_they_can():
+    made = plan(manifest(base_models=[{"name": "Qwen3-8B"}]), "rtx-3060")
+    assert made.memory.peak_bytes is not None
+    assert made.memory.peak_bytes <= 0.95 * made.memory.budget_bytes
+
+
+@pytest.mark.parametrize(
+    ("config", "card", "kind", "text"),
+    [
+        ({"use_tf32": True}, "t4", "warning", "asked for, but T4 (7.5) has no TF32"),
+        (
+            {"torch_compile": True},
+            None,
+            "warning",
+            "compiling is not worth it on a CPU: compilation may fall back",
+        ),
+        ({"device": "cpu"}, "h200", "superseded", "device: cpu: the plan was asked for H200 SXM"),
+        (
+            {"target_modules": ["q_porj", "v_proj"]},
+            "rtx-4090",
+            "warning",
+            "q_porj: no layer of such a name is known; usual are q_proj, k_proj, v_proj, o_proj, "
+            "gate_proj, up_proj, down_proj",
+        ),
+        (
+            {"max_steps": 5, "warmup_steps": 100},
+            "rtx-4090",
+            "warning",
+            "100 updates are more than the 5 of the whole run",
+        ),
+        (
+            {"dataloader_num_workers": 8},
+            "rtx-4090",
+            "superseded",
+            "dataloader_num_workers 8: prepared tokens are memory-mapped and fed by a thread",
+        ),
+        (
+            {"batch_size": 3, "packing": False, "micro_batch_size": 5},
+            "rtx-4090",
+            "warning",
+            "an update has only 3 sequences; the rest stays empty",
+        ),
+        (
+            {"batch_size": 64, "packing": False},
+            "rtx-3060",
+            "superseded",
+            "batch_size 64 sets the 64 rows of an update, not those at once: memory decides them, "
+            "or micro_batch_size",
+        ),
+        (
+            {"eval_batch_size": 4096},
+            "rtx-3060",
+            "warning",
+            "4096 at once will not fit at evaluation",
+        ),
+    ],
+)
+def test_what_is_not_done_as_written_is_told(config, card, kind, text):
+    told = [line.partition(": ")[2] for line in remarks(plan(manifest(config), card), kind)]
+    assert text in told
+
+
+def with_data(**dataset: Any) -> dict[str, Any]:
+    data = manifest({"max_steps": 5})
+    data["training"]["dataset"] |= dataset
+    return data
+
+
+def test_an_evaluation_without_rows_is_told():
+    data = with_data(validation_split=0)
+    data["training"]["config"] |= {"evaluation_strategy": "epoch", "load_best_model_at_end": True}
+    told = remarks(plan(data), "warning")
+    assert "watch.evaluation_strategy: there are no validation rows to evaluate" in told
+    assert "watch.load_best: there is no evaluation to choose the best by" in told
+
+
+def test_too_many_workers_for_the_cores_are_told():
+    data = with_data(streaming=True)
+    data["training"]["config"] |= {"dataloader_num_workers": 64}
+    told = remarks(plan(data, None, machine=machine(cores=2)), "warning")
+    assert "loader.workers: 64 workers on 2 cores get in each other's way" in told
+
+
+def test_no_rows_at_all_are_told(tmp_path):
+    (tmp_path / "train.jsonl").write_text("", encoding="utf-8")
+    made = plan(manifest(), folder=tmp_path)
+    assert "length.rows: there are no rows to train on" in remarks(made, "warning")
+    assert decision(made, "length.seconds")[1] == "unknown, because there are no rows"
+
+
+def test_the_character_model_s_own_sizes_win_over_lengths_and_packing():
+    data = {
+        "name": "bard",
+        "base_models": [{"name": "char-gpt"}],
+        "training": {
+            "dataset": {"path": "shakespeare"},
+            "config": {"max_seq_length": 99, "packing": True},
+        },
+    }
+    told = remarks(plan(data), "superseded")
+    assert "data.max_seq_length: max_seq_length: block_size 256 decides" in told
+    assert "data.packing: packing: a corpus is cut into full blocks anyway" in told
+
+
+def test_a_disk_that_is_too_small_is_told(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 1000, encoding="utf-8")
+    here = replace(machine(), disk_free_bytes=Fact(1000, "test"))
+    made = plan(manifest(), None, machine=here, folder=tmp_path)
+    assert any(line.startswith("disk.total_bytes: needs ") for line in remarks(made, "warning"))
+
+
+def test_tasks_without_validation_files_are_split_too(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "abc"}\n' * 100, encoding="utf-8")
+    data = manifest()
+    data["training"]["dataset"] = {"tasks": {"a": {"train": "a.jsonl"}}}
+    assert plan(data, folder=tmp_path).length.rows == 90
+
+
+@pytest.mark.parametrize(
+    ("overlong", "tokens", "sequences"), [("cut", 92_160, 16), ("split", 1_894_736, 332)]
+)
+def test_long_rows_count_by_what_becomes_of_them(tmp_path, overlong, tokens, sequences):
+    (tmp_path / "train.jsonl").write_text(("x" * 39_999 + "\n") * 200, encoding="utf-8")
+    made = plan(manifest({"overlong": overlong, "max_seq_length": 512}), folder=tmp_path)
+    assert made.length.tokens_per_epoch == tokens
+    assert made.batch.sequences_per_update == sequences
+
+
+@pytest.mark.parametrize("name", ["../../etc", "a/b", "..", "", "a b"])
+def test_the_cache_folder_is_one_plain_folder_whatever_the_name(name):
+    cache = Path(plan(manifest(name=name or "x")).data.cache or "")
+    assert cache.parent == Path("nowhere/datasets_optimized")
+    assert ".." not in cache.parts
+
+
+def test_absurd_sizes_are_planned_at_once():
+    """Each of these took a minute when counts were searched one by one."""
+    tiny = {"layers": 1, "heads": 1, "width": 8, "block_size": 1}
+    data = {
+        "name": "bard",
+        "base_models": [{"name": "char-gpt", "architecture": tiny}],
+        "training": {
+            "dataset": {"path": "shakespeare"},
+            "config": {"batch_size": 999_999_999_989},
+        },
+    }
+    assert plan(data, "h200").batch.examples_per_update == 999_999_999_989
+
+
+@pytest.mark.parametrize(
+    ("config", "base", "card", "path", "because"),
+    [
+        (
+            {},
+            {"name": "microsoft/phi-4"},
+            "gtx-1650",
+            "kernels.checkpointing",
+            "even recomputing everything does not fit 3.9 GiB",
+        ),
+        (
+            {},
+            {"name": "microsoft/phi-4"},
+            "gtx-1650",
+            "model.quantization",
+            "the smallest that may be chosen, and still above 3.9 GiB",
+        ),
+        (
+            {},
+            {"name": "microsoft/phi-4"},
+            "gtx-1650",
+            "batch.micro_batch",
+            "not even this fits 3.9 GiB",
+        ),
+        (
+            {"gradient_checkpointing": "selective"},
+            {},
+            "rtx-4090",
+            "kernels.recomputed_blocks",
+            "selective: half of the blocks, more where that does not fit",
+        ),
+        (
+            {},
+            {"name": "Llama-3.1-8B", "quantization": "none"},
+            "rtx-4090",
+            "kernels.checkpointing",
+            "as few blocks as let 1 at once fit 23.3 GiB",
+        ),
+        (
+            {"adapter_type": "full"},
+            {},
+            "h200",
+            "model.quantization",
+            "every weight is trained, which needs them unquantised",
+        ),
+        (
+            {"batch_size": 13, "packing": False, "micro_batch_size": 5},
+            {},
+            "h200",
+            "batch.accumulation",
+            "3 × at most 5 make up the 13 sequences of an update",
+        ),
+        (
+            {"batch_size": 4, "packing": False},
+            {},
+            "h200",
+            "batch.micro_batch",
+            "the whole update fits 136.2 GiB",
+        ),
+    ],
+)
+def test_reasons_are_those_of_the_branch_that_was_taken(config, base, card, path, because):
+    made = plan(manifest(config, base_models=[{"name": "Qwen3-0.6B", **base}]), card)
+    assert decision(made, path)[1] == because
+
+
+def test_quantisation_that_needs_a_gpu_falls_back_on_a_cpu():
+    for name in ("Qwen3-0.6B", "Qwen3-1.5B"):
+        made = plan(manifest(base_models=[{"name": name, "quantization": "int4"}]), None)
+        assert decision(made, "model.quantization") == (
+            "none",
+            "int4 was asked for, but its kernels need a GPU",
+            "fallback",
+        )
+
+
+def test_fractional_epochs_are_counted_exactly(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 50, encoding="utf-8")
+    data = manifest({"batch_size": 1, "epochs": 1.1})
+    data["training"]["dataset"]["validation_split"] = 0
+    assert plan(data, folder=tmp_path).length.total_steps == 55
