@@ -150,12 +150,13 @@ class _Builder:
 
     def _tokenise(self, source: Source, name: str) -> Prepared:
         from expert.data.prepare import Recipe, Work, prepare
-        from expert.data.sources import content_hash, iterate
+        from expert.data.remembered import remembered_content_hash
+        from expert.data.sources import iterate
 
         segments_of, columns = self._formatter(source)
         checks = self.spec.validation
         recipe = Recipe(
-            data=content_hash(source),
+            data=remembered_content_hash(source, _beside(self.cache, self.explicit)),
             tokenizer=self.encoder.fingerprint,
             template=self.template.fingerprint if self.template else "characters",
             columns=columns,
