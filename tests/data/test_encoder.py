@@ -16,7 +16,12 @@ from expert.data.encoder import (
     read_special_tokens,
 )
 from expert.data.records import DataError, Segment
-from tests.data.tokenizers import model_folder, small_encoder, small_tokenizer
+from tests.data.tokenizers import (
+    model_folder,
+    small_encoder,
+    small_tokenizer,
+    tokenizer_json,
+)
 
 texts = st.text(alphabet=st.sampled_from('abc \n{}":,é漢<|im_end|>'), min_size=1, max_size=30)
 documents = st.lists(st.builds(Segment, texts, st.booleans()), min_size=1, max_size=4)
@@ -97,9 +102,23 @@ def test_a_template_s_own_bos_is_not_doubled():
     assert made.ids.tolist().count(bos) == 1
 
 
-def test_the_fingerprint_follows_the_tokenizer():
-    assert small_encoder().fingerprint == small_encoder().fingerprint
-    assert small_encoder().fingerprint != small_encoder(adds_bos=True).fingerprint
+def test_the_fingerprint_follows_the_files_and_the_template_s_bos(tmp_path):
+    def fingerprint(**config: str) -> str:
+        folder = model_folder(tmp_path, **config)
+        return TextEncoder.of_folder(folder, template_adds_bos=False).fingerprint
+
+    first = fingerprint()
+    assert fingerprint() == first
+    assert fingerprint(eos_token="<|endoftext|>") != first
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json(True), encoding="utf-8")
+    again = TextEncoder.of_folder(tmp_path, template_adds_bos=False).fingerprint
+    with_bos = TextEncoder.of_folder(tmp_path, template_adds_bos=True).fingerprint
+    assert len({first, again, with_bos}) == 3
+
+
+def test_the_tokenizer_is_loaded_only_when_it_is_needed(tmp_path, monkeypatch):
+    monkeypatch.setattr("expert.data.encoder.load_tokenizer", lambda _: pytest.fail("loaded"))
+    assert TextEncoder.of_folder(model_folder(tmp_path), template_adds_bos=False).fingerprint
 
 
 def test_characters_are_tokens_in_the_order_of_their_code_points():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.data.encoder import TextEncoder, load_tokenizer, read_special_tokens
+from expert.data.encoder import TextEncoder
 from expert.data.formats import example_of, understand_columns
 from expert.data.pack import pack_best_fit
 from expert.data.records import BadRow, Example, Row, Segment
@@ -34,8 +34,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def encoder() -> TextEncoder:
-    special = read_special_tokens(TOKENIZER)
-    return TextEncoder(load_tokenizer(TOKENIZER), special, template_adds_bos=False)
+    return TextEncoder.of_folder(TOKENIZER, template_adds_bos=False)
 
 
 def examples_of(name: str, most: int | None) -> list[Example]:

@@ -34,7 +34,12 @@ def small_tokenizer(adds_bos: bool = False) -> Any:
 
 def small_encoder(*, adds_bos: bool = False, template_adds_bos: bool = False) -> TextEncoder:
     special = SpecialTokens(bos="<s>" if adds_bos else "", eos="<|im_end|>", chat_template=None)
-    return TextEncoder(small_tokenizer(adds_bos), special, template_adds_bos=template_adds_bos)
+    return TextEncoder(
+        lambda: small_tokenizer(adds_bos),
+        special,
+        template_adds_bos=template_adds_bos,
+        fingerprint=str(adds_bos),
+    )
 
 
 def model_folder(path: Path, **config: Any) -> Path:

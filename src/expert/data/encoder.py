@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,18 +56,50 @@ class TextEncoder:
     where a token would straddle two segments, they are encoded one by one, as they are when a
     model answers: the prompt first, the answer after it."""
 
-    def __init__(self, tokenizer: Any, special: SpecialTokens, *, template_adds_bos: bool) -> None:
-        self.tokenizer = tokenizer
+    def __init__(
+        self,
+        load: Callable[[], Any],
+        special: SpecialTokens,
+        *,
+        template_adds_bos: bool,
+        fingerprint: str,
+    ) -> None:
+        self._load = load
         self.special = special
+        self._template_adds_bos = template_adds_bos
+        self._fingerprint = fingerprint
+
+    @classmethod
+    def of_folder(cls, folder: Path, *, template_adds_bos: bool) -> TextEncoder:
+        """The tokenizer of a model folder, loaded when it is first needed: a vocabulary of 150,000
+        takes most of a second, and a run that finds its tokens prepared needs none of it."""
+        special = read_special_tokens(folder)
+        file = folder / "tokenizer.json"
+        if file.is_file():
+            with file.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            load = partial(load_tokenizer, folder)
+        else:
+            tokenizer = load_tokenizer(folder)
+            digest = hashlib.sha256(tokenizer.to_str().encode("utf-8")).hexdigest()
+            load = partial(_same, tokenizer)
+        own = f"{digest} {special.bos} {special.eos} {template_adds_bos}"
+        return cls(load, special, template_adds_bos=template_adds_bos, fingerprint=own)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        tokenizer = self._load()
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        # What the tokenizer would put before any text: a bos, or nothing. The template's own bos
-        # takes its place, so that no document begins with two.
-        before = tokenizer.encode("", add_special_tokens=True).ids
-        eos = tokenizer.token_to_id(special.eos) if special.eos else None
-        self.prefix = [] if template_adds_bos else [token for token in before if token != eos]
-        text = tokenizer.to_str()
-        self._fingerprint = hashlib.sha256(text.encode("utf-8")).hexdigest()
+        return tokenizer
+
+    @cached_property
+    def prefix(self) -> list[int]:
+        """What the tokenizer puts before any text: a bos, or nothing. The template's own bos takes
+        its place, so that no document begins with two."""
+        before = self.tokenizer.encode("", add_special_tokens=True).ids
+        eos = self.tokenizer.token_to_id(self.special.eos) if self.special.eos else None
+        return [] if self._template_adds_bos else [token for token in before if token != eos]
 
     @property
     def fingerprint(self) -> str:
@@ -168,6 +201,10 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
         _token(config.get(key)) or _token(more.get(key)) for key in ("bos_token", "eos_token")
     )
     return SpecialTokens(bos, eos, template if isinstance(template, str) and template else None)
+
+
+def _same(tokenizer: Any) -> Any:
+    return tokenizer
 
 
 def _token(value: Any) -> str:

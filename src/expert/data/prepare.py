@@ -29,6 +29,8 @@ from expert.data.statistics import DocumentStatistics
 
 FORMAT = 1
 SHARD_ROWS = 8192
+# A tokenizer holds about 150 bytes for each token while it encodes: this bounds it at 0.3 GB.
+SHARD_CHARACTERS = 8_000_000
 DONE = "DONE"
 RECIPE = "recipe.json"
 STATISTICS = "statistics.json"
@@ -228,6 +230,7 @@ class _Shard:
     numbers: list[int] = field(default_factory=list)
     documents: list[list[Segment]] = field(default_factory=list)
     rows_in: int = 0
+    characters: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
 
 
@@ -263,7 +266,8 @@ def _shards(work: Work, bad: _Rejects) -> Iterator[_Shard]:
         else:
             shard.numbers.append(number)
             shard.documents.append(made)
-        if shard.rows_in >= work.shard_rows:
+            shard.characters += sum(len(segment.text) for segment in made)
+        if shard.rows_in >= work.shard_rows or shard.characters >= SHARD_CHARACTERS:
             yield shard
             shard = _Shard()
     if shard.rows_in:

@@ -50,7 +50,7 @@ class PreparedData:
     train: PreparedSplit
     validation: PreparedSplit | None
     test: PreparedSplit | None
-    vocabulary: int
+    encoder: Encoder
     template: str
 
     def splits(self) -> list[PreparedSplit]:
@@ -120,14 +120,13 @@ class _Builder:
         train = self._pack("train", tokens, chosen)
         test = self._given("test", [t.test for t in tasks])
         name = self.template.name if self.template else "characters"
-        return PreparedData(train, validation, test, self.encoder.vocabulary, name)
+        return PreparedData(train, validation, test, self.encoder, name)
 
     def _load_encoder(self) -> tuple[Encoder, Template | None]:
         from expert.data.chat_template import chat_template
         from expert.data.encoder import (
             CharacterEncoder,
             TextEncoder,
-            load_tokenizer,
             read_special_tokens,
         )
         from expert.data.sources import iterate
@@ -145,7 +144,7 @@ class _Builder:
         else:
             name = "chatml" if name == "tokenizer" else name
             template = named_template(name, eos=special.eos, bos=special.bos)
-        encoder = TextEncoder(load_tokenizer(folder), special, template_adds_bos=template.adds_bos)
+        encoder = TextEncoder.of_folder(folder, template_adds_bos=template.adds_bos)
         return encoder, template
 
     def _tokenise(self, source: Source, name: str) -> Prepared:
