@@ -20,7 +20,9 @@ EXAMPLE_FILES = sorted([*EXAMPLES.rglob("*.yaml"), *EXAMPLES.rglob("manifest.jso
 def test_help_names_every_command_and_every_exit_code(run):
     ran = run("--help")
     assert ran.code == 0
-    for word in ("machine", "plan", "presets", "manifest", "pretokenize"):
+    for word in (
+        *("machine", "plan", "presets", "manifest", "pretokenize", "dataset", "find-datasets"),
+    ):
         assert word in ran.out
     text = " ".join(ran.out.split())
     for code, meaning in EXIT_MEANINGS.items():

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from expert import __version__
-from expert.cli import manifest_commands
+from expert.cli import dataset_commands, manifest_commands
 from expert.core.errors import (
     EXIT_DOES_NOT_FIT,
     EXIT_INTERNAL,
@@ -34,6 +34,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(manifest_commands.app, name="manifest")
+app.add_typer(dataset_commands.app, name="dataset")
+app.command("find-datasets")(dataset_commands.find_datasets)
 
 
 def _show_version(asked: bool) -> None:

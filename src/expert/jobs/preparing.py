@@ -76,7 +76,7 @@ def prepare(
     plan = plan_job(read, model=model)
     spec = read.manifest.training.dataset
     sources = resolve_sources(spec, read.folder)
-    builder = _Builder(plan, read, sources, tell)
+    builder = Builder(plan, read, sources, tell)
     return builder.build()
 
 
@@ -91,7 +91,7 @@ def manifests_below(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-class _Builder:
+class Builder:
     """What all splits share: the tokenizer, the template and the place they go to."""
 
     def __init__(self, plan: RunPlan, read: ReadManifest, sources: Sources, tell: Tell) -> None:
@@ -104,19 +104,20 @@ class _Builder:
         self.encoder, self.template = self._load_encoder()
 
     def build(self) -> PreparedData:
-        from expert.data.sources import split_rows
+        from expert.data.drawing import draw_documents
 
         tasks = self.sources.tasks
         trains = [task.train for task in tasks] or [_only(self.sources.train)]
-        weights = [task.weight for task in tasks] or [1.0]
         tokens = tuple(self._tokenise(source, "train") for source in trains)
-        chosen = self._weighted(tokens, weights)
         validation = self._given("validation", [t.validation for t in tasks])
-        share = self.spec.validation_split
-        if validation is None and share > 0 and len(chosen) > 1:
-            held_out = split_rows(len(chosen), share, self.plan.optim.seed)
-            validation = self._pack("validation", tokens, chosen[held_out])
-            chosen = chosen[~held_out]
+        chosen, held_out = draw_documents(
+            [prepared.statistics.documents for prepared in tokens],
+            [task.weight for task in tasks] or [1.0],
+            held_out_share=self.spec.validation_split if validation is None else 0.0,
+            seed=self.plan.optim.seed,
+        )
+        if len(held_out):
+            validation = self._pack("validation", tokens, held_out)
         train = self._pack("train", tokens, chosen)
         test = self._given("test", [t.test for t in tasks])
         name = self.template.name if self.template else "characters"
@@ -152,7 +153,7 @@ class _Builder:
         from expert.data.remembered import remembered_content_hash
         from expert.data.sources import iterate
 
-        segments_of, columns = self._formatter(source)
+        segments_of, columns = self.formatter(source)
         checks = self.spec.validation
         recipe = Recipe(
             data=remembered_content_hash(source, _beside(self.cache, self.explicit)),
@@ -174,7 +175,7 @@ class _Builder:
         )
         return prepare(work, recipe, folder)
 
-    def _formatter(self, source: Source) -> tuple[Any, str]:
+    def formatter(self, source: Source) -> tuple[Any, str]:
         """How a row of this source becomes segments, and what decides it, as text."""
         from expert.data.checks import RowFilter
         from expert.data.formats import example_of, understand_columns
@@ -207,25 +208,6 @@ class _Builder:
                 return BadRow(row.file, row.line, str(error))
 
         return segments_of, str(columns)
-
-    def _weighted(
-        self, tokens: tuple[Prepared, ...], weights: list[float]
-    ) -> npt.NDArray[np.int64]:
-        """Documents of one epoch: a share of a task's rows, or its rows several times."""
-        import numpy as np
-
-        from expert.data.order import Draw, shuffled
-
-        chosen = []
-        first = 0
-        for number, (prepared, weight) in enumerate(zip(tokens, weights, strict=True)):
-            count = prepared.statistics.documents
-            order = shuffled(count, seed=self.plan.optim.seed, draw=Draw.SAMPLE, number=number)
-            whole, rest = divmod(round(count * weight), count) if count else (0, 0)
-            picked = np.sort(np.concatenate([*[np.arange(count)] * whole, order[:rest]]))
-            chosen.append(first + picked.astype(np.int64))
-            first += count
-        return np.concatenate(chosen)
 
     def _given(self, name: str, of_tasks: list[Source | None]) -> PreparedSplit | None:
         """A split that has files of its own."""

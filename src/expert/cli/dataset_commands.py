@@ -1,0 +1,206 @@
+"""`expert dataset check` and `expert find-datasets`: what is in the data, and where it lies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from expert.core.errors import EXIT_USAGE
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from expert.data.audit import SplitReport
+    from expert.jobs.datasets import DatasetReport
+    from expert.jobs.finding import FoundDataset, Gathered
+
+app = typer.Typer(help="Look into data sets.", no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def _dataset() -> None:
+    """Look into data sets."""
+
+
+@app.command()
+def check(
+    manifest: Annotated[Path, typer.Option("--manifest", "-m", help="Whose data is looked at.")],
+    model: Annotated[str | None, typer.Option(help="Which of the base models.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PATH=VALUE", help="Override a key of the manifest."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON.")] = False,
+) -> None:
+    """Read every row as preparing would, write nothing, and tell what is wrong with the data."""
+    from expert.cli.display import make_console, show_problems, write_line
+    from expert.jobs.datasets import check_dataset
+
+    report = check_dataset(manifest, model=model, overrides=tuple(overrides or ()))
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        data = {**asdict(report), "warnings": report.warnings()}
+        write_line(json.dumps(data, indent=2, ensure_ascii=False))
+    else:
+        _show_report(report, make_console())
+        if report.problems:
+            listed = "\n".join(f"  - {problem}" for problem in report.problems)
+            show_problems(f"the data of {report.name} cannot be used as it is\n{listed}")
+    if report.problems:
+        raise typer.Exit(EXIT_USAGE)
+
+
+def _show_report(report: DatasetReport, console: Console) -> None:
+    from rich.text import Text
+
+    from expert.cli.display import Sheet, show_sheet
+
+    facts = [_facts(split, report.max_seq_length) for split in report.splits]
+    table = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
+    title = f"{report.name}: prompt template {report.template}"
+    columns = ("", *(split.name for split in report.splits))
+    show_sheet(Sheet(columns, [table], title=title), console)
+    for split in report.splits:
+        if split.bad_rows:
+            rest = split.bad_rows - len(split.first_bad_rows)
+            console.print(Text(f"{split.name}: bad rows", style="bold"))
+            more = [f"… and {rest:,} more"] if rest else []
+            for line in [*split.first_bad_rows, *more]:
+                console.print(Text(f"  {line}"))
+    warnings = report.warnings()
+    for line in warnings:
+        inner = line.startswith(" ")
+        console.print(Text(line if inner else f"warning: {line}", style="" if inner else "yellow"))
+    if not warnings and not report.problems:
+        console.print(Text("✓ nothing is wrong with the data", style="bold green"))
+
+
+def _facts(split: SplitReport, max_seq_length: int) -> dict[str, str]:
+    from expert.cli.words import count
+
+    lengths = split.lengths
+    left_out = ", ".join(f"{number:,} {reason}" for reason, number in split.dropped.items())
+    leaked = sum(pairs.count for pairs in split.leaks.values())
+    over = lengths["over_long_share"]
+    read = {
+        "rows read": f"{split.rows:,}",
+        "bad rows": f"{split.bad_rows:,}",
+        "without an answer": f"{split.empty_answers:,}",
+        "left out": left_out or "0",
+    }
+    if split.split_off:
+        read = {**dict.fromkeys(read, "–"), "rows read": "drawn from train"}
+    return {
+        **read,
+        "examples": f"{lengths['examples']:,}",
+        "tokens": count(lengths["tokens"]),
+        "learnt": f"{lengths['learnt_share']:.1%}",
+        "lengths p50 / p90 / p95 / p99 / max": " / ".join(
+            str(lengths[key]) for key in ("p50", "p90", "p95", "p99", "longest")
+        ),
+        f"longer than {max_seq_length} tokens": "–" if over is None else f"{over:.1%}",
+        "duplicates": f"{split.duplicates.count:,}" if split.duplicates else "0",
+        "also in train": f"{leaked:,}" if split.leaks else "–",
+        "template remnants": "–" if split.split_off else f"{sum(split.remnants.values()):,}",
+    }
+
+
+def find_datasets(
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Folders to look in; this one by default.")
+    ] = None,
+    manifests: Annotated[
+        Path | None, typer.Option("--manifests", help="Say which manifests below use the data.")
+    ] = None,
+    destination: Annotated[
+        Path | None,
+        typer.Option("--consolidate", metavar="DEST", help="Copy what the manifests need to here."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
+) -> None:
+    """List the data sets on this machine, or gather what manifests need in one place."""
+    import os
+
+    from expert.cli.display import make_console, show_problems, write_line
+    from expert.jobs.finding import consolidate, read_users
+    from expert.jobs.finding import find_datasets as find
+
+    if destination is not None and manifests is None:
+        raise typer.BadParameter("--consolidate needs the manifests: --manifests FOLDER")
+    users, unread = read_users(manifests) if manifests else ([], [])
+    console = make_console()
+    if destination is not None:
+        gathered = consolidate(users, destination)
+        if as_json:
+            write_line(_as_json("gathered", gathered, unread))
+        else:
+            _show_gathered(gathered, console)
+    else:
+        looked_in = folders or [manifests or Path()]
+        found = find(looked_in, environ=os.environ, home=Path.home(), users=users)
+        if as_json:
+            write_line(_as_json("datasets", found, unread))
+        else:
+            _show_found(found, console)
+    if unread and not as_json:
+        show_problems("\n".join(["some manifests were passed over", *unread]))
+
+
+def _as_json(name: str, entries: list[FoundDataset] | list[Gathered], unread: list[str]) -> str:
+    import json
+    from dataclasses import asdict
+
+    data = {name: [asdict(entry) for entry in entries], "manifests_not_read": unread}
+    return json.dumps(data, indent=2, ensure_ascii=False)
+
+
+def _show_found(found: list[FoundDataset], console: Console) -> None:
+    from datetime import datetime
+
+    from expert.cli.display import Sheet, show_sheet
+    from expert.cli.words import count, gib
+
+    rows = []
+    for entry in found:
+        used = datetime.fromtimestamp(entry.last_used) if entry.last_used is not None else None
+        amount = "–" if entry.rows is None else f"{entry.rows:,}"
+        if entry.tokens is not None:
+            amount += f" ({count(entry.tokens)} tokens)"
+        local = entry.kind in ("file", "saved", "prepared")
+        rows.append(
+            (
+                entry.kind,
+                entry.path if local else entry.name,
+                ", ".join(entry.splits) or "–",
+                amount,
+                gib(entry.size),
+                f"{used:%Y-%m-%d %H:%M}" if used else "–",
+                ", ".join(entry.used_by) or "–",
+            )
+        )
+    if not rows:
+        console.print("no data sets were found")
+        return
+    columns = ("kind", "name", "splits", "rows", "size", "last used", "used by")
+    show_sheet(Sheet(columns, [rows]), console)
+
+
+def _show_gathered(gathered: list[Gathered], console: Console) -> None:
+    from rich.text import Text
+
+    from expert.cli.words import gib
+
+    for one in gathered:
+        console.print(Text(one.expert, style="bold"))
+        for copy in one.copies:
+            console.print(
+                Text(f"  {copy.done}: {copy.target}  ({gib(copy.size)}, sha256 {copy.sha256[:12]})")
+            )
+        for line in one.left:
+            console.print(Text(f"  not copied: {line}", style="yellow"))
+        if one.set_options:
+            console.print(Text(f"  use it with: {one.set_options}"))

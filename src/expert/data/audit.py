@@ -1,0 +1,313 @@
+"""What a look at all examples finds: repeats, rows of one split in another, leftovers of templates.
+
+An example is kept as three digests of 16 bytes, where it stands, and its numbers of tokens: 64
+bytes, whatever its length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from expert.data.encoder import EncodedBatch
+from expert.data.records import BadRow, Example
+from expert.data.statistics import percentiles
+
+DIGEST_BYTES = 16
+SHOWN_ROWS = 10
+SHOWN_PAIRS = 5
+COLUMNS = ("whole", "near", "prompt", "line", "length", "learnt")
+NO_PROMPT = bytes(DIGEST_BYTES)
+"""The digest of a prompt that is not there: plain text has none."""
+
+# How an example occurs in another split, the gravest first.
+SAME = "same prompt and answer"
+NEARLY = "same request and answer; system text, case or spacing differ"
+SAME_PROMPT = "same prompt, another answer"
+LEAKS = (SAME, NEARLY, SAME_PROMPT)
+
+MARKERS = (
+    *("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+    *("<|endoftext|>", "<|begin_of_text|>", "<|start_header_id|>", "<|eot_id|>"),
+    *("<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),
+    *("### Instruction:", "### Response:"),
+)
+_MARKER = re.compile("|".join(map(re.escape, MARKERS)))
+_EMPTY_ANSWER = re.compile(
+    r"the answer is empty$|^turn \d+ \(assistant\) is empty$|^there is no assistant turn$"
+)
+
+Digests = npt.NDArray[np.bytes_]
+Numbers = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleDigests:
+    """What an example is recognised by."""
+
+    whole: bytes
+    near: bytes
+    """Without the system text, in lower case, every gap one space."""
+    prompt: bytes
+
+
+def digests_of(example: Example) -> ExampleDigests:
+    """Three digests: of everything, of what matters of it, and of the prompt alone."""
+    if not example.turns:
+        return ExampleDigests(
+            _digest(["", example.text]), _digest(["", _plain(example.text)]), NO_PROMPT
+        )
+    whole = [part for turn in example.turns for part in (turn.role, turn.text)]
+    said = [turn for turn in example.turns if turn.role != "system"]
+    near = [part for turn in said for part in (turn.role, _plain(turn.text))]
+    answers = [at for at, turn in enumerate(example.turns) if turn.role == "assistant"]
+    answer = answers[-1] if answers else len(example.turns)
+    return ExampleDigests(_digest(whole), _digest(near), _digest(whole[: 2 * answer]))
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def _digest(parts: Sequence[str]) -> bytes:
+    # Lengths between the parts: ["ab", "c"] and ["a", "bc"] are different examples.
+    text = "".join(f"{len(part)}\0{part}" for part in parts)
+    data = text.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def markers_in(example: Example) -> list[str]:
+    """Markers of prompt templates in what is said, each once, in the order of their places."""
+    texts = [example.text, *(turn.text for turn in example.turns)]
+    return list(dict.fromkeys(marker for text in texts for marker in _MARKER.findall(text)))
+
+
+def is_empty_answer(bad: BadRow, response_column: str) -> bool:
+    """Whether a row is bad because nothing is answered in it."""
+    if response_column and bad.reason == f"column {response_column!r} is null":
+        return True
+    return bool(_EMPTY_ANSWER.search(bad.reason))
+
+
+def learnt_tokens(batch: EncodedBatch) -> Numbers:
+    """Learnt tokens of every document of a batch."""
+    spans = batch.spans.reshape(-1, 2)
+    owners = np.repeat(np.arange(len(batch.lengths)), batch.span_counts // 2)
+    sums = np.bincount(owners, weights=spans[:, 1] - spans[:, 0], minlength=len(batch.lengths))
+    return sums.astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Examples of a split as columns."""
+
+    files: tuple[str, ...]
+    whole: Digests
+    near: Digests
+    prompt: Digests
+    file: Numbers
+    line: Numbers
+    length: Numbers
+    learnt: Numbers
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    def place(self, number: int) -> str:
+        return f"{self.files[self.file[number]]}:{self.line[number]}"
+
+    def take(self, numbers: npt.NDArray[np.int64]) -> Documents:
+        """Only these examples, in this order."""
+        return Documents(
+            files=self.files,
+            whole=self.whole[numbers],
+            near=self.near[numbers],
+            prompt=self.prompt[numbers],
+            file=self.file[numbers],
+            line=self.line[numbers],
+            length=self.length[numbers],
+            learnt=self.learnt[numbers],
+        )
+
+
+class DocumentCollector:
+    """Takes examples one by one and gives them back as columns."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, int] = {}
+        self._digests = (bytearray(), bytearray(), bytearray())
+        self._numbers = tuple(array("i") for _ in range(4))
+
+    def add(self, example: Example, file: str, line: int) -> None:
+        found = digests_of(example)
+        for column, digest in zip(
+            self._digests, (found.whole, found.near, found.prompt), strict=True
+        ):
+            column += digest
+        self._numbers[0].append(self._files.setdefault(file, len(self._files)))
+        self._numbers[1].append(line)
+
+    def add_tokens(self, batch: EncodedBatch) -> None:
+        """Lengths of the examples added since the last batch."""
+        self._numbers[2].frombytes(batch.lengths.astype(np.int32).tobytes())
+        self._numbers[3].frombytes(learnt_tokens(batch).tobytes())
+
+    def documents(self) -> Documents:
+        digests = [np.frombuffer(bytes(c), f"S{DIGEST_BYTES}") for c in self._digests]
+        numbers = [np.frombuffer(c.tobytes(), np.int32) for c in self._numbers]
+        return Documents(tuple(self._files), *digests, *numbers)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """How many examples occur a second time, and where the first few of them stand."""
+
+    count: int
+    shown: tuple[tuple[str, str], ...]
+    """(the example, what it repeats), as file:line."""
+
+
+def duplicates(documents: Documents) -> Pairs:
+    """Examples that occurred before in the same split."""
+    order = np.argsort(documents.whole, kind="stable")
+    values = documents.whole[order]
+    starts = np.ones(len(values), np.bool_)
+    starts[1:] = values[1:] != values[:-1]
+    first_of = order[np.maximum.accumulate(np.where(starts, np.arange(len(values)), 0))]
+    repeats = sorted(zip(order[~starts].tolist(), first_of[~starts].tolist(), strict=True))
+    shown = [(documents.place(n), documents.place(f)) for n, f in repeats[:SHOWN_PAIRS]]
+    return Pairs(len(repeats), tuple(shown))
+
+
+def leaks(train: Documents, other: Documents) -> dict[str, Pairs]:
+    """Examples of another split that training sees too: each once, under its gravest kind."""
+    found = {}
+    left = np.ones(len(other), np.bool_)
+    columns = zip(
+        LEAKS,
+        (train.whole, train.near, train.prompt),
+        (other.whole, other.near, other.prompt),
+        strict=True,
+    )
+    for kind, known, asked in columns:
+        first = _first_places(known, asked)
+        hit = left & (first >= 0) & (asked != NO_PROMPT)
+        numbers = np.flatnonzero(hit)
+        shown = [(other.place(n), train.place(int(first[n]))) for n in numbers[:SHOWN_PAIRS]]
+        found[kind] = Pairs(len(numbers), tuple(shown))
+        left &= ~hit
+    return found
+
+
+def _first_places(known: Digests, asked: Digests) -> npt.NDArray[np.int64]:
+    """Where each digest occurs first among the known ones; -1: nowhere."""
+    if not len(known):
+        return np.full(len(asked), -1, np.int64)
+    order = np.argsort(known, kind="stable")
+    at = np.minimum(np.searchsorted(known, asked, sorter=order), len(known) - 1)
+    places = order[at]
+    return np.where(known[places] == asked, places, -1)
+
+
+def length_summary(documents: Documents, room: int | None) -> dict[str, Any]:
+    """Examples, tokens, the learnt share, percentiles, and the share longer than `room`."""
+    lengths = documents.length
+    tokens = int(lengths.sum(dtype=np.int64))
+    learnt = int(documents.learnt.sum(dtype=np.int64))
+    half, nine, nineteen, almost = percentiles(lengths)
+    over = None if room is None else int((lengths > room).sum())
+    return {
+        "examples": len(documents),
+        "tokens": tokens,
+        "learnt_tokens": learnt,
+        "learnt_share": learnt / tokens if tokens else 0.0,
+        "p50": half,
+        "p90": nine,
+        "p95": nineteen,
+        "p99": almost,
+        "longest": int(lengths.max(initial=0)),
+        "over_long": over,
+        "over_long_share": over / max(1, len(documents)) if over is not None else None,
+    }
+
+
+def joined(parts: Sequence[Documents]) -> Documents:
+    """Examples of several sources one after the other."""
+    files: dict[str, int] = {}
+    for part in parts:
+        for name in part.files:
+            files.setdefault(name, len(files))
+    numbers = [np.array([files[name] for name in part.files], np.int32) for part in parts]
+    file = [renamed[part.file] for renamed, part in zip(numbers, parts, strict=True)]
+
+    def column(name: str) -> Any:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    columns = {name: column(name) for name in COLUMNS}
+    return Documents(files=tuple(files), file=np.concatenate(file).astype(np.int32), **columns)
+
+
+@dataclass
+class SplitReport:
+    """What was read for a split, and what it amounts to."""
+
+    name: str
+    rows: int = 0
+    bad_rows: int = 0
+    first_bad_rows: list[str] = field(default_factory=list)
+    dropped: dict[str, int] = field(default_factory=dict)
+    empty_answers: int = 0
+    remnants: dict[str, int] = field(default_factory=dict)
+    first_remnants: list[tuple[str, str]] = field(default_factory=list)
+    """(marker, file:line)"""
+    lengths: dict[str, Any] = field(default_factory=dict)
+    duplicates: Pairs | None = None
+    leaks: dict[str, Pairs] = field(default_factory=dict)
+    split_off: bool = False
+    """Its examples were drawn from the training rows, and counted there while reading."""
+
+    def note_bad(self, bad: BadRow, response_column: str) -> None:
+        self.bad_rows += 1
+        self.empty_answers += is_empty_answer(bad, response_column)
+        if len(self.first_bad_rows) < SHOWN_ROWS:
+            self.first_bad_rows.append(str(bad))
+
+    def note_remnants(self, example: Example, place: str) -> None:
+        for marker in markers_in(example):
+            self.remnants[marker] = self.remnants.get(marker, 0) + 1
+            if len(self.first_remnants) < SHOWN_PAIRS:
+                self.first_remnants.append((marker, place))
+
+    def warnings(self) -> list[str]:
+        """What a person should look at; lines that begin with blanks belong to the one before."""
+        found = []
+        if self.empty_answers:
+            found.append(f"{self.name}: {counted(self.empty_answers, 'row')} without an answer")
+        for marker, number in self.remnants.items():
+            places = [place for shown, place in self.first_remnants if shown == marker]
+            found.append(
+                f"{self.name}: template remnant {marker} in {counted(number, 'example')}"
+                + (f": {', '.join(places)}" if places else "")
+            )
+        repeats = {"earlier in the split": self.duplicates}
+        repeats |= {f"in train ({kind})": pairs for kind, pairs in self.leaks.items()}
+        for where, pairs in repeats.items():
+            if pairs is not None and pairs.count:
+                found.append(f"{self.name}: {counted(pairs.count, 'example')} also {where}")
+                found += [f"  {place} repeats {known}" for place, known in pairs.shown]
+        over = self.lengths.get("over_long")
+        if over:
+            found.append(f"{self.name}: {counted(over, 'example')} longer than max_seq_length")
+        return found
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `1,200 rows`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

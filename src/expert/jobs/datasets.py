@@ -1,0 +1,180 @@
+"""The job behind `expert dataset check`: rows read as preparing reads them; nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from expert.data.audit import Documents, SplitReport
+    from expert.data.sources import Source
+    from expert.jobs.preparing import Builder
+
+# Examples, or characters, that are tokenised together: what is in memory at a time.
+_BATCH_EXAMPLES = 1024
+_BATCH_CHARACTERS = 8_000_000
+
+
+@dataclass
+class DatasetReport:
+    """Everything `expert dataset check` tells; `problems` are what preparing would refuse."""
+
+    name: str
+    template: str
+    max_seq_length: int
+    splits: list[SplitReport] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def warnings(self) -> list[str]:
+        return [line for split in self.splits for line in split.warnings()]
+
+
+def check_dataset(
+    manifest: str | Path, *, model: str | None = None, overrides: tuple[str, ...] = ()
+) -> DatasetReport:
+    """Read every row as preparing would, and tell what is in it; nothing is written."""
+    from expert.data.sources import resolve_sources
+    from expert.jobs.planning import plan as plan_job
+    from expert.jobs.preparing import Builder
+    from expert.manifest.reader import read_manifest
+
+    read = read_manifest(manifest, overrides=overrides)
+    plan = plan_job(read, model=model)
+    sources = resolve_sources(read.manifest.training.dataset, read.folder)
+    builder = Builder(plan, read, sources, lambda name, rows, tokens: None)
+    template = builder.template.name if builder.template else "characters"
+    report = DatasetReport(read.manifest.name, template, plan.data.max_seq_length)
+    _Checker(builder, report).check()
+    return report
+
+
+class _Checker:
+    """Reads the splits of one manifest, one source after the other."""
+
+    def __init__(self, builder: Builder, report: DatasetReport) -> None:
+        self.builder = builder
+        self.report = report
+        data = builder.plan.data
+        soft = sum(prompt["tokens"] for prompt in builder.plan.adapter.soft_prompts)
+        whole = builder.template is None or data.packing == "concat"
+        self.room = None if whole else data.max_seq_length - soft
+
+    def check(self) -> None:
+        import numpy as np
+
+        from expert.data.audit import SplitReport, joined
+        from expert.data.drawing import draw_documents
+
+        sources, tasks = self.builder.sources, self.builder.sources.tasks
+        trains: list[Source | None] = [task.train for task in tasks]
+        trains = trains or [sources.train]
+        split, parts = self._read("train", trains)
+        every = joined(parts)
+        others = {
+            name: [getattr(task, name) for task in tasks] or [getattr(sources, name)]
+            for name in ("validation", "test")
+        }
+        spec = self.builder.spec
+        chosen, held_out = draw_documents(
+            [len(part) for part in parts],
+            [task.weight for task in tasks] or [1.0],
+            held_out_share=0.0 if any(others["validation"]) else spec.validation_split,
+            seed=self.builder.plan.optim.seed,
+        )
+        # A weight above 1 takes rows several times: that is no duplicate in the data.
+        train = every.take(np.unique(chosen))
+        self._sum_up(split, train)
+        if len(held_out):
+            drawn = SplitReport("validation", split_off=True)
+            self._sum_up(drawn, every.take(held_out), train)
+        for name, given in others.items():
+            if any(given):
+                split, parts = self._read(name, given)
+                self._sum_up(split, joined(parts), train)
+
+    def _sum_up(
+        self, split: SplitReport, documents: Documents, train: Documents | None = None
+    ) -> None:
+        from expert.data.audit import duplicates, leaks, length_summary
+
+        split.lengths = length_summary(documents, self.room)
+        split.duplicates = duplicates(documents)
+        split.leaks = leaks(train, documents) if train is not None else {}
+        self.report.splits.append(split)
+
+    def _read(
+        self, name: str, sources: Sequence[Source | None]
+    ) -> tuple[SplitReport, list[Documents]]:
+        from expert.data.audit import SplitReport
+
+        split = SplitReport(name)
+        return split, [self._read_source(split, source) for source in sources if source]
+
+    def _read_source(self, split: SplitReport, source: Source) -> Documents:
+        from expert.data.audit import DocumentCollector
+        from expert.data.prepare import Dropped
+        from expert.data.records import BadRow
+        from expert.data.sources import iterate
+
+        segments_of, _ = self.builder.formatter(source)
+        example_in, response = self._understood(source)
+        collector = DocumentCollector()
+        waiting: list[Any] = []
+        characters = bad_rows = 0
+        for row in iterate(source):
+            split.rows += 1
+            made = row if isinstance(row, BadRow) else segments_of(row)
+            if isinstance(row, BadRow) or isinstance(made, BadRow):
+                bad_rows += 1
+                split.note_bad(made, response)
+            elif isinstance(made, Dropped):
+                split.dropped[made.reason] = split.dropped.get(made.reason, 0) + 1
+            else:
+                example = example_in(row)
+                collector.add(example, row.file, row.line)
+                split.note_remnants(example, f"{row.file}:{row.line}")
+                waiting.append(made)
+                characters += sum(len(segment.text) for segment in made)
+            if len(waiting) >= _BATCH_EXAMPLES or characters >= _BATCH_CHARACTERS:
+                collector.add_tokens(self.builder.encoder.encode(waiting))
+                waiting, characters = [], 0
+        if waiting:
+            collector.add_tokens(self.builder.encoder.encode(waiting))
+        documents = collector.documents()
+        self._judge(f"{split.name} {source.name}", bad_rows, documents)
+        return documents
+
+    def _judge(self, where: str, bad_rows: int, documents: Documents) -> None:
+        from expert.data.audit import counted
+
+        allowed = self.builder.spec.max_bad_rows
+        if bad_rows > allowed:
+            self.report.problems.append(
+                f"{where}: {counted(bad_rows, 'bad row')}, and training.dataset.max_bad_rows "
+                f"tolerates {allowed}  (mend the data, or --set "
+                f"training.dataset.max_bad_rows={bad_rows})"
+            )
+        if not documents.learnt.any():
+            self.report.problems.append(
+                f"{where}: there is nothing to learn: {counted(len(documents), 'example')}, "
+                "no token of them is an answer  (check training.dataset.field_mapping and "
+                "training.dataset.validation)"
+            )
+
+    def _understood(self, source: Source) -> tuple[Any, str]:
+        """How the example in a good row is found, and the column with the answers."""
+        from expert.data.formats import example_of, understand_columns
+        from expert.data.records import Example, Row
+        from expert.data.sources import iterate
+
+        if self.builder.template is None:
+            return lambda row: Example(text=str(row.values.get("text", ""))), ""
+        first = next((row for row in iterate(source) if isinstance(row, Row)), None)
+        values = first.values if first else {}
+        spec = self.builder.spec
+        columns = understand_columns(
+            list(values), values, mapping=spec.field_mapping, text_field=spec.text_field
+        )
+        return lambda row: example_of(row, columns), columns.response

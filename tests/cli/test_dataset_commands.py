@@ -1,0 +1,123 @@
+"""`expert dataset check` and `expert find-datasets` as a person runs them."""
+
+from __future__ import annotations
+
+import json
+
+from tests.jobs.test_datasets import write
+from tests.jobs.test_preparing import ROWS, an_expert, lines
+
+
+def test_clean_data_is_a_table_and_exits_with_0(run, tmp_path):
+    ran = run("dataset", "check", "--manifest", str(an_expert(tmp_path)))
+    assert (ran.code, ran.err) == (0, "")
+    table = {line[:37].strip(): line[37:].split("  ") for line in ran.out.splitlines()}
+    assert ran.out.startswith("counter: prompt template chatml\n")
+    assert [cell.strip() for cell in table["rows read"] if cell] == ["120", "drawn from train"]
+    assert [cell.strip() for cell in table["examples"] if cell.strip()] == ["108", "12"]
+    assert [cell.strip() for cell in table["also in train"] if cell.strip()] == ["–", "0"]
+    assert "✓ nothing is wrong with the data" in ran.out
+    assert not (tmp_path / "datasets_optimized").exists()
+
+
+def test_duplicates_and_leaks_are_warnings_and_exit_with_0(run, tmp_path):
+    dataset = {"path": "train.jsonl", "validation_path": "v.jsonl"}
+    file = an_expert(tmp_path, dataset=dataset)
+    write(tmp_path / "v.jsonl", lines([ROWS[4], ROWS[4]]))
+    ran = run("dataset", "check", "-m", str(file))
+    assert ran.code == 0
+    assert "warning: validation: 1 example also earlier in the split\n" in ran.out
+    assert (
+        "warning: validation: 2 examples also in train (same prompt and answer)\n"
+        f"  {tmp_path / 'v.jsonl'}:1 repeats {tmp_path / 'train.jsonl'}:5\n"
+    ) in ran.out
+    assert "nothing is wrong" not in ran.out
+
+
+def test_too_many_bad_rows_exit_with_2_and_are_listed(run, tmp_path):
+    file = an_expert(tmp_path)
+    write(tmp_path / "train.jsonl", lines(ROWS) + "{\n" * 12)
+    ran = run("dataset", "check", "-m", str(file))
+    assert ran.code == 2
+    assert f"train: bad rows\n  {tmp_path / 'train.jsonl'}:121: " in ran.out
+    assert "\n  … and 2 more\n" in ran.out
+    assert ran.err == (
+        "the data of counter cannot be used as it is\n"
+        "  - train train.jsonl: 12 bad rows, and training.dataset.max_bad_rows tolerates 0  "
+        "(mend the data, or --set training.dataset.max_bad_rows=12)\n"
+    )
+    tolerated = ("--set", "training.dataset.max_bad_rows=12")
+    assert run("dataset", "check", "-m", str(file), *tolerated).code == 0
+
+
+def test_findings_as_json_hold_every_count_and_the_same_exit_code(run, tmp_path):
+    file = an_expert(tmp_path)
+    write(tmp_path / "train.jsonl", lines([*ROWS, {"instruction": "a", "output": " "}]))
+    ran = run("dataset", "check", "-m", str(file), "--json")
+    assert ran.code == 2
+    found = json.loads(ran.out)
+    train = found["splits"][0]
+    assert (train["rows"], train["bad_rows"], train["empty_answers"]) == (121, 1, 1)
+    assert train["duplicates"] == {"count": 0, "shown": []}
+    assert found["warnings"] == ["train: 1 row without an answer"]
+    assert len(found["problems"]) == 1
+
+
+def test_a_file_that_is_not_there_is_told_in_words(run, tmp_path):
+    file = an_expert(tmp_path)
+    (tmp_path / "train.jsonl").unlink()
+    ran = run("dataset", "check", "-m", str(file))
+    assert ran.code == 2
+    assert f"train.jsonl: there is no {tmp_path / 'train.jsonl'}" in ran.err
+
+
+def test_data_sets_are_listed_with_who_uses_them(run, tmp_path):
+    an_expert(tmp_path / "experts" / "a")
+    ran = run("find-datasets", "--manifests", str(tmp_path / "experts"))
+    assert ran.code == 0
+    head, row = (line.split() for line in ran.out.splitlines())
+    assert head == ["kind", "name", "splits", "rows", "size", "last", "used", "used", "by"]
+    file = str(tmp_path / "experts" / "a" / "train.jsonl")
+    assert (row[:4], row[-1]) == (["file", file, "train", "120"], "counter")
+
+
+def test_the_caches_of_this_environment_are_listed_as_json(run, tmp_path):
+    write(tmp_path / "hf" / "hub" / "datasets--org--set" / "blobs" / "a", "x" * 10)
+    (tmp_path / "empty").mkdir()
+    [found] = json.loads(run("find-datasets", str(tmp_path / "empty"), "--json").out)["datasets"]
+    assert (found["kind"], found["name"], found["size"]) == ("hub cache", "org/set", 10)
+
+
+def test_nothing_found_is_said(run, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert run("find-datasets", str(tmp_path / "empty")).out == "no data sets were found\n"
+
+
+def test_a_prepared_cache_shows_its_tokens(run, tmp_path):
+    file = an_expert(tmp_path / "a")
+    run("pretokenize", "-m", str(file))
+    out = run("find-datasets", str(tmp_path / "a")).out
+    assert " 120 (" in out
+    assert " tokens)" in out
+
+
+def test_consolidating_tells_what_was_copied_and_how_to_use_it(run, tmp_path):
+    an_expert(tmp_path / "experts" / "a")
+    write(tmp_path / "experts" / "b" / "manifest.json", '{"base_model": "x"}')
+    arguments = ("--manifests", str(tmp_path / "experts"), "--consolidate", str(tmp_path / "fast"))
+    ran = run("find-datasets", *arguments)
+    target = tmp_path / "fast" / "counter" / "train.jsonl"
+    assert ran.code == 0
+    assert f"  copied: {target}  (" in ran.out
+    assert f"  use it with: --set training.dataset.path={target}\n" in ran.out
+    broken = tmp_path / "experts" / "b" / "manifest.json"
+    assert ran.err == f"some manifests were passed over\n{broken}: not read: 1 problem\n"
+    assert f"  there already: {target}  (" in run("find-datasets", *arguments).out
+    [gathered] = json.loads(run("find-datasets", *arguments, "--json").out)["gathered"]
+    assert gathered["copies"][0]["done"] == "there already"
+
+
+def test_consolidating_needs_manifests(run, tmp_path):
+    ran = run("find-datasets", "--consolidate", str(tmp_path))
+    assert ran.code == 2
+    assert "--consolidate needs the manifests: --manifests FOLDER" in ran.err

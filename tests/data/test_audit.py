@@ -1,0 +1,224 @@
+"""Repeats, leaks, leftovers and lengths, held against what a plain look would find."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from expert.data.audit import (
+    LEAKS,
+    MARKERS,
+    NEARLY,
+    SAME,
+    SAME_PROMPT,
+    SHOWN_PAIRS,
+    DocumentCollector,
+    Documents,
+    Pairs,
+    SplitReport,
+    counted,
+    digests_of,
+    duplicates,
+    is_empty_answer,
+    joined,
+    leaks,
+    learnt_tokens,
+    length_summary,
+    markers_in,
+)
+from expert.data.encoder import EncodedBatch
+from expert.data.records import BadRow, Example, Segment, Turn
+from tests.data.tokenizers import small_encoder
+
+
+def talk(request: str, answer: str, system: str = "") -> Example:
+    turns = (Turn("user", request), Turn("assistant", answer))
+    return Example((Turn("system", system), *turns) if system else turns)
+
+
+def collected(examples: list[Example], file: str = "a.jsonl") -> Documents:
+    collector = DocumentCollector()
+    for line, example in enumerate(examples, 1):
+        collector.add(example, file, line)
+    texts = [[Segment(e.text or e.turns[-1].text, True)] for e in examples]
+    collector.add_tokens(small_encoder().encode(texts))
+    return collector.documents()
+
+
+def counts(found: dict[str, Pairs]) -> list[int]:
+    return [found[kind].count for kind in LEAKS]
+
+
+def test_equal_examples_have_equal_digests_and_a_moved_boundary_has_others():
+    assert digests_of(talk("a", "b")) == digests_of(talk("a", "b"))
+    assert digests_of(talk("ab", "c")).whole != digests_of(talk("a", "bc")).whole
+    four = Example((*talk("a", "b").turns, *talk("c", "d").turns))
+    assert digests_of(four).whole != digests_of(talk("a", "busercassistantd")).whole
+    assert digests_of(Example(text="a")).whole != digests_of(Example(text="b")).whole
+
+
+def test_the_near_digest_ignores_system_text_case_and_spacing():
+    plain, dressed = talk("Count  to\n3", "One"), talk("count to 3", "one ", system="Be kind.")
+    assert digests_of(plain).near == digests_of(dressed).near
+    assert digests_of(plain).whole != digests_of(dressed).whole
+    assert digests_of(plain).near != digests_of(talk("count to 4", "one")).near
+
+
+def test_the_prompt_digest_is_everything_before_the_last_answer():
+    long = (Turn("user", "a"), Turn("assistant", "b"), Turn("user", "c"))
+    first = Example((*long, Turn("assistant", "d")))
+    other = Example((*long, Turn("assistant", "e")))
+    assert digests_of(first).prompt == digests_of(other).prompt
+    assert digests_of(first).prompt != digests_of(talk("c", "d")).prompt
+
+
+def test_a_text_with_a_lone_surrogate_has_a_digest():
+    assert len(digests_of(Example(text="\ud800")).whole) == 16
+
+
+@pytest.mark.parametrize("marker", MARKERS)
+def test_every_marker_is_found_in_what_is_said(marker):
+    assert markers_in(talk("a", f"b {marker} c {marker}")) == [marker]
+    assert markers_in(Example(text=f"x{marker}")) == [marker]
+
+
+def test_clean_texts_have_no_markers():
+    assert markers_in(talk("SELECT [a] <b> ### Note", "x | y")) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "empty"),
+    [
+        ("column 'output': the answer is empty", True),
+        ("turn 2 (assistant) is empty", True),
+        ("there is no assistant turn", True),
+        ("column 'output' is null", True),
+        ("column 'input' is null", False),
+        ("turn 1 (user) is empty", False),
+        ("column 'instruction': the request is empty", False),
+    ],
+)
+def test_an_empty_answer_is_told_from_other_faults(reason, empty):
+    assert is_empty_answer(BadRow("a", 1, reason), "output") is empty
+
+
+def test_learnt_tokens_are_summed_for_every_document():
+    lists = ([0] * 9, [4, 2, 3], [0, 1, 2, 4, 1, 3], [4, 0, 2])
+    batch = EncodedBatch(*(np.array(part, np.int32) for part in lists))
+    assert learnt_tokens(batch).tolist() == [3, 0, 2]
+
+
+def test_duplicates_are_counted_and_point_to_the_first_occurrence():
+    a, b, c = talk("a", "1"), talk("b", "2"), talk("c", "3")
+    found = duplicates(collected([a, b, a, c, b, a]))
+    assert found.count == 3
+    assert found.shown == (
+        ("a.jsonl:3", "a.jsonl:1"),
+        ("a.jsonl:5", "a.jsonl:2"),
+        ("a.jsonl:6", "a.jsonl:1"),
+    )
+
+
+def test_only_the_first_few_pairs_are_shown():
+    found = duplicates(collected([talk("a", "1")] * 20))
+    assert (found.count, len(found.shown)) == (19, SHOWN_PAIRS)
+
+
+def test_duplicates_and_leaks_equal_those_of_a_set_of_texts():
+    draw = random.Random(7)
+    train = [talk(str(draw.randrange(40)), str(draw.randrange(3))) for _ in range(200)]
+    other = [talk(str(draw.randrange(80)), str(draw.randrange(3))) for _ in range(100)]
+    assert duplicates(collected(train)).count == len(train) - len(set(train))
+    known = {example.turns[0] for example in train}
+    same = sum(example in set(train) for example in other)
+    asked = sum(example.turns[0] in known for example in other)
+    found = leaks(collected(train), collected(other))
+    assert counts(found) == [same, 0, asked - same]
+    assert 0 < same < asked < 100
+
+
+def test_every_leak_is_counted_once_under_its_gravest_kind_with_both_places():
+    train = collected([talk("x", "y"), talk("q", "a"), talk("p", "b")], "train.jsonl")
+    other = collected(
+        [talk("p", "other"), talk("Q", "a", system="s"), talk("x", "y"), talk("new", "y")],
+        "test.jsonl",
+    )
+    found = leaks(train, other)
+    assert counts(found) == [1, 1, 1]
+    assert found[SAME].shown == (("test.jsonl:3", "train.jsonl:1"),)
+    assert found[NEARLY].shown == (("test.jsonl:2", "train.jsonl:2"),)
+    assert found[SAME_PROMPT].shown == (("test.jsonl:1", "train.jsonl:3"),)
+
+
+def test_plain_texts_share_no_prompt():
+    found = leaks(collected([Example(text="a")]), collected([Example(text="b")]))
+    assert counts(found) == [0, 0, 0]
+
+
+def test_nothing_leaks_from_an_empty_split():
+    empty, one = collected([]), collected([talk("a", "b")])
+    assert counts(leaks(empty, one)) == counts(leaks(one, empty)) == [0, 0, 0]
+    assert duplicates(empty).count == 0
+
+
+def test_lengths_are_summed_up_and_held_against_the_room():
+    documents = collected([Example(text="a" * n) for n in (1, 2, 3, 40)])
+    lengths = documents.length
+    told = length_summary(documents, room=int(lengths[2]))
+    assert told["examples"] == 4
+    assert told["tokens"] == told["learnt_tokens"] == lengths.sum()
+    assert (told["learnt_share"], told["longest"]) == (1.0, lengths[3])
+    assert (told["over_long"], told["over_long_share"]) == (1, 0.25)
+    assert length_summary(documents, room=None)["over_long_share"] is None
+
+
+def test_joined_and_taken_documents_keep_their_places():
+    first, second = collected([talk("a", "1")], "one"), collected([talk("b", "2")] * 2, "two")
+    both = joined([first, second])
+    assert [both.place(n) for n in range(3)] == ["one:1", "two:1", "two:2"]
+    taken = both.take(np.array([2, 0]))
+    assert [taken.place(n) for n in range(2)] == ["two:2", "one:1"]
+    assert taken.length.tolist() == [both.length[2], both.length[0]]
+
+
+def test_an_example_costs_64_bytes():
+    documents = collected([talk("a" * 1000, "b" * 1000)] * 10)
+    columns = [part for part in vars(documents).values() if isinstance(part, np.ndarray)]
+    assert sum(column.nbytes for column in columns) == 64 * 10
+
+
+def test_counts_are_said_with_their_noun():
+    assert [counted(n, "row") for n in (0, 1, 1200)] == ["0 rows", "1 row", "1,200 rows"]
+
+
+def test_a_split_warns_of_everything_a_person_should_look_at():
+    split = SplitReport("test")
+    split.note_bad(BadRow("t", 4, "column 'output': the answer is empty"), "output")
+    split.note_remnants(talk("a", "[INST] b"), "t:5")
+    train = collected([talk("a", "1")], "train")
+    documents = collected([talk("a", "1")] * 2, "t")
+    split.duplicates = duplicates(documents)
+    split.leaks = leaks(train, documents)
+    split.lengths = length_summary(documents, room=0)
+    assert split.warnings() == [
+        "test: 1 row without an answer",
+        "test: template remnant [INST] in 1 example: t:5",
+        "test: 1 example also earlier in the split",
+        "  t:2 repeats t:1",
+        "test: 2 examples also in train (same prompt and answer)",
+        "  t:1 repeats train:1",
+        "  t:2 repeats train:1",
+        "test: 2 examples longer than max_seq_length",
+    ]
+
+
+def test_only_the_first_bad_rows_and_remnants_are_kept():
+    split = SplitReport("train")
+    for line in range(1, 31):
+        split.note_bad(BadRow("t", line, "broken"), "")
+        split.note_remnants(Example(text="<|end|>"), f"t:{line}")
+    assert (split.bad_rows, len(split.first_bad_rows)) == (30, 10)
+    assert split.first_bad_rows[-1] == "t:10: broken"
+    assert (split.remnants, len(split.first_remnants)) == ({"<|end|>": 30}, 5)
