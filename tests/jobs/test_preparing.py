@@ -189,6 +189,10 @@ def test_a_character_corpus_becomes_full_blocks(tmp_path):
     assert made.template == "characters"
     assert made.encoder.vocabulary == len(set("To be, or not to be.\n"))
     assert made.train.index.statistics().fill > 0.98
+    assert made.validation is not None
+    kept = sum(split.index.statistics().tokens for split in made.splits())
+    assert kept == 21 * 200
+    assert made.validation.index.statistics().tokens > 0
 
 
 def test_a_model_that_is_nowhere_is_told(tmp_path, monkeypatch):

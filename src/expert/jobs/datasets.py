@@ -116,14 +116,13 @@ class _Checker:
         from expert.data.audit import DocumentCollector
         from expert.data.prepare import Dropped
         from expert.data.records import BadRow
-        from expert.data.sources import iterate
 
         segments_of, _ = self.builder.formatter(source)
         example_in, response = self._understood(source)
         collector = DocumentCollector()
         waiting: list[Any] = []
         characters = bad_rows = 0
-        for row in iterate(source):
+        for row in self.builder.rows_of(source):
             split.rows += 1
             made = row if isinstance(row, BadRow) else segments_of(row)
             if isinstance(row, BadRow) or isinstance(made, BadRow):

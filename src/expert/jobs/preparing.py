@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from expert.data.encoder import Encoder
     from expert.data.pack_index import PackIndex
     from expert.data.prepare import Prepared
+    from expert.data.records import BadRow, Row
     from expert.data.sources import Source, Sources
     from expert.data.templates import Template
     from expert.manifest.reader import ReadManifest
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 Tell = Callable[[str, int, int], None]
 INDEX_FORMAT = 1
+BLOCKS_IN_A_STRETCH = 16
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,6 @@ class Builder:
     def _tokenise(self, source: Source, name: str) -> Prepared:
         from expert.data.prepare import Recipe, Work, prepare
         from expert.data.remembered import remembered_content_hash
-        from expert.data.sources import iterate
 
         segments_of, columns = self.formatter(source)
         checks = self.spec.validation
@@ -167,13 +168,28 @@ class Builder:
         if not self.explicit or name != "train" or self.sources.tasks:
             folder = _beside(self.cache, self.explicit) / f"tokens-{recipe.key()[:16]}"
         work = Work(
-            rows=lambda: iterate(source),
+            rows=lambda: self.rows_of(source),
             segments_of=segments_of,
             encoder=self.encoder,
             max_bad_rows=self.spec.max_bad_rows,
             tell=lambda rows, tokens: self.tell(f"{name} {source.name}", rows, tokens),
         )
         return prepare(work, recipe, folder)
+
+    def rows_of(self, source: Source) -> Iterator[Row | BadRow]:
+        """The rows of a source. A corpus is cut into stretches of whole blocks: some can then be
+        held out for validation, and no block is lost but the last."""
+        from expert.data.records import Row
+        from expert.data.sources import iterate
+
+        if self.template is not None:
+            yield from iterate(source)
+            return
+        size = BLOCKS_IN_A_STRETCH * self.plan.data.max_seq_length
+        for row in iterate(source):
+            text = str(row.values.get("text", "")) if isinstance(row, Row) else ""
+            for number, start in enumerate(range(0, len(text), size)):
+                yield Row({"text": text[start : start + size]}, row.file, number + 1)
 
     def formatter(self, source: Source) -> tuple[Any, str]:
         """How a row of this source becomes segments, and what decides it, as text."""
@@ -186,7 +202,10 @@ class Builder:
 
         template = self.template
         if template is None:
-            return lambda row: [Segment(str(row.values.get("text", "")), True)], "characters"
+            return (
+                lambda row: [Segment(row.values["text"], True)],
+                f"characters, {BLOCKS_IN_A_STRETCH} blocks of {self.plan.data.max_seq_length}",
+            )
         first = next((row for row in iterate(source) if isinstance(row, Row)), None)
         values = first.values if first else {}
         columns = understand_columns(
