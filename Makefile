@@ -32,7 +32,7 @@ test: $(READY)        ## the test suite: CPU only, offline, minutes
 	@$(BIN)/python -m pytest -q -n auto
 
 slow-test: $(READY)   ## the long property tests
-	@$(BIN)/python -m pytest -q -n auto -m slow
+	@HYPOTHESIS=search $(BIN)/python -m pytest -q -n auto -m slow
 
 gpu-test: $(READY)    ## what needs a CUDA card; skips with a reason where there is none
 	@$(BIN)/python -m pytest -q -m gpu

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 from hypothesis import HealthCheck, settings
 
-# Timings are measured in benchmarks, never asserted in tests.
-settings.register_profile("expert", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("expert")
+# Timings are measured in benchmarks, never asserted in tests. The same examples every time: a
+# change is judged by what it changed. `HYPOTHESIS=search` looks for new ones (make slow-test).
+_COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("same", derandomize=True, **_COMMON)
+settings.register_profile("search", derandomize=False, **_COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS", "same"))

@@ -295,3 +295,9 @@ def test_fractional_epochs_are_counted_exactly(tmp_path):
     data = manifest({"batch_size": 1, "epochs": 1.1})
     data["training"]["dataset"]["validation_split"] = 0
     assert plan(data, folder=tmp_path).length.total_steps == 55
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "lokr", "adalora"])
+def test_targets_that_no_layer_has_are_planned_with_nothing_to_train(kind):
+    made = plan(manifest({"adapter_type": kind, "target_modules": ["nonsense"]}))
+    assert made.adapter.trainable_parameters == 0

@@ -322,7 +322,8 @@ def workspace_bytes(work: Workload) -> int:
         unpacked = width * max(rows * columns for rows, columns in s.linear_sizes().values())
     if work.adapter == "dora":
         # The norm of W + BA is taken over the whole product, in float32.
-        unpacked += 4 * max(rows * columns for rows, columns in work.target_sizes().values())
+        sizes = work.target_sizes().values()
+        unpacked += 4 * max((rows * columns for rows, columns in sizes), default=0)
     return work.tokens * width * in_flight + unpacked
 
 
