@@ -7,7 +7,7 @@ summed from the tensors, so that activations can be told apart. A batch of T tok
 of 100 to 2048 tokens laid end to end, or T / 2048 rows of one document each. All sizes are bytes.
 
     python benchmarks/memory_peaks.py --out memory_peaks.json [--only TEXT ...] [--shapes NAME ...]
-    python benchmarks/memory_peaks.py --smoke --out /tmp/smoke.json     # CPU, tiny, no memory read
+    python benchmarks/memory_peaks.py --smoke --out smoke.json     # CPU, tiny, no memory read
 """
 
 import argparse
