@@ -156,7 +156,8 @@ def main() -> None:
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in packages},
         "command": "python benchmarks/data_preparation.py --tokenizer qwen3 --out "
-        "data-preparation.json sql/train.jsonl cypher/train.jsonl",
+        f"data-preparation.json --repeats {args.repeats} "
+        + " ".join(f"{file.parent.name}/{file.name}" for file in args.files),
     }
     args.out.write_text(
         json.dumps({"environment": environment, "results": results}, indent=2) + "\n",

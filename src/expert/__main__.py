@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-EXIT_INTERRUPTED = 130
+from expert.core.errors import EXIT_INTERRUPTED
 
 
 def main() -> None:

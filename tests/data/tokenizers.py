@@ -9,8 +9,8 @@ from typing import Any
 
 from expert.data.encoder import SpecialTokens, TextEncoder
 
-# A byte-level BPE of 400 tokens with ChatML markers. It is a file because training one is not
-# deterministic: two processes may break ties differently.
+# A byte-level BPE of 400 tokens with ChatML markers. It is a file so that every process of a test
+# has the same one, whether or not training one is deterministic.
 TOKENIZER = Path(__file__).parent / "files" / "tokenizer.json"
 
 

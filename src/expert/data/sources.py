@@ -22,7 +22,8 @@ from expert.data.records import BadRow, Row
 from expert.data.rows import file_format, read_rows
 from expert.data.streams import unusable
 from expert.manifest.dataset import DatasetSpec
-from expert.planning.survey import CORPORA, local_path, looks_local
+from expert.manifest.names import CORPORA
+from expert.planning.survey import local_path, looks_local
 
 
 @dataclass(frozen=True)

@@ -325,8 +325,9 @@ class _CopyPlan:
 
 
 def _plan_copies(user: DatasetUser, destination: Path) -> _CopyPlan:
+    from expert.manifest.names import CORPORA
     from expert.planning.plan import folder_name
-    from expert.planning.survey import CORPORA, local_path, looks_local
+    from expert.planning.survey import local_path, looks_local
 
     plan = _CopyPlan(user)
     for key, value in user.paths.items():

@@ -12,6 +12,7 @@ from expert.manifest.names import (
     BASE_MODEL_KEYS,
     CONFIG_ALIASES,
     CONFIG_KEYS,
+    CORPORA,
     DATASET_ALIASES,
     DATASET_KEYS,
     LOOSE_CONSTRAINTS,
@@ -29,7 +30,6 @@ _MAY_BE_LEFT_EMPTY = (
     *("schema_version", "name", "base_model", "base_models", "model", "adapters"),
     *("training", "dataset", "data", "config"),
 )
-CORPORA = ("shakespeare", "python-stdlib")
 
 
 def migrate(root: Item) -> Migration:

@@ -6,6 +6,7 @@ from expert.manifest.config import TrainingConfig
 from expert.manifest.dataset import DatasetSpec
 
 CONFIG = "training.config"
+CORPORA = ("shakespeare", "python-stdlib")
 DATASET = "training.dataset"
 
 # Other spellings of a key of training.config. They are understood there, directly under

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 
 from expert.manifest.dataset import DatasetSpec
+from expert.manifest.names import CORPORA
 
 # Bytes of a JSONL file per token, measured with SmolLM2's tokenizer: 3.6 on JSON answers, 4.0 on
 # SQL questions. It only sizes a plan; preparing the data counts exactly.
@@ -15,7 +16,6 @@ FILE_BYTES_PER_TOKEN = 3.8
 # Larger files are judged by their first part: counting lines runs at about 1 GB/s.
 _COUNTED_BYTES = 64 * 2**20
 _LINES = {".jsonl", ".ndjson", ".csv"}
-CORPORA = ("shakespeare", "python-stdlib")
 
 
 @dataclass(frozen=True)
