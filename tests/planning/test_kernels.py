@@ -126,7 +126,7 @@ def test_compilation_that_was_asked_for_on_windows_is_honoured_with_a_warning():
         ({}, "rtx-4090", "adamw_torch_fused", "machine"),
         ({}, None, "adamw_torch", "machine"),
         ({"optim": "paged_adamw_8bit"}, "rtx-4090", "paged_adamw_8bit", "manifest"),
-        ({"optim": "paged_adamw_8bit"}, None, "adamw_torch", "fallback"),
+        ({"optim": "paged_adamw_8bit"}, None, "paged_adamw_8bit", "manifest"),
         ({"optim": "sgd"}, None, "sgd", "manifest"),
     ],
 )
@@ -154,8 +154,10 @@ def test_costly_wishes_are_honoured_with_their_consequence(config, card, text):
     assert any(text in line for line in warned(config, card))
 
 
-def test_an_fp8_base_on_a_card_without_fp8_is_told():
-    data = manifest(base_models=[{"name": "Qwen3-0.6B", "quantization": "fp8"}])
-    told = remarks(plan(data, "rtx-3090"), "warning")
-    text = "GeForce RTX 3090 (8.6) has no fp8 units (8.9): weights are only stored so"
-    assert f"model.quantization: {text}" in told
+@pytest.mark.parametrize("name", ["Qwen3-0.6B", "nobody/knows-this-model"])
+def test_an_fp8_base_becomes_int8_with_a_notice(name: str):
+    made = plan(manifest(base_models=[{"name": name, "quantization": "fp8"}]), "h200")
+    because = "no fp8 kernels for the base yet; int8 takes the same memory"
+    assert decision(made, "model.quantization") == ("int8", because, "fallback")
+    told = f"model.quantization: quantization fp8: {because}"
+    assert told in remarks(made, "superseded")

@@ -134,6 +134,10 @@ CHANGES: dict[str, Any] = {
     "memory_clear_every": 5,
     "vram_limit": "9GB",
     "device": "cpu",
+    "on_not_finite": "skip",
+    "max_skipped_updates": 2,
+    "on_loss_spike": "ignore",
+    "max_rollbacks": 0,
     "dataloader_num_workers": 3,
     "dataloader_prefetch_factor": 9,
     "dataloader_persistent_workers": True,
@@ -283,11 +287,7 @@ def test_memory_held_by_others_is_told_and_left_alone():
 def test_a_machine_without_a_gpu_gets_a_plan_for_its_cpu():
     made = plan(manifest({"bf16": True, "optim": "adamw_bnb_8bit"}), None)
     assert (made.kernels.device, made.kernels.precision) == ("cpu", "bf16")
-    assert decision(made, "optim.optimizer") == (
-        "adamw_torch",
-        "adamw_bnb_8bit was asked for, but 8-bit optimizers need a GPU",
-        "fallback",
-    )
+    assert decision(made, "optim.optimizer") == ("adamw_bnb_8bit", "set in the manifest", "manifest")
     assert not made.kernels.compile
     assert made.memory.parts is not None
     assert made.memory.parts["cuda_context"] == 0

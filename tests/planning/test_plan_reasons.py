@@ -280,14 +280,20 @@ def test_reasons_are_those_of_the_branch_that_was_taken(config, base, card, path
     assert decision(made, path)[1] == because
 
 
-def test_quantisation_that_needs_a_gpu_falls_back_on_a_cpu():
+def test_a_base_can_be_quantised_on_a_cpu_too():
     for name in ("Qwen3-0.6B", "Qwen3-1.5B"):
         made = plan(manifest(base_models=[{"name": name, "quantization": "int4"}]), None)
-        assert decision(made, "model.quantization") == (
-            "none",
-            "int4 was asked for, but its kernels need a GPU",
-            "fallback",
-        )
+        assert decision(made, "model.quantization") == ("int4", "set in the manifest", "manifest")
+
+
+def test_padded_rows_are_made_by_the_workers_that_were_asked_for():
+    made = plan(manifest({"packing": False, "dataloader_num_workers": 3}))
+    assert decision(made, "loader.workers") == (3, "set in the manifest", "manifest")
+    assert remarks(made, "superseded") == []
+
+
+def test_padded_rows_get_workers_where_cores_are_free():
+    assert plan(manifest({"packing": False})).loader.workers == 2
 
 
 def test_fractional_epochs_are_counted_exactly(tmp_path):

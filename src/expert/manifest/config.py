@@ -204,6 +204,16 @@ class TrainingConfig(StrictSection):
     """Stop after this many evaluations without improvement."""
     early_stopping_threshold: NumberFromZero = 0.0
     """Improvement smaller than this does not count."""
+    on_not_finite: Literal["stop", "skip", "rollback"] = "stop"
+    """When a gradient is NaN or infinite (the update is never made): stop, go on with the next
+    rows, or go back to the last checkpoint and leave these rows out."""
+    max_skipped_updates: Count = 5
+    """Updates in a row that may be left out because a gradient was not finite, before stopping."""
+    on_loss_spike: Literal["rollback", "ignore"] = "rollback"
+    """When the loss leaps far above its own noise: go back to the last checkpoint, leave the rows
+    out and go on with half the rate after a new warm-up; or only report it."""
+    max_rollbacks: CountFromZero = 3
+    """Times a run may go back to a checkpoint by itself, before stopping."""
     output_dir: Text | None = None
     """Folder for run folders; null: runs/ beside the manifest."""
     trackers: list[Literal["tensorboard"]] = ["tensorboard"]

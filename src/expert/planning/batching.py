@@ -55,19 +55,18 @@ def _settle_quantization(now: Situation, ledger: Ledger, fit: Fit) -> None:
             because = f"the smallest that may be chosen, and still above {gib:.1f} GiB"
         ledger.settle(path, chosen, because, "machine")
         return
-    if chosen == "none" and asked in ("int4", "int8", "fp8"):
-        _fall_back_to_unquantised(ledger, asked)
-        return
     settled = asked if asked in ("bf16", "fp16") else chosen
-    ledger.settle(path, settled, "set in the manifest", "manifest")
-    if chosen == "fp8" and not now.has_capability((8, 9)):
-        ledger.warn(path, f"{now.card_words} has no fp8 units (8.9): weights are only stored so")
+    _settle_asked_quantization(ledger, asked, settled)
 
 
-def _fall_back_to_unquantised(ledger: Ledger, asked: str) -> None:
-    because = f"{asked} was asked for, but its kernels need a GPU"
-    ledger.warn("model.quantization", because)
-    ledger.settle("model.quantization", "none", because, "fallback")
+def _settle_asked_quantization(ledger: Ledger, asked: str, settled: str) -> None:
+    path = "model.quantization"
+    if asked == "fp8":
+        because = "no fp8 kernels for the base yet; int8 takes the same memory"
+        ledger.settle(path, settled, because, "fallback")
+        ledger.supersede(path, f"quantization fp8: {because}")
+    else:
+        ledger.settle(path, settled, "set in the manifest", "manifest")
 
 
 def _settle_checkpointing(now: Situation, ledger: Ledger, fit: Fit) -> None:
@@ -208,10 +207,9 @@ def _settle_without_shape(now: Situation, ledger: Ledger, most: int, sequences: 
     if asked_base == "auto":
         because = f"its size is not known: {reason}"
         ledger.settle("model.quantization", "none", because, "preset")
-    elif asked_base in ("int4", "int8", "fp8") and not now.on_gpu:
-        _fall_back_to_unquantised(ledger, asked_base)
     else:
-        ledger.settle("model.quantization", asked_base, "set in the manifest", "manifest")
+        settled = "int8" if asked_base == "fp8" else asked_base
+        _settle_asked_quantization(ledger, asked_base, settled)
     asked = config.gradient_checkpointing
     if asked == "auto":
         because = f"memory cannot be estimated: {reason}"

@@ -159,17 +159,13 @@ def _compile_pays(
 
 
 def choose_optimizer(now: Situation, ledger: Ledger) -> str:
-    """Fused AdamW on a GPU; bitsandbytes' optimizers need one."""
+    """Fused AdamW on a GPU, or what was asked for."""
     asked, path = now.config.optim, "optim.optimizer"
     if asked == "auto":
         if now.on_gpu:
             because = "one kernel for all weights"
             return str(ledger.settle(path, "adamw_torch_fused", because, "machine"))
         return str(ledger.settle(path, "adamw_torch", "no GPU", "machine"))
-    if not now.on_gpu and asked in ("adamw_bnb_8bit", "paged_adamw_8bit"):
-        because = f"{asked} was asked for, but 8-bit optimizers need a GPU"
-        ledger.warn(path, because)
-        return str(ledger.settle(path, "adamw_torch", because, "fallback"))
     return str(ledger.settle(path, asked, "set in the manifest", "manifest"))
 
 

@@ -217,6 +217,8 @@ def settle_watching(now: Situation, ledger: Ledger) -> None:
         now.pass_on(ledger, "watch.greater_is_better", "greater_is_better")
     for key in ("early_stopping_patience", "early_stopping_threshold", "trackers"):
         now.pass_on(ledger, f"watch.{key}", key)
+    for key in ("on_not_finite", "max_skipped_updates", "on_loss_spike", "max_rollbacks"):
+        now.pass_on(ledger, f"stability.{key}", key)
     _settle_output(now, ledger)
 
 

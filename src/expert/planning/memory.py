@@ -194,7 +194,7 @@ def base_bytes(work: Workload) -> tuple[int, int]:
     if work.quantization == "int4":
         half = matrices // 2
         return half + width * rest, int(NF4_BYTES_PER_WEIGHT * matrices) - half
-    if work.quantization in ("int8", "fp8"):
+    if work.quantization == "int8":
         outputs = sum(columns for _, columns in shape.linear_sizes().values())
         return matrices + width * rest, 4 * shape.layers * outputs
     return width * shape.parameters, 0
@@ -318,7 +318,7 @@ def workspace_bytes(work: Workload) -> int:
     width = BYTES_OF[work.precision]
     in_flight = (3 if s.gated_mlp else 2) * s.ffn + 2 * s.hidden
     unpacked = 0
-    if work.quantization in ("int4", "int8", "fp8"):
+    if work.quantization in ("int4", "int8"):
         unpacked = width * max(rows * columns for rows, columns in s.linear_sizes().values())
     if work.adapter == "dora":
         # The norm of W + BA is taken over the whole product, in float32.

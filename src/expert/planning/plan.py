@@ -39,6 +39,7 @@ from expert.planning.target import Target
 
 PREFETCHED_BATCHES = 4
 STREAMING_WORKERS = 4
+PADDED_WORKERS = 2
 
 
 class UnknownModel(ExpertError):
@@ -134,31 +135,14 @@ def choose_model(manifest: Manifest, name: str | None) -> BaseModelSpec:
 
 def _base_quantization(now: Situation) -> str:
     asked = now.model.quantization
-    if asked in ("int4", "int8", "fp8") and now.on_gpu:
-        return str(asked)
-    return "none"
+    if asked == "fp8":
+        return "int8"
+    return str(asked) if asked in ("int4", "int8") else "none"
 
 
 def _settle_loader(now: Situation, ledger: Ledger) -> None:
-    config, streaming = now.config, now.manifest.training.dataset.streaming
-    cores = now.target.cores
-    asked = config.dataloader_num_workers
-    path = "loader.workers"
-    if streaming and asked == "auto":
-        workers = max(0, min(STREAMING_WORKERS, cores - 1))
-        ledger.settle(path, workers, f"streamed rows are tokenised ahead; {cores} cores", "machine")
-    elif streaming:
-        workers = int(asked)
-        ledger.settle(path, workers, "set in the manifest", "manifest")
-        if workers > cores:
-            ledger.warn(path, f"{workers} workers on {cores} cores get in each other's way")
-    else:
-        workers = 0
-        because = "tokens are memory-mapped: a thread keeps the card fed, processes would only copy"
-        ledger.settle(path, workers, because, "machine")
-        if asked not in ("auto", 0):
-            text = f"dataloader_num_workers {asked}: prepared tokens are memory-mapped"
-            ledger.supersede(path, f"{text} and fed by a thread")
+    config = now.config
+    workers = _settle_workers(now, ledger)
     if config.dataloader_prefetch_factor == "auto":
         because = "batches ready ahead of the card"
         ledger.settle("loader.prefetch", PREFETCHED_BATCHES, because, "preset")
@@ -176,6 +160,34 @@ def _settle_loader(now: Situation, ledger: Ledger) -> None:
         ledger.settle("loader.pin_memory", now.on_gpu, because, "machine")
     else:
         now.pass_on(ledger, "loader.pin_memory", "dataloader_pin_memory")
+
+
+def _settle_workers(now: Situation, ledger: Ledger) -> int:
+    """Processes that make batches: none for packed tokens, which a thread lays out faster."""
+    asked, cores, path = now.config.dataloader_num_workers, now.target.cores, "loader.workers"
+    streaming = now.manifest.training.dataset.streaming
+    padded = ledger.decisions["data.packing"].value == "none" and not now.is_char_model
+    if not (streaming or padded):
+        because = "tokens are memory-mapped: a thread keeps the card fed, processes would only copy"
+        ledger.settle(path, 0, because, "machine")
+        if asked not in ("auto", 0):
+            text = f"dataloader_num_workers {asked}: prepared tokens are memory-mapped"
+            ledger.supersede(path, f"{text} and fed by a thread")
+        return 0
+    if asked != "auto":
+        ledger.settle(path, asked, "set in the manifest", "manifest")
+        if asked > cores:
+            ledger.warn(path, f"{asked} workers on {cores} cores get in each other's way")
+        return asked
+    if now.target.windows:
+        ledger.settle(path, 0, "starting processes is slow on Windows", "machine")
+        return 0
+    most, what = PADDED_WORKERS, "rows are padded ahead"
+    if streaming:
+        most, what = STREAMING_WORKERS, "streamed rows are tokenised ahead"
+    workers = max(0, min(most, cores - 1))
+    ledger.settle(path, workers, f"{what}; {cores} cores", "machine")
+    return workers
 
 
 def folder_name(name: str) -> str:

@@ -122,6 +122,13 @@ class WatchPlan(Slice):
     packaging_checkpoint: str
 
 
+class StabilityPlan(Slice):
+    on_not_finite: Literal["stop", "skip", "rollback"]
+    max_skipped_updates: int
+    on_loss_spike: Literal["rollback", "ignore"]
+    max_rollbacks: int
+
+
 class MemoryPlan(Slice):
     budget_bytes: int
     peak_bytes: int | None
@@ -151,6 +158,7 @@ class RunPlan(BaseModel):
     optim: OptimPlan
     length: LengthPlan
     watch: WatchPlan
+    stability: StabilityPlan
     decoding: dict[str, Any]
     memory: MemoryPlan
     disk: DiskPlan
