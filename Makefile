@@ -40,12 +40,14 @@ gpu-test: $(READY)    ## what needs a CUDA card; skips with a reason where there
 BENCH  := .venv-bench
 DATA   ?= ../shared/data
 
-bench-data:           ## preparation against TRL's; DATA=folder with sql/, cypher/ and tokenizers/qwen3
+bench-data:           ## preparation against TRL's, then feeding; DATA=folder with sql/, cypher/ and tokenizers/qwen3
 	@test -x $(BENCH)/bin/python || $(PYTHON) -m venv $(BENCH)
 	@$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check \
 		-c constraints.txt -e . torch==2.13.0 transformers==5.17.0 trl==1.16.0 datasets
 	@$(BENCH)/bin/python benchmarks/data_preparation.py --tokenizer $(DATA)/tokenizers/qwen3 \
 		--out docs/benchmarks/data-preparation.json $(DATA)/sql/train.jsonl $(DATA)/cypher/train.jsonl
+	@$(BENCH)/bin/python benchmarks/data_loading.py --tokenizer $(DATA)/tokenizers/qwen3 \
+		--out docs/benchmarks/data-loading.json $(DATA)/sql/train.jsonl $(DATA)/cypher/train.jsonl
 
 check: $(READY)       ## read only: ruff, formatting, spelling, types
 	@$(BIN)/ruff check .

@@ -1,26 +1,40 @@
-"""Feeding from a prepared cache: tokens a second and time to the first batch, imports included.
+"""Feeding from a prepared cache: tokens a second, time to the first batch, and memory.
 
-Rows are repeated to ten times as many, so that it shows what grows with the data. Peak memory is
-what the system counts for the process, the mapped files of tokens included.
+Rows are repeated to ten times as many, so that it shows what grows with the data. Memory is the
+highest that is not mapped from a file (RssAnon), looked at every few milliseconds; `bytes_per_row`
+is how much it grows for each row more. Each measurement is a process of its own: the cold one finds
+no cache, the watched one finds it and fills some hundred batches, and the timed ones, of which the
+best counts, are watched by nobody. Imports are not part of the time to the first batch.
 
-    python benchmarks/data_loading.py --tokenizer FOLDER --out FILE rows.jsonl
+    python benchmarks/data_loading.py --tokenizer FOLDER --out FILE rows.jsonl [rows.jsonl …]
 """
 
 import argparse
+import contextlib
 import datetime
+import importlib
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 LENGTH, ROWS_AT_ONCE = 2048, 8
 TIMES = (1, 10)
+WATCHED_BATCHES, TIMED_SECONDS, TIMED_RUNS, WATCHED_RUNS = 300, 3, 3, 2
+LOOK_EVERY_SECONDS = 0.003
+IMPORTED = ("numpy", "pyarrow", "tokenizers", "jinja2")
+OWN = (
+    *("jobs.planning", "jobs.preparing", "manifest.reader"),
+    *("data.batches", "data.chat_template", "data.checks", "data.documents", "data.drawing"),
+    *("data.formats", "data.pack", "data.prepare", "data.remembered", "data.sources"),
+)
 
 
 def write_expert(folder: Path, file: Path, tokenizer: Path, times: int) -> Path:
@@ -45,64 +59,128 @@ def write_expert(folder: Path, file: Path, tokenizer: Path, times: int) -> Path:
     return path
 
 
-def feed(manifest: Path) -> dict[str, Any]:
-    """In a process of its own: prepare (warm or not), first batch, then as fast as it goes."""
-    import numpy as np
+def anonymous_bytes() -> int:
+    """Memory of this process that no file stands behind."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit("memory is read from /proc/self/status, which this system has not")
 
-    from expert.data.batches import BatchArrays, BatchShape, fill_batch
-    from expert.jobs.preparing import prepare
 
+@contextlib.contextmanager
+def watched() -> Iterator[list[int]]:
+    """The highest anonymous memory so far, as the one entry of a list."""
+    peak, over = [anonymous_bytes()], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(LOOK_EVERY_SECONDS):
+            peak[0] = max(peak[0], anonymous_bytes())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        thread.join()
+
+
+class Feed:
+    """Opens what a manifest names, and fills batches of it in random order."""
+
+    def __init__(self, manifest: Path) -> None:
+        import numpy as np
+
+        from expert.data.batches import BatchArrays, BatchShape
+        from expert.jobs.preparing import prepare
+
+        made = prepare(manifest)
+        self.prepared = made.train.folders[0]
+        self.index, self.store = made.train.index, made.train.open()
+        self.out = BatchArrays.allocate(BatchShape.for_index(self.index, ROWS_AT_ONCE))
+        self.order = np.random.default_rng(0).permutation(self.index.bins)
+
+    def fill(self, number: int) -> int:
+        """The real tokens of a batch."""
+        from expert.data.batches import fill_batch
+
+        place = number * ROWS_AT_ONCE % (self.index.bins - ROWS_AT_ONCE)
+        bins = self.order[place : place + ROWS_AT_ONCE]
+        return fill_batch(self.out, self.index, bins, self.store, pad_id=0).real_tokens
+
+
+def measure(manifest: Path, watch: bool) -> dict[str, Any]:
+    """In a process of its own: memory, or speed."""
     started = time.perf_counter()
-    made = prepare(manifest)
-    index, store = made.train.index, made.train.open()
-    out = BatchArrays.allocate(BatchShape.for_index(index, ROWS_AT_ONCE))
-    order = np.random.default_rng(0).permutation(index.bins)
-    fill_batch(out, index, order[:ROWS_AT_ONCE], store, pad_id=0)
-    first_batch = time.perf_counter() - started
-    tokens, started = 0, time.perf_counter()
-    while time.perf_counter() - started < 3:
-        for place in range(0, index.bins - ROWS_AT_ONCE, ROWS_AT_ONCE):
-            bins = order[place : place + ROWS_AT_ONCE]
-            tokens += fill_batch(out, index, bins, store, pad_id=0).real_tokens
-    rate = tokens / (time.perf_counter() - started)
-    return {
-        "rows": made.train.folders[0].statistics.rows_in,
-        "hit": made.train.folders[0].hit,
-        "first_batch_seconds": first_batch,
-        "tokens_per_second": rate,
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
+    for name in (*IMPORTED, *(f"expert.{name}" for name in OWN)):
+        importlib.import_module(name)
+    result: dict[str, Any] = {"import_seconds": time.perf_counter() - started}
+    with watched() if watch else contextlib.nullcontext() as peak:
+        started = time.perf_counter()
+        feed = Feed(manifest)
+        feed.fill(0)
+        result["first_batch_seconds"] = time.perf_counter() - started
+        result |= {"rows": feed.prepared.statistics.rows_in, "hit": feed.prepared.hit}
+        if peak is not None:
+            for number in range(WATCHED_BATCHES):
+                feed.fill(number)
+            return {**result, "peak_anonymous_bytes": peak[0]}
+    tokens, batches, started = 0, 0, time.perf_counter()
+    while time.perf_counter() - started < TIMED_SECONDS:
+        tokens, batches = tokens + feed.fill(batches), batches + 1
+    result["tokens_per_second"] = tokens / (time.perf_counter() - started)
+    return {**result, "torch_imported": "torch" in sys.modules}
 
 
-def feed_apart(manifest: Path) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--feed", str(manifest)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+def measure_apart(manifest: Path, *options: str) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--feed", str(manifest), *options]
+    ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     return found
 
 
+def measure_file(file: Path, tokenizer: Path) -> dict[str, Any]:
+    """Both numbers of rows, and what memory grows by between them."""
+    results: dict[str, Any] = {"data": file.parent.name, "file": file.name}
+    for times in TIMES:
+        with tempfile.TemporaryDirectory() as folder:
+            manifest = write_expert(Path(folder), file, tokenizer, times)
+            cold = measure_apart(manifest, "--watch")
+            seen = [measure_apart(manifest, "--watch") for _ in range(WATCHED_RUNS)]
+            timed = [measure_apart(manifest) for _ in range(TIMED_RUNS)]
+        warm = {name: min(run[name] for run in timed) for name in timed[0]}
+        warm["tokens_per_second"] = max(run["tokens_per_second"] for run in timed)
+        warm["peak_anonymous_bytes"] = min(run["peak_anonymous_bytes"] for run in seen)
+        results[f"{times}x"] = {"cold": cold, "warm": warm}
+        print(file.parent.name, times, json.dumps(results[f"{times}x"]), flush=True)
+    few, many = (results[f"{times}x"] for times in TIMES)
+    more_rows = many["warm"]["rows"] - few["warm"]["rows"]
+    results["bytes_per_row"] = {
+        path: (many[path]["peak_anonymous_bytes"] - few[path]["peak_anonymous_bytes"]) / more_rows
+        for path in ("cold", "warm")
+    }
+    print(file.parent.name, results["bytes_per_row"], flush=True)
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("file", type=Path, nargs="?")
+    parser.add_argument("files", type=Path, nargs="*")
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--feed", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--watch", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.feed:
-        print(json.dumps(feed(args.feed)))
+        print(json.dumps(measure(args.feed, args.watch)))
         return
-    results = {}
-    for times in TIMES:
-        with tempfile.TemporaryDirectory() as folder:
-            manifest = write_expert(Path(folder), args.file, args.tokenizer, times)
-            results[f"{times}x"] = {"cold": feed_apart(manifest), "warm": feed_apart(manifest)}
-            print(times, json.dumps(results[f"{times}x"]))
+    results = [measure_file(file, args.tokenizer) for file in args.files]
     environment = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "command": "python benchmarks/data_loading.py --tokenizer qwen3 --out data-loading.json "
-        f"{args.file.parent.name}/{args.file.name}",
+        + " ".join(f"{file.parent.name}/{file.name}" for file in args.files),
     }
     text = json.dumps({"environment": environment, "results": results}, indent=2)
     args.out.write_text(text + "\n", encoding="utf-8")

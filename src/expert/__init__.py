@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from expert.core.errors import ExpertError, ManifestError
     from expert.jobs.planning import plan
     from expert.jobs.preparing import PreparedData, prepare
+    from expert.jobs.training import RunResult, train
     from expert.manifest.reader import ReadManifest, read_manifest
     from expert.planning.machine import Machine, describe_machine
     from expert.planning.run_plan import RunPlan
@@ -30,10 +31,12 @@ __all__ = [
     "PreparedData",
     "ReadManifest",
     "RunPlan",
+    "RunResult",
     "describe_machine",
     "plan",
     "prepare",
     "read_manifest",
+    "train",
 ]
 
 _HOMES = {
@@ -46,6 +49,8 @@ _HOMES = {
     "plan": "expert.jobs.planning",
     "prepare": "expert.jobs.preparing",
     "PreparedData": "expert.jobs.preparing",
+    "RunResult": "expert.jobs.training",
+    "train": "expert.jobs.training",
     "read_manifest": "expert.manifest.reader",
 }
 

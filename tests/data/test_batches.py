@@ -14,11 +14,11 @@ from expert.data.batches import (
     BatchArrays,
     BatchCounts,
     BatchShape,
-    FlatDocuments,
     PaddedArrays,
     fill_batch,
     fill_padded_batch,
 )
+from expert.data.flat_documents import FlatDocuments, Shard
 from expert.data.pack import Overlong, pack_best_fit, pack_concat, pack_none
 from expert.data.pack_index import PackIndex
 
@@ -43,6 +43,7 @@ class Reference:
     labels: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     soft: list[bool] = field(default_factory=list)
+    target_places: list[int] = field(default_factory=list)
     boundaries: list[int] = field(default_factory=lambda: [0])
     targets: int = 0
     real: int = 0
@@ -66,6 +67,8 @@ class Reference:
             self.boundaries.append(places)
 
     def _add(self, token: int, label: int, position: int, *, soft: bool = False) -> None:
+        if label != -100:
+            self.target_places.append(len(self.tokens))
         self.tokens.append(token)
         self.labels.append(label)
         self.positions.append(position)
@@ -79,17 +82,28 @@ def pack(rule: str, store: FlatDocuments, length: int, policy: Overlong, soft: i
     return way(store.lengths, length, 5, overlong=policy, soft_tokens=soft)
 
 
-def gather(documents: list[Document]) -> FlatDocuments:
-    return FlatDocuments.gather(
-        [tokens for tokens, _ in documents], [span for _, span in documents]
+def gather(documents: list[Document], *cuts: int) -> FlatDocuments:
+    """Documents in shards that are cut at these places; some are empty."""
+    edges = [0, *sorted(min(cut, len(documents)) for cut in cuts), len(documents)]
+    shards = [documents[start:stop] for start, stop in pairwise(edges)]
+    return FlatDocuments(
+        [
+            Shard.of_lists([tokens for tokens, _ in some], [spans for _, spans in some])
+            for some in shards
+        ]
     )
 
 
 def spoiled(out: BatchArrays) -> BatchArrays:
     """A batch full of what an earlier one left."""
-    for array in (out.tokens, out.labels, out.positions, out.boundaries, out.soft_mask):
+    for array in arrays_of(out):
         array.fill(1)
     return out
+
+
+def arrays_of(out: BatchArrays) -> list[np.ndarray]:
+    shared = [out.tokens, out.labels, out.positions, out.soft_mask, out.target_places]
+    return [*shared, out.boundaries]
 
 
 settings_of_a_batch = given(
@@ -99,12 +113,13 @@ settings_of_a_batch = given(
     length=st.integers(4, 40),
     rows=st.integers(1, 4),
     soft=st.integers(0, 3),
+    cut=st.integers(0, 25),
 )
 
 
 @settings_of_a_batch
-def test_packed_batches_equal_one_document_at_a_time(some, rule, policy, length, rows, soft):
-    store = gather(some)
+def test_packed_batches_equal_one_document_at_a_time(some, rule, policy, length, rows, soft, cut):
+    store = gather(some, cut, cut // 2)
     index = pack(rule, store, length, policy, soft)
     shape = BatchShape.for_index(index, rows)
     out = spoiled(BatchArrays.allocate(shape))
@@ -125,14 +140,16 @@ def test_packed_batches_equal_one_document_at_a_time(some, rule, policy, length,
         assert out.boundaries.tolist() == expected.boundaries + filler
         assert (counts.targets, counts.real_tokens) == (expected.targets, expected.real)
         assert counts.targets == np.count_nonzero(out.labels != -100)
+        no_targets = [shape.places - 1] * (shape.places - counts.targets)
+        assert out.target_places.tolist() == expected.target_places + no_targets
         total += counts
     kept = sum(len(tokens) for tokens, _ in some) - index.overlong.tokens_lost
     assert (total.real_tokens, total.examples) == (kept, index.examples)
 
 
 @settings_of_a_batch
-def test_padded_batches_equal_one_document_at_a_time(some, rule, policy, length, rows, soft):
-    store = gather(some)
+def test_padded_batches_equal_one_document_at_a_time(some, rule, policy, length, rows, soft, cut):
+    store = gather(some, cut, cut // 2)
     index = pack("none", store, length, policy, soft)
     out = PaddedArrays.allocate(rows, length)
     to_longest = rule == "none"
@@ -142,7 +159,7 @@ def test_padded_batches_equal_one_document_at_a_time(some, rule, policy, length,
         rows_of = [next(index.pieces(number)) for number in bins]
         longest = max(stop - start + soft for _, start, stop in rows_of)
         assert batch.tokens.shape == (len(bins), longest if to_longest else length)
-        targets = 0
+        targets: list[int] = []
         for row, (document, start, stop) in enumerate(rows_of):
             expected = Reference()
             expected.add_document(some[document], start, stop, soft)
@@ -155,14 +172,16 @@ def test_padded_batches_equal_one_document_at_a_time(some, rule, policy, length,
             assert batch.attention_mask[row].tolist() == [
                 place < end for place in range(len(expected.tokens))
             ]
-            targets += expected.targets
-        assert batch.counts.targets == targets
+            targets += [row * batch.tokens.shape[1] + at for at in expected.target_places]
+        assert batch.counts.targets == len(targets)
+        no_targets = [batch.tokens.size - 1] * (batch.tokens.size - len(targets))
+        assert batch.target_places.tolist() == targets + no_targets
         assert batch.tokens.flags.c_contiguous
         assert np.shares_memory(batch.tokens, out.tokens)
 
 
 def test_the_first_learnt_token_is_the_target_of_the_place_before_it():
-    store = FlatDocuments.gather([[10, 11, 12, 13], [20, 21]], [[(2, 4)], [(0, 2)]])
+    store = gather([([10, 11, 12, 13], [(2, 4)]), ([20, 21], [(0, 2)])])
     index = pack_none(store.lengths, 6)
     out = BatchArrays.allocate(BatchShape(2, 6, 4))
     counts = fill_batch(out, index, [0, 1], store, pad_id=0)
@@ -170,14 +189,33 @@ def test_the_first_learnt_token_is_the_target_of_the_place_before_it():
     assert out.labels.tolist() == [*first, 21, -100, -100, -100, -100, -100]
     assert out.positions.tolist() == [0, 1, 2, 3, 0, 1, 0, 1, 0, 1, 2, 3]
     assert out.boundaries.tolist() == [0, 4, 6, 8, 12]
+    assert out.target_places.tolist() == [1, 2, 6] + [11] * 9
     assert counts == BatchCounts(targets=3, real_tokens=6, examples=2)
 
 
 @settings_of_a_batch
-def test_boundaries_keep_documents_apart(some, rule, policy, length, rows, soft):
+def test_the_last_place_never_has_a_label(some, rule, policy, length, rows, soft, cut):
+    # All is learnt and rows are as full as they get: still no token follows the last one.
+    learnt = [(tokens, [(0, len(tokens))] if tokens else []) for tokens, _ in some]
+    store = gather(learnt, cut)
+    index = pack(rule, store, length, policy, soft)
+    out = spoiled(BatchArrays.allocate(BatchShape.for_index(index, 1)))
+    padded = PaddedArrays.allocate(1, length)
+    for number in range(index.bins):
+        counts = fill_batch(out, index, [number], store, pad_id=PAD)
+        assert out.labels[-1] == -100
+        assert length - 1 not in out.target_places[: counts.targets]
+        if index.rule == "none":
+            batch = fill_padded_batch(padded, index, [number], store, pad_id=PAD)
+            assert batch.labels[0, -1] == -100
+            assert batch.labels.size - 1 not in batch.target_places[: batch.counts.targets]
+
+
+@settings_of_a_batch
+def test_boundaries_keep_documents_apart(some, rule, policy, length, rows, soft, cut):
     # Each token names its document, so that a stretch between boundaries shows who is in it.
     named = [([name] * len(tokens), spans) for name, (tokens, spans) in enumerate(some)]
-    store = gather(named)
+    store = gather(named, cut)
     index = pack(rule, store, length, policy, soft)
     out = BatchArrays.allocate(BatchShape.for_index(index, rows))
     for begin in range(0, index.bins, rows):
@@ -203,7 +241,7 @@ def test_the_shape_has_boundaries_for_the_fullest_bins_and_no_more():
 
 
 def test_more_than_the_shape_holds_is_refused():
-    store = FlatDocuments.gather([[1, 2], [3, 4], [5, 6]], [[], [], []])
+    store = gather([([1, 2], []), ([3, 4], []), ([5, 6], [])])
     index = pack_best_fit(store.lengths, 6, 0)
     with pytest.raises(ValueError, match="3 documents in a batch that has boundaries for 2"):
         fill_batch(BatchArrays.allocate(BatchShape(1, 6, 2)), index, [0], store, pad_id=0)
@@ -218,22 +256,12 @@ def test_more_than_the_shape_holds_is_refused():
 
 
 def test_arrays_are_filled_in_place_with_constant_shapes_and_types():
-    store = FlatDocuments.gather([[1, 2, 3]] * 7, [[(1, 3)]] * 7)
+    store = gather([([1, 2, 3], [(1, 3)])] * 7)
     index = pack_best_fit(store.lengths, 8, 0)
     out = BatchArrays.allocate(BatchShape.for_index(index, 2))
-    arrays = (out.tokens, out.labels, out.positions, out.boundaries, out.soft_mask)
+    arrays = arrays_of(out)
     before = [(array.ctypes.data, array.shape, array.dtype) for array in arrays]
     for number in range(index.bins):
         fill_batch(out, index, [number], store, pad_id=0)
     assert [(array.ctypes.data, array.shape, array.dtype) for array in arrays] == before
     assert {array.dtype for array in arrays} == {np.dtype(np.int32), np.dtype(np.bool_)}
-
-
-def test_tokens_of_a_store_are_views():
-    flat = np.arange(6, dtype=np.int32)
-    store = FlatDocuments(
-        flat, np.array([0, 2, 6]), np.array([[0, 4]], np.int32), np.array([0, 0, 1])
-    )
-    assert np.shares_memory(store.tokens(1), flat)
-    assert (store.tokens(1).tolist(), store.spans(0).tolist()) == ([2, 3, 4, 5], [])
-    assert store.spans(1).tolist() == [[0, 4]]

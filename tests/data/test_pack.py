@@ -17,7 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.core.errors import ExpertError
-from expert.data.pack import bins_per_update, cut_pieces, pack_best_fit, pack_concat, pack_none
+from expert.data.pack import (
+    bins_per_update,
+    cut_pieces,
+    pack_best_fit,
+    pack_blocks,
+    pack_concat,
+    pack_none,
+    shifted_blocks,
+)
 from expert.data.pack_index import OverlongCounts, PackIndex
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -311,3 +319,29 @@ def test_a_file_that_is_no_index_is_named_and_may_be_deleted(damage: str, tmp_pa
         PackIndex.open(path)
     assert str(error.value).startswith(str(path))
     assert str(error.value).endswith("delete it and it will be made again")
+
+
+def test_blocks_of_a_long_text_are_cut_anew_in_every_epoch():
+    lengths = np.array([1000, 90], np.int32)
+    index = pack_blocks(lengths, 32)
+    starts = {
+        epoch: set(shifted_blocks(index, lengths, seed=1, epoch=epoch).piece_start.tolist())
+        for epoch in range(6)
+    }
+    assert len({frozenset(found) for found in starts.values()}) > 3
+    assert starts[2] == set(shifted_blocks(index, lengths, seed=1, epoch=2).piece_start.tolist())
+
+
+@given(st.lists(st.integers(1, 700), min_size=1, max_size=5), st.integers(2, 40), st.integers(0, 9))
+def test_blocks_lie_in_their_text_one_to_a_bin_and_lose_less_than_a_block(lengths, length, epoch):
+    sizes = np.array(lengths, np.int32)
+    index = shifted_blocks(pack_blocks(sizes, length), sizes, seed=3, epoch=epoch)
+    assert np.diff(index.bin_offsets).tolist() == [1] * index.bins
+    for document, size in enumerate(lengths):
+        mine = index.piece_document == document
+        starts, stops = index.piece_start[mine], index.piece_stop[mine]
+        assert starts.min() >= 0
+        assert stops.max() <= size
+        assert (starts[1:] == stops[:-1]).all(), "blocks follow one another"
+        taken = int((stops - starts).sum())
+        assert taken == size if size < 8 * length else taken > size - 2 * length

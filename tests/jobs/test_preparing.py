@@ -12,6 +12,7 @@ import pytest
 import expert
 from expert.data.batches import BatchArrays, BatchShape, fill_batch
 from expert.data.documents import DocumentStore
+from expert.data.encoder import CharacterEncoder
 from expert.data.records import DataError
 from expert.jobs.preparing import PreparedData, manifests_below, prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
@@ -190,8 +191,12 @@ def test_a_character_corpus_becomes_full_blocks(tmp_path):
     assert made.encoder.vocabulary == len(set("To be, or not to be.\n"))
     assert made.train.index.statistics().fill > 0.98
     assert made.validation is not None
-    kept = sum(split.index.statistics().tokens for split in made.splits())
-    assert kept == 21 * 200
+    assert made.validation.index.statistics().tokens == 21 * 20, "its last tenth is held out"
+    kept = made.train.index.statistics().tokens
+    assert 21 * 180 - 2 * 32 < kept <= 21 * 180, "blocks move by up to one in later epochs"
+    last = made.validation.open().tokens(1).tolist()
+    assert isinstance(made.encoder, CharacterEncoder)
+    assert made.encoder.decode(last) == ("To be, or not to be.\n" * 200)[-420:]
     assert made.validation.index.statistics().tokens > 0
 
 

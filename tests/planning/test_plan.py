@@ -287,7 +287,11 @@ def test_memory_held_by_others_is_told_and_left_alone():
 def test_a_machine_without_a_gpu_gets_a_plan_for_its_cpu():
     made = plan(manifest({"bf16": True, "optim": "adamw_bnb_8bit"}), None)
     assert (made.kernels.device, made.kernels.precision) == ("cpu", "bf16")
-    assert decision(made, "optim.optimizer") == ("adamw_bnb_8bit", "set in the manifest", "manifest")
+    assert decision(made, "optim.optimizer") == (
+        "adamw_bnb_8bit",
+        "set in the manifest",
+        "manifest",
+    )
     assert not made.kernels.compile
     assert made.memory.parts is not None
     assert made.memory.parts["cuda_context"] == 0

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from expert import __version__
-from expert.cli import dataset_commands, manifest_commands
+from expert.cli import dataset_commands, manifest_commands, run_commands, train_commands
 from expert.core.errors import (
     EXIT_DOES_NOT_FIT,
     EXIT_INTERNAL,
@@ -36,6 +36,13 @@ app = typer.Typer(
 app.add_typer(manifest_commands.app, name="manifest")
 app.add_typer(dataset_commands.app, name="dataset")
 app.command("find-datasets")(dataset_commands.find_datasets)
+app.command(cls=train_commands.TrainCommand, epilog=train_commands.TRAIN_EPILOG)(
+    train_commands.train
+)
+app.command()(train_commands.watch)
+app.command()(run_commands.sample)
+app.command()(run_commands.export)
+app.command("clear-cuda-cache")(run_commands.clear_cuda_cache)
 
 
 def _show_version(asked: bool) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,60 +18,21 @@ from expert.data.pack_index import PackIndex
 IGNORED = -100
 """The label of a place from which nothing is learnt."""
 
-Bins = Sequence[int] | NDArray[np.integer[Any]]
+Numbers = NDArray[np.integer[Any]]
+Places = NDArray[np.int32]
+Bins = Sequence[int] | Numbers
 
 
 class Documents(Protocol):
     """Tokens of documents and which of them are learnt."""
 
-    def tokens(self, document: int) -> NDArray[np.int32]:
-        """The tokens of a document, without copying them."""
-        ...
-
-    def spans(self, document: int) -> NDArray[np.int32]:
-        """Pairs of start and stop: the learnt tokens, in order and apart from each other."""
-        ...
-
-
-class FlatDocuments:
-    """Documents that lie end to end in flat arrays, in memory or mapped from a file."""
-
-    def __init__(
-        self,
-        tokens: NDArray[np.int32],
-        token_offsets: NDArray[np.integer[Any]],
-        spans: NDArray[np.int32],
-        span_offsets: NDArray[np.integer[Any]],
-    ) -> None:
-        self._tokens = tokens
-        self._token_offsets = token_offsets
-        self._spans = spans
-        self._span_offsets = span_offsets
-
-    @classmethod
     def gather(
-        cls, tokens: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]
-    ) -> FlatDocuments:
-        """Documents from lists: the tokens and the learnt spans of each."""
-        return cls(
-            np.asarray([token for document in tokens for token in document], dtype=np.int32),
-            np.cumsum([0, *map(len, tokens)]),
-            np.asarray([span for some in spans for span in some], np.int32).reshape(-1, 2),
-            np.cumsum([0, *map(len, spans)]),
-        )
-
-    def tokens(self, document: int) -> NDArray[np.int32]:
-        offsets = self._token_offsets
-        return self._tokens[offsets[document] : offsets[document + 1]]
-
-    def spans(self, document: int) -> NDArray[np.int32]:
-        offsets = self._span_offsets
-        return self._spans[offsets[document] : offsets[document + 1]]
-
-    @property
-    def lengths(self) -> NDArray[np.integer[Any]]:
-        """Tokens of every document."""
-        return np.diff(self._token_offsets)
+        self, documents: Numbers, starts: Numbers, stops: Numbers, *, out: Places, places: Numbers
+    ) -> tuple[Places, Numbers]:
+        """Copy tokens `starts` to `stops` of each document to its place in `out`. What comes back:
+        pairs of start and stop of the learnt tokens of all documents, those of each in order and
+        apart from each other, and how many pairs are whose."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +87,8 @@ class BatchArrays:
     """Where each document begins, then the number of places up to a constant length."""
     soft_mask: NDArray[np.bool_]
     """Places of the soft prompt."""
+    target_places: NDArray[np.int32]
+    """Places with a label, in order, then the last place, which never has one."""
 
     @classmethod
     def allocate(cls, shape: BatchShape) -> BatchArrays:
@@ -138,6 +100,7 @@ class BatchArrays:
             positions=np.empty(shape.places, np.int32),
             boundaries=np.empty(shape.max_documents + 1, np.int32),
             soft_mask=np.empty(shape.places, np.bool_),
+            target_places=np.empty(shape.places, np.int32),
         )
 
 
@@ -153,15 +116,11 @@ def fill_batch(
     if len(bins) > shape.rows or index.length > shape.length:
         what = f"{len(bins)} bins of {index.length} places"
         raise ValueError(f"{what} do not go into {shape.rows} rows of {shape.length}")
+    numbers = np.asarray(bins, dtype=np.int64)
+    row_starts = np.arange(shape.rows + 1) * shape.length
     out.tokens.fill(pad_id)
-    out.labels.fill(IGNORED)
-    out.soft_mask.fill(False)
-    edges, counts = [0], BatchCounts()
-    for row in range(shape.rows):
-        if row < len(bins):
-            counts += _fill_row(out, row * shape.length, index, int(bins[row]), store, edges)
-        if edges[-1] < (row + 1) * shape.length:
-            edges.append((row + 1) * shape.length)
+    ends, counts = _fill_rows(out, row_starts[: len(numbers)], index, numbers, store, shape.places)
+    edges = np.unique(np.concatenate((row_starts, ends)))
     if len(edges) > len(out.boundaries):
         what = f"{len(edges) - 1} documents in a batch"
         raise ValueError(f"{what} that has boundaries for {shape.max_documents}")
@@ -171,8 +130,8 @@ def fill_batch(
     return counts
 
 
-class _Places(Protocol):
-    """The flat arrays that a document is written to."""
+class _Flat(Protocol):
+    """The flat arrays that documents are written to."""
 
     @property
     def tokens(self) -> NDArray[np.int32]: ...
@@ -180,40 +139,63 @@ class _Places(Protocol):
     def labels(self) -> NDArray[np.int32]: ...
     @property
     def soft_mask(self) -> NDArray[np.bool_]: ...
+    @property
+    def target_places(self) -> NDArray[np.int32]: ...
 
 
-def _fill_row(
-    out: _Places, at: int, index: PackIndex, number: int, store: Documents, edges: list[int]
-) -> BatchCounts:
-    """Write the documents of a bin from place `at` on, and add to `edges` where each ends."""
+def _fill_rows(
+    out: _Flat,
+    row_starts: Numbers,
+    index: PackIndex,
+    numbers: NDArray[np.int64],
+    store: Documents,
+    places: int,
+) -> tuple[Numbers, BatchCounts]:
+    """Write the documents of each bin from its row's start on, all but padding and positions, into
+    the first `places` of the arrays. What comes back: where each document ends, and the counts."""
     soft = index.soft_tokens
-    targets = real = examples = 0
-    for document, start, stop in index.pieces(number):
-        if soft:
-            out.soft_mask[at : at + soft] = True
-            at += soft
-        end = at + stop - start
-        tokens = store.tokens(document)
-        out.tokens[at:end] = tokens[start:stop]
-        shift = at - start - 1  # a learnt token is the label of the place before it
-        for first, last in store.spans(document).tolist():
-            first, last = max(first, start + 1), min(last, stop)
-            if first < last:
-                out.labels[first + shift : last + shift] = tokens[first:last]
-                targets += last - first
-        real += stop - start
-        examples += index.examples_in(start, stop)
-        at = end
-        edges.append(at)
-    return BatchCounts(targets, real, examples)
+    in_bin = index.bin_offsets[numbers + 1] - index.bin_offsets[numbers]
+    pieces = _counted_from(index.bin_offsets[numbers], in_bin)
+    documents, starts, stops = (
+        column[pieces] for column in (index.piece_document, index.piece_start, index.piece_stop)
+    )
+    ends = np.zeros(len(pieces) + 1, np.int64)
+    np.cumsum(stops - starts + soft, out=ends[1:])
+    before_row = ends[np.cumsum(in_bin) - in_bin]
+    shifts = np.repeat(row_starts - before_row, in_bin)
+    begins = ends[:-1] + shifts + soft
+    spans, many = store.gather(documents, starts, stops, out=out.tokens, places=begins)
+    # A learnt token is the label of the place before it, if that is in the same piece.
+    first = np.maximum(spans[:, 0], np.repeat(starts + 1, many))
+    learnt = np.maximum(np.minimum(spans[:, 1], np.repeat(stops, many)) - first, 0)
+    targets = _counted_from(first + np.repeat(begins - starts - 1, many), learnt)
+    out.target_places[: len(targets)] = targets
+    out.target_places[len(targets) : places] = places - 1
+    out.labels[:places] = IGNORED
+    out.labels[targets] = out.tokens[targets + 1]
+    out.soft_mask[:places] = False
+    if soft:
+        out.soft_mask[_counted_from(begins - soft, np.full(len(begins), soft))] = True
+    limits: Any = (starts, stops)  # the sum is the same for arrays as for numbers
+    examples = int(np.sum(index.examples_in(*limits)))
+    real = int(ends[-1]) - soft * len(pieces)
+    return ends[1:] + shifts, BatchCounts(len(targets), real, examples)
 
 
-def _count_positions(positions: NDArray[np.int32], edges: list[int]) -> None:
+def _counted_from(firsts: Numbers, counts: Numbers) -> NDArray[np.int64]:
+    """Stretches of numbers that rise by one, end to end: so many from each of `firsts` on."""
+    stops = np.cumsum(counts)
+    total = int(stops[-1]) if len(stops) else 0
+    numbers: NDArray[np.int64] = np.arange(total)
+    numbers += np.repeat(firsts - (stops - counts), counts)
+    return numbers
+
+
+def _count_positions(positions: NDArray[np.int32], edges: Numbers) -> None:
     """Count from 0 between each two edges: rise by one, and fall back where a document begins."""
     positions.fill(1)
     positions[0] = 0
-    lengths = [stop - start for start, stop in pairwise(edges)]
-    positions[edges[1:-1]] = [1 - length for length in lengths[:-1]]
+    positions[edges[1:-1]] = 1 - np.diff(edges)[:-1]
     np.cumsum(positions, out=positions)
 
 
@@ -228,6 +210,7 @@ class PaddedArrays:
     positions: NDArray[np.int32]
     attention_mask: NDArray[np.bool_]
     soft_mask: NDArray[np.bool_]
+    target_places: NDArray[np.int32]
 
     @classmethod
     def allocate(cls, rows: int, length: int) -> PaddedArrays:
@@ -241,6 +224,7 @@ class PaddedArrays:
             positions=np.empty(places, np.int32),
             attention_mask=np.empty(places, np.bool_),
             soft_mask=np.empty(places, np.bool_),
+            target_places=np.empty(places, np.int32),
         )
 
 
@@ -253,6 +237,8 @@ class PaddedBatch(NamedTuple):
     attention_mask: NDArray[np.bool_]
     """True where a row has a token or its soft prompt."""
     soft_mask: NDArray[np.bool_]
+    target_places: NDArray[np.int32]
+    """Flat: places of this batch with a label, in order, then its last place, which has none."""
     counts: BatchCounts
 
 
@@ -281,11 +267,8 @@ def fill_padded_batch(
         return flat[: len(numbers) * width].reshape(len(numbers), width)
 
     rows(out.tokens).fill(pad_id)
-    rows(out.labels).fill(IGNORED)
-    rows(out.soft_mask).fill(False)
-    counts, edges = BatchCounts(), [0]
-    for row, number in enumerate(numbers.tolist()):
-        counts += _fill_row(out, row * width, index, number, store, edges)
+    starts = np.arange(len(numbers)) * width
+    _, counts = _fill_rows(out, starts, index, numbers, store, len(numbers) * width)
     rows(out.positions)[:] = np.arange(width)
     np.less(rows(out.positions), sizes[:, None], out=rows(out.attention_mask))
     return PaddedBatch(
@@ -294,5 +277,6 @@ def fill_padded_batch(
         rows(out.positions),
         rows(out.attention_mask),
         rows(out.soft_mask),
+        out.target_places[: len(numbers) * width],
         counts,
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from expert.data.records import DataError, Segment
+from expert.data.text_pieces import PieceEncoder
 
 Ids = npt.NDArray[np.int32]
 
@@ -52,9 +54,10 @@ class SpecialTokens:
 
 
 class TextEncoder:
-    """A fast tokenizer. Segments are encoded together, as one text, and told apart by offsets;
-    where a token would straddle two segments, they are encoded one by one, as they are when a
-    model answers: the prompt first, the answer after it."""
+    """A fast tokenizer. Segments are encoded together, as one text, in pieces that have the same
+    tokens alone, or else whole and told apart by offsets; where a token would straddle two
+    segments, they are encoded one by one, as they are when a model answers: the prompt first, the
+    answer after it."""
 
     def __init__(
         self,
@@ -109,25 +112,37 @@ class TextEncoder:
     def vocabulary(self) -> int:
         return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
 
+    @cached_property
+    def _pieces(self) -> PieceEncoder:
+        return PieceEncoder(self.tokenizer)
+
     def encode(self, documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
+        in_pieces = self._pieces.cut(documents)
+        whole = iter(
+            self._encode_whole(
+                [
+                    segments
+                    for segments, pieces in zip(documents, in_pieces, strict=True)
+                    if pieces is None
+                ]
+            )
+        )
+        parts = _Parts(self.prefix)
+        for segments, pieces in zip(documents, in_pieces, strict=True):
+            learnt = [segment.learn for segment in segments]
+            if pieces is None:
+                parts.add_tokens(next(whole), learnt)
+            else:
+                parts.add_pieces(pieces, learnt)
+        return parts.joined(self._pieces)
+
+    def _encode_whole(self, documents: Sequence[Sequence[Segment]]) -> Iterator[list[list[int]]]:
+        """The tokens of each segment of documents that cannot be cut where segments meet."""
         texts = ["".join(segment.text for segment in segments) for segments in documents]
         encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
-        ids: list[int] = []
-        lengths: list[int] = []
-        spans: list[int] = []
-        counts: list[int] = []
         for segments, encoding in zip(documents, encodings, strict=True):
             tokens, edges = self._edges(segments, encoding)
-            start = len(self.prefix)
-            ids += self.prefix
-            ids += tokens
-            lengths.append(start + len(tokens))
-            before = len(spans)
-            for segment, first, last in zip(segments, edges, edges[1:], strict=False):
-                if segment.learn and last > first:
-                    spans += (start + first, start + last)
-            counts.append(len(spans) - before)
-        return EncodedBatch(*(np.array(part, np.int32) for part in (ids, lengths, spans, counts)))
+            yield [tokens[first:last] for first, last in pairwise(edges)]
 
     def _edges(self, segments: Sequence[Segment], encoding: Any) -> tuple[list[int], list[int]]:
         """The tokens of a document, and the token at which each segment begins, and the end."""
@@ -148,6 +163,69 @@ class TextEncoder:
             ids += self.tokenizer.encode(segment.text, add_special_tokens=False).ids
             edges.append(len(ids))
         return ids, edges
+
+
+class _Parts:
+    """Documents as parts of which each different one is kept once, until they are laid end to end.
+    Every document begins with a stretch that is not learnt: what the tokenizer puts before it."""
+
+    def __init__(self, prefix: list[int]) -> None:
+        self._prefix = prefix
+        self._pieces: dict[str, int] = {}
+        self._tokens: list[list[int]] = []
+        self._order: list[int] = []
+        """Parts of all documents: of pieces their number, of tokens -1 - theirs."""
+        self._stretches: list[int] = []
+        """Parts in each stretch."""
+        self._learnt: list[bool] = []
+        self._documents: list[int] = []
+        """Stretches in each document."""
+
+    def add_pieces(self, pieces: list[list[str]], learnt: list[bool]) -> None:
+        self._begin(learnt)
+        numbers = self._pieces
+        for some in pieces:
+            self._order += [numbers.setdefault(piece, len(numbers)) for piece in some]
+            self._stretches.append(len(some))
+
+    def add_tokens(self, tokens: list[list[int]], learnt: list[bool]) -> None:
+        self._begin(learnt)
+        for some in tokens:
+            self._tokens.append(some)
+            self._order.append(-len(self._tokens))
+            self._stretches.append(1)
+
+    def _begin(self, learnt: list[bool]) -> None:
+        if not self._documents:
+            self._tokens.append(self._prefix)
+        self._order.append(-1)
+        self._stretches.append(1)
+        self._learnt += [False, *learnt]
+        self._documents.append(1 + len(learnt))
+
+    def joined(self, encoder: PieceEncoder) -> EncodedBatch:
+        # Numbers of tokens count from the end of the table, as negative places do.
+        table = encoder.encode(list(self._pieces)) + self._tokens[::-1]
+        order = np.array(self._order, np.int64)
+        ends = _edges_of(np.array([len(tokens) for tokens in table], np.int64)[order])
+        edges = ends[_edges_of(np.array(self._stretches, np.int64))]
+        of_documents = _edges_of(np.array(self._documents, np.int64))
+        document = np.repeat(np.arange(len(self._documents)), self._documents)
+        kept = np.array(self._learnt, bool) & (edges[1:] > edges[:-1])
+        pairs = np.stack((edges[:-1], edges[1:]), axis=1) - edges[of_documents[:-1]][document, None]
+        return EncodedBatch(
+            np.fromiter(
+                chain.from_iterable(map(table.__getitem__, self._order)), np.int32, int(ends[-1])
+            ),
+            np.diff(edges[of_documents]).astype(np.int32),
+            pairs[kept].reshape(-1).astype(np.int32),
+            2 * np.bincount(document[kept], minlength=len(self._documents)).astype(np.int32),
+        )
+
+
+def _edges_of(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Where each of so many begins when they lie end to end, and the end of the last."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
 
 
 class CharacterEncoder:

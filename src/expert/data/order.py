@@ -30,6 +30,8 @@ class Draw(IntEnum):
     BATCHES = 3
     BASELINE = 4
     SAMPLE = 5
+    WINDOW = 6
+    SHIFT = 7
 
 
 def shuffled(count: int, *, seed: int, draw: Draw, number: int = 0) -> NDArray[np.int64]:
@@ -110,8 +112,10 @@ class Update:
     """Updates before this one: the place in the run."""
     epoch: int
     step: int
-    """Updates before this one in its epoch."""
+    """Updates before this one in its epoch, or in its window where rows are streamed."""
     bins: NDArray[np.int64]
+    window: int = 0
+    """Which run of rows it is from where rows are streamed."""
 
 
 class DataOrder:

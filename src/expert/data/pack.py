@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapreplace
 from typing import Any, Literal, NamedTuple
 
@@ -31,6 +31,8 @@ _TAKEN_APART = 16  # at most one bin in so many waits for the next window
 _FULL = 0.99  # bins that are not taken apart
 _TIMES_THE_MEAN = 4  # pieces that a bin may have, against the mean
 _FEW_PIECES = 8  # and as many it may have in any case
+SHIFTED_FROM_BLOCKS = 8
+"""Texts of at least so many blocks are cut anew in every epoch."""
 _CHUNK = 65536  # pieces that are Python ints at any one time
 
 
@@ -269,6 +271,44 @@ def pack_none(
         piece_start=pieces.start,
         piece_stop=pieces.stop,
         bin_offsets=np.arange(len(pieces) + 1, dtype=np.int64),
+    )
+
+
+def pack_blocks(lengths: Lengths, length: int) -> PackIndex:
+    """Full blocks of a corpus, one to a bin, with room to move by up to a block.
+
+    Of a long text the blocks of an epoch begin a little later each time (`shifted_blocks`), so that
+    no two epochs are cut alike; for that the last part of it, less than a block, is left out. Of a
+    short text nothing is left out, and its blocks stay where they are.
+    """
+    plain = cut_pieces(lengths, length, "split")
+    long = (lengths >= SHIFTED_FROM_BLOCKS * length)[plain.document]
+    reach = lengths[plain.document] - length  # a block may begin here after the longest shift
+    kept = ~long | (plain.start + length - 1 <= reach)
+    document = plain.document[kept]
+    return PackIndex(
+        rule="blocks",
+        length=length,
+        soft_tokens=0,
+        examples=len(document),
+        overlong=plain.overlong,
+        piece_document=document,
+        piece_start=plain.start[kept],
+        piece_stop=plain.stop[kept],
+        bin_offsets=np.arange(len(document) + 1, dtype=np.int64),
+    )
+
+
+def shifted_blocks(index: PackIndex, lengths: Lengths, *, seed: int, epoch: int) -> PackIndex:
+    """The blocks as one epoch sees them: those of long texts begin later, by less than a block."""
+    if epoch == 0:
+        return index
+    key = np.random.SeedSequence(seed, spawn_key=(int(Draw.SHIFT), epoch))
+    shift = int(np.random.Philox(key).random_raw() % index.length)
+    long = (lengths >= SHIFTED_FROM_BLOCKS * index.length)[index.piece_document]
+    moved = np.where(long, shift, 0).astype(np.int32)
+    return replace(
+        index, piece_start=index.piece_start + moved, piece_stop=index.piece_stop + moved
     )
 
 

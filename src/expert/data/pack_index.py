@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from expert.core.errors import ExpertError
 from expert.core.files import sync_folder
+from expert.data.documents import numbers_in
 from expert.data.order import Draw, shuffled
 
-PackRule = Literal["best-fit", "concat", "none"]
+PackRule = Literal["best-fit", "concat", "none", "blocks"]
 
 FORMAT_VERSION = 1
 PADDED_BATCH = 8
@@ -91,7 +92,7 @@ class PackIndex:
             strict=True,
         )
 
-    def examples_in(self, start: int, stop: int) -> int:
+    def examples_in(self, start: Any, stop: Any) -> Any:
         """Examples that begin in a piece: a document goes on for one more each time it has filled
         a bin, so that a piece cut off by a border counts as none."""
         limit = self.length - self.soft_tokens
@@ -153,15 +154,13 @@ class PackIndex:
             what = f"{path}: written by another version of Expert"
             raise ExpertError(f"{what}; delete it and it will be made again")
         column = batch.column(0)
-        document, start, stop = (
-            column.values.field(number).to_numpy(zero_copy_only=True) for number in range(3)
-        )
+        document, start, stop = (numbers_in(column.values.field(number)) for number in range(3))
         return cls(
             **{**facts, "overlong": OverlongCounts(**facts["overlong"])},
             piece_document=document,
             piece_start=start,
             piece_stop=stop,
-            bin_offsets=column.offsets.to_numpy(zero_copy_only=True),
+            bin_offsets=numbers_in(column.offsets),
         )
 
 

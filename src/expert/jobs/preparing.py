@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from expert.data.prepare import Prepared
     from expert.data.records import BadRow, Row
     from expert.data.sources import Source, Sources
+    from expert.data.streaming import Stream
     from expert.data.templates import Template
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
 
 Tell = Callable[[str, int, int], None]
-INDEX_FORMAT = 1
-BLOCKS_IN_A_STRETCH = 16
+INDEX_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ def prepare(
     tell: Tell = lambda name, rows, tokens: None,
 ) -> PreparedData:
     """Tokenise and pack what a manifest names, once; a second call finds it done."""
+    from expert.data.records import DataError
     from expert.data.sources import resolve_sources
     from expert.jobs.planning import plan as plan_job
     from expert.manifest.reader import ReadManifest, read_manifest
@@ -75,8 +76,13 @@ def prepare(
     read = manifest
     if not isinstance(read, ReadManifest):
         read = read_manifest(read, overrides=overrides)
-    plan = plan_job(read, model=model)
     spec = read.manifest.training.dataset
+    if spec.streaming:
+        raise DataError(
+            "training.dataset.streaming is true: its rows are tokenised while training, there is "
+            "nothing to prepare  (set streaming: false to prepare them once)"
+        )
+    plan = plan_job(read, model=model)
     sources = resolve_sources(spec, read.folder)
     builder = Builder(plan, read, sources, tell)
     return builder.build()
@@ -106,6 +112,8 @@ class Builder:
         self.encoder, self.template = self._load_encoder()
 
     def build(self) -> PreparedData:
+        import numpy as np
+
         from expert.data.drawing import draw_documents
 
         tasks = self.sources.tasks
@@ -118,12 +126,47 @@ class Builder:
             held_out_share=self.spec.validation_split if validation is None else 0.0,
             seed=self.plan.optim.seed,
         )
+        if self.holds_out_the_end(trains[0]):
+            chosen, held_out = np.array([0]), np.array([1])
         if len(held_out):
             validation = self._pack("validation", tokens, held_out)
         train = self._pack("train", tokens, chosen)
         test = self._given("test", [t.test for t in tasks])
         name = self.template.name if self.template else "characters"
         return PreparedData(train, validation, test, self.encoder, name)
+
+    def held_out(self) -> tuple[PreparedSplit | None, PreparedSplit | None]:
+        """Validation and test rows that have files of their own: all that is prepared of a run
+        whose training rows are streamed."""
+        tasks = self.sources.tasks
+        return (
+            self._given("validation", [task.validation for task in tasks]),
+            self._given("test", [task.test for task in tasks]),
+        )
+
+    def stream(self) -> Stream:
+        """The training rows, tokenised and packed as they are read."""
+        from expert.data.loader import LoaderOptions
+        from expert.data.records import DataError
+        from expert.data.streaming import Stream, StreamedRows
+
+        if self.sources.tasks:
+            raise DataError(
+                "training.dataset.streaming: several tasks cannot be streamed together  "
+                "(set streaming: false)"
+            )
+        source = _only(self.sources.train)
+        segments_of, _ = self.formatter(source)
+        soft = sum(prompt["tokens"] for prompt in self.plan.adapter.soft_prompts)
+        loader = self.plan.loader
+        return Stream(
+            StreamedRows(lambda: self.rows_of(source), segments_of, self.encoder),
+            lambda lengths, seed: self._index("train", lengths, seed, soft),
+            examples_per_update=self.plan.batch.examples_per_update,
+            seed=self.plan.optim.seed,
+            options=LoaderOptions(workers=loader.workers, prefetch=loader.prefetch),
+            max_bad_rows=self.spec.max_bad_rows,
+        )
 
     def _load_encoder(self) -> tuple[Encoder, Template | None]:
         from expert.data.chat_template import chat_template
@@ -134,8 +177,9 @@ class Builder:
         )
         from expert.data.sources import iterate
         from expert.data.templates import named_template
+        from expert.manifest.schema import CHAR_GPT
 
-        if self.plan.model.place == "built-in":
+        if self.plan.model.name == CHAR_GPT:
             rows = iterate(_only(self.sources.train))
             text = "".join(str(getattr(row, "values", {}).get("text", "")) for row in rows)
             return CharacterEncoder(text), None
@@ -177,19 +221,34 @@ class Builder:
         return prepare(work, recipe, folder)
 
     def rows_of(self, source: Source) -> Iterator[Row | BadRow]:
-        """The rows of a source. A corpus is cut into stretches of whole blocks: some can then be
-        held out for validation, and no block is lost but the last."""
+        """The rows of a source; a corpus that is one text comes in two parts where its end is held
+        out for validation."""
         from expert.data.records import Row
         from expert.data.sources import iterate
 
-        if self.template is not None:
+        if not self.holds_out_the_end(source):
             yield from iterate(source)
             return
-        size = BLOCKS_IN_A_STRETCH * self.plan.data.max_seq_length
         for row in iterate(source):
-            text = str(row.values.get("text", "")) if isinstance(row, Row) else ""
-            for number, start in enumerate(range(0, len(text), size)):
-                yield Row({"text": text[start : start + size]}, row.file, number + 1)
+            if isinstance(row, Row):
+                text = str(row.values.get("text", ""))
+                cut = int(len(text) * (1 - self.spec.validation_split))
+                yield Row({"text": text[:cut]}, row.file, row.line)
+                yield Row({"text": text[cut:]}, row.file, row.line)
+            else:
+                yield row
+
+    def holds_out_the_end(self, source: Source) -> bool:
+        """True for a corpus that is one text and has no validation text of its own: other rows are
+        held out one by one, but of one text only a part can be, and that is its end."""
+        from itertools import islice
+
+        from expert.data.sources import iterate
+
+        if self.template is not None or not self.spec.validation_split:
+            return False
+        own = self.sources.validation is not None or source is not self.sources.train
+        return not own and len(list(islice(iterate(source), 2))) == 1
 
     def formatter(self, source: Source) -> tuple[Any, str]:
         """How a row of this source becomes segments, and what decides it, as text."""
@@ -202,9 +261,10 @@ class Builder:
 
         template = self.template
         if template is None:
+            part = self.spec.validation_split if self.holds_out_the_end(source) else 0
             return (
                 lambda row: [Segment(row.values["text"], True)],
-                f"characters, {BLOCKS_IN_A_STRETCH} blocks of {self.plan.data.max_seq_length}",
+                f"characters, {part:g} at the end apart",
             )
         first = next((row for row in iterate(source) if isinstance(row, Row)), None)
         values = first.values if first else {}
@@ -261,17 +321,21 @@ class Builder:
         if file.is_file():
             return PreparedSplit(name, tokens, PackIndex.open(file), file, True)
         store = DocumentStore(*(prepared.folder for prepared in tokens))
-        made = self._index(store.lengths[documents], seed, soft)
+        made = self._index(name, store.lengths[documents], seed, soft)
         made = replace(made, piece_document=documents[made.piece_document].astype("int32"))
         made.save(file)
         return PreparedSplit(name, tokens, PackIndex.open(file), file, False)
 
-    def _index(self, lengths: Any, seed: int, soft: int) -> PackIndex:
-        from expert.data.pack import pack_best_fit, pack_concat, pack_none
+    def _index(self, name: str, lengths: Any, seed: int, soft: int) -> PackIndex:
+        from expert.data.pack import pack_best_fit, pack_blocks, pack_concat, pack_none
 
         data = self.plan.data
         length = data.max_seq_length
-        if data.packing == "concat" or self.template is None:
+        if self.template is None:
+            if name == "train":
+                return pack_blocks(lengths, length)
+            return pack_none(lengths, length, overlong="split")
+        if data.packing == "concat":
             return pack_concat(lengths, length, seed, overlong="split", soft_tokens=soft)
         if data.packing == "none":
             return pack_none(lengths, length, overlong=data.overlong, soft_tokens=soft)

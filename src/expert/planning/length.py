@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 from expert.planning.decisions import Ledger
@@ -133,6 +134,23 @@ def settle_time(now: Situation, ledger: Ledger, work: Workload | None) -> None:
     else:
         because = "arithmetic alone at the card's full peak; no run can be faster"
         ledger.settle("length.seconds_at_peak", floor, because, "machine")
+
+
+def settle_arithmetic(now: Situation, ledger: Ledger, work: Workload | None) -> None:
+    """What the share of the card's peak is reckoned by: arithmetic of a token, and the peak."""
+    path = "length.flops_per_token"
+    if work is None:
+        ledger.unknown(path, now.resolved.shape_from)
+    else:
+        mean = min(now.survey.mean_tokens or work.row_tokens, work.row_tokens)
+        flops = flops_per_token(replace(work, recomputed_blocks=0), mean)
+        because = f"documents of {mean:.0f} tokens; what is recomputed does not count"
+        ledger.settle(path, flops, because, "machine")
+    peak = peak_flops(now, str(ledger.decisions["kernels.precision"].value))
+    if peak is None:
+        ledger.unknown("length.peak_flops", f"the peak of {now.target.name} is not known")
+    else:
+        ledger.settle("length.peak_flops", peak, f"published for {now.target.name}", "machine")
 
 
 def settle_disk(now: Situation, ledger: Ledger, work: Workload | None) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from expert.core.errors import ExpertError
-from expert.manifest.schema import BaseModelSpec, Manifest
+from expert.manifest.schema import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.batching import settle_fit
 from expert.planning.decisions import Ledger
 from expert.planning.kernels import (
@@ -27,7 +27,13 @@ from expert.planning.learning import (
     settle_watching,
     warn_of_cadences_longer_than_the_run,
 )
-from expert.planning.length import likely_seconds, settle_disk, settle_length, settle_time
+from expert.planning.length import (
+    likely_seconds,
+    settle_arithmetic,
+    settle_disk,
+    settle_length,
+    settle_time,
+)
 from expert.planning.measurements import measurements_file, read_rates
 from expert.planning.memory import Workload
 from expert.planning.resolve import basename, resolve_model
@@ -94,6 +100,7 @@ def make_plan(
     settle_watching(now, ledger)
     warn_of_cadences_longer_than_the_run(now, ledger)
     settle_time(now, ledger, work)
+    settle_arithmetic(now, ledger, work)
     settle_disk(now, ledger, work)
     _settle_rest(now, ledger, work)
     return _as_plan(now, ledger)
@@ -110,7 +117,7 @@ def gather(
     """Look at the model, the data and what was measured before."""
     spec = choose_model(manifest, model)
     resolved = resolve_model(spec, folder, environ)
-    is_char_model = resolved.place == "built-in"
+    is_char_model = spec.name == CHAR_GPT
     return Situation(
         manifest=manifest,
         folder=folder,

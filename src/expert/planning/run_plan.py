@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from expert.planning.decisions import Decision, Remark
+from expert.planning.decisions import Decision, Remark, Source
 
 
 class Slice(BaseModel):
@@ -101,6 +102,8 @@ class LengthPlan(Slice):
     total_steps: int | None
     seconds: float | None
     seconds_at_peak: float | None
+    flops_per_token: float | None
+    peak_flops: float | None
 
 
 class WatchPlan(Slice):
@@ -164,6 +167,19 @@ class RunPlan(BaseModel):
     disk: DiskPlan
     decisions: tuple[Decision, ...]
     remarks: tuple[Remark, ...]
+
+    def with_values(self, values: Mapping[str, Any], because: str, source: Source) -> RunPlan:
+        """The plan with other values by path, and the decisions that say why."""
+        tree = self.model_dump()
+        for path, value in values.items():
+            slice_name, key = path.split(".")
+            tree[slice_name][key] = value
+        made = {
+            path: Decision(path=path, value=value, because=because, source=source)
+            for path, value in values.items()
+        }
+        kept = [made.pop(decision.path, decision) for decision in self.decisions]
+        return RunPlan.model_validate({**tree, "decisions": [*kept, *made.values()]})
 
     @property
     def fits(self) -> bool:

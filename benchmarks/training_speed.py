@@ -1,0 +1,172 @@
+"""Tokens a second of `expert.train` on real rows, with random weights of real shapes.
+
+Every case is a whole run through the product: manifest, plan, prepared tokens, the loop, events.
+Rates leave out the first updates, which compile; tokens are real ones, padding does not count.
+
+    python benchmarks/training_speed.py --data FOLDER --out FILE [--only TEXT ...] [--steps N]
+
+FOLDER holds corpus.jsonl (a `text` column) and tok/ (a tokenizer).
+"""
+
+import argparse
+import datetime
+import gc
+import importlib.metadata
+import json
+import platform
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from memory_cases import SHAPES, SIZES
+from transformers import AutoModelForCausalLM
+
+import expert
+from expert.core.events import read_events
+
+LORA = {"adapter_type": "lora", "rank": 16, "alpha": 32}
+FAST = {**LORA, "torch_compile": True, "bf16": True}
+CASES: list[tuple[str, str, int, dict[str, Any]]] = [
+    ("0.6b flash compiled", "qwen3-0.6b", 16, FAST),
+    ("0.6b flex compiled", "qwen3-0.6b", 16, {**FAST, "attention": "flex"}),
+    ("0.6b flash eager", "qwen3-0.6b", 16, {**FAST, "torch_compile": False}),
+    ("8b flash compiled", "llama-8b", 8, FAST),
+    ("8b flex compiled", "llama-8b", 8, {**FAST, "attention": "flex"}),
+    ("8b dora nf4", "llama-8b", 4, {**FAST, "adapter_type": "dora", "rank": 14, "base": "int4"}),
+]
+
+
+def write_model(shape: str, folder: Path, tokenizer: Path) -> None:
+    """Random weights of a real shape, with the tokenizer of the data."""
+    if folder.exists():
+        return
+    family, *sizes = SHAPES[shape]
+    config = family(
+        **dict(zip(SIZES, sizes, strict=True)),
+        bos_token_id=None,
+        eos_token_id=2,
+        pad_token_id=0,
+        max_position_embeddings=8192,
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    del model
+    gc.collect()
+    torch.cuda.empty_cache()
+    for file in tokenizer.iterdir():
+        shutil.copyfile(file, folder / file.name)
+
+
+def run_case(
+    name: str, shape: str, rows: int, settings: dict[str, Any], args: argparse.Namespace
+) -> dict[str, Any]:
+    folder = args.work / name.replace(" ", "-")
+    folder.mkdir(parents=True)
+    models = args.work / "models" / shape
+    write_model(shape, models, args.data / "tok")
+    settings = dict(settings)
+    base = {"name": str(models), "quantization": settings.pop("base", "none")}
+    manifest = {
+        "name": "speed",
+        "base_model": base,
+        "training": {
+            "dataset": {"path": "corpus.jsonl", "validation_split": 0},
+            "config": {
+                "max_seq_length": 2048,
+                "train_on_prompt": True,
+                "micro_batch_size": rows,
+                "batch_size": rows,  # made the rows that fill so many sequences below
+                "max_steps": args.steps,
+                "logging_steps": 5,
+                "learning_rate": 2e-4,
+                "save_strategy": "no",
+                "trackers": [],
+                "epochs": 100,
+                **settings,
+            },
+        },
+    }
+    shutil.copyfile(args.data / "corpus.jsonl", folder / "corpus.jsonl")
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    index = expert.prepare(folder / "manifest.json").train.index
+    examples = round(rows * index.examples / index.bins)
+    began = time.perf_counter()
+    done = expert.train(
+        folder / "manifest.json", overrides=(f"training.config.batch_size={examples}",)
+    )
+    seconds = time.perf_counter() - began
+    facts = facts_of(done.folder)
+    shutil.rmtree(folder)
+    gc.collect()
+    torch.cuda.empty_cache()
+    return {"case": name, "shape": shape, "settings": settings, "seconds": seconds, **facts}
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    """Medians over the second half of the step lines."""
+    events = list(read_events(folder / "events.jsonl"))
+    steps = [event for event in events if event["event"] == "step"]
+    late = steps[len(steps) // 2 :]
+
+    def median(key: str) -> float | None:
+        values = [event[key] for event in late if event.get(key) is not None]
+        return statistics.median(values) if values else None
+
+    phases = {key: median(key) for key in late[-1] if key.startswith("time_")}
+    return {
+        "tokens_per_second": median("tokens_per_second"),
+        "mfu": median("mfu"),
+        "data_wait": median("data_wait"),
+        "gpu_utilization": median("gpu_utilization"),
+        "power_watts": median("power_watts"),
+        "peak_reserved_bytes": late[-1].get("peak_reserved_bytes"),
+        "first_loss": steps[0]["loss"],
+        "last_loss": steps[-1]["loss"],
+        "tokens_per_update": late[-1]["tokens"] / 5,
+        "step_phases": phases,
+        "fallbacks": [event for event in events if event["event"] == "fell_back"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--steps", type=int, default=60)
+    args = parser.parse_args()
+    args.work = Path(tempfile.mkdtemp(prefix="speed-"))
+    results = []
+    for name, shape, rows, settings in CASES:
+        if args.only and not any(text in name for text in args.only):
+            continue
+        try:
+            results.append(run_case(name, shape, rows, settings, args))
+        except Exception as error:  # noqa: BLE001 - the other cases are still worth measuring
+            results.append({"case": name, "error": f"{type(error).__name__}: {error}"[:2000]})
+        shown = {k: v for k, v in results[-1].items() if k not in ("settings", "step_phases")}
+        print(json.dumps(shown), flush=True)
+        record = {
+            "environment": {
+                "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "card": torch.cuda.get_device_name(),
+                "python": platform.python_version(),
+                "versions": {
+                    package: importlib.metadata.version(package)
+                    for package in ("torch", "transformers", "peft")
+                },
+                "command": f"python benchmarks/training_speed.py --steps {args.steps}",
+            },
+            "results": results,
+        }
+        args.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

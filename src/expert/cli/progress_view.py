@@ -1,0 +1,387 @@
+"""A run as a person sees it: a bar in a terminal, plain lines anywhere else.
+
+The view reads events as plain dictionaries, one at a time, from a run that goes on or from a file.
+Fields that are missing are left out, events it does not know are passed over: a file may be older
+or newer than the program that shows it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from expert.cli.words import count, duration, gib, value_in_words
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+Event = Mapping[str, Any]
+Line = tuple[str, str]
+"""A line of text and its style in a terminal."""
+
+SECONDS_BETWEEN_FRAMES = 0.1
+"""The bar is drawn at most this often: a frame costs about 1 ms of the thread that trains."""
+
+WIDE = 130
+BAR_CELLS, BAR_CELLS_WIDE = 8, 24
+"""With 8 cells everything but the wait for data fits into 100 columns."""
+
+ONLY_IN_THE_BAR = ("memory", "epoch")
+"""A log is read as a column of numbers: what hardly changes from line to line is left out."""
+
+GAP = "  "
+
+
+class ProgressView:
+    """A reader of events that shows them; used as a context manager, so that the bar is closed."""
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._started: dict[str, Any] = {}
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._drawn = -SECONDS_BETWEEN_FRAMES
+        self._gone = False
+
+    def __enter__(self) -> ProgressView:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __call__(self, event: Event) -> None:
+        """Shows one event; when nobody is there to see it any more, nothing happens."""
+        if self._gone:
+            return
+        try:
+            self._show(event)
+        except OSError:  # a closed pipe or terminal: training goes on unseen
+            self._gone = True
+
+    def close(self) -> None:
+        """Leaves the bar as it stands."""
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            with suppress(OSError):  # as above
+                bar.stop()
+
+    def _show(self, event: Event) -> None:
+        kind = event.get("event")
+        if kind == "started":
+            self.close()
+            self._started = dict(event)
+        if kind == "step":
+            self._step(event)
+            return
+        if kind in ("finished", "stopped"):
+            self.close()
+        known = {"epochs": self._started.get("epochs")}  # an epoch event has its own number only
+        for text, style in lines_of({**known, **event}):
+            self._print(text, style)
+
+    def _print(self, text: str, style: str) -> None:
+        if not self._console.is_terminal:
+            self._console.out(text, highlight=False)
+            return
+        from rich.text import Text
+
+        self._console.print(Text(text, style=style))
+
+    def _step(self, event: Event) -> None:
+        total = whole(self._started, "total_steps")
+        parts = step_parts(event, total=total, epochs=whole(self._started, "epochs"))
+        if not self._console.is_terminal:
+            shown = [text for name, text in parts.items() if name not in ONLY_IN_THE_BAR]
+            self._console.out(GAP.join(["step " + shown[0], *shown[1:]]), highlight=False)
+            return
+        bar_cells = BAR_CELLS if self._console.width < WIDE else BAR_CELLS_WIDE
+        facts = fitting(parts, self._console.width - bar_cells - 1)
+        if self._bar is None:
+            self._open_bar(total, bar_cells)
+        assert self._bar is not None
+        assert self._task is not None
+        self._bar.update(self._task, completed=whole(event, "step") or 0, facts=facts)
+        if self._clock() - self._drawn >= SECONDS_BETWEEN_FRAMES or event.get("step") == total:
+            self._bar.refresh()
+            self._drawn = self._clock()
+
+    def _open_bar(self, total: int | None, cells: int) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        # Drawn when an event comes: a drawing thread would take Python's lock from training.
+        self._bar = Progress(
+            BarColumn(bar_width=cells),
+            TextColumn("{task.fields[facts]}", markup=False),
+            console=self._console,
+            auto_refresh=False,
+            get_time=self._clock,
+        )
+        self._task = self._bar.add_task("", total=total, facts="")
+        self._bar.start()
+
+
+# --- one update ----------------------------------------------------------------------------------
+
+# What goes first where a terminal is too narrow for everything.
+DISPENSABLE = ("data_wait", "memory", "epoch", "gpu", "rate", "speed", "eta", "loss")
+
+
+def step_parts(event: Event, *, total: int | None, epochs: int | None) -> dict[str, str]:
+    """What a step event says, in the order it is shown; unknown values are left out."""
+    step, epoch = whole(event, "step"), number(event, "epoch")
+    parts = {
+        "step": f"{step}/{total}" if total is not None else f"{step}",
+        "loss": _worded(number(event, "loss"), "loss {:.4f}"),
+        "rate": _worded(number(event, "rate"), "lr {:.1e}"),
+        "speed": _worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"),
+        "gpu": _worded(number(event, "gpu_utilization"), "GPU {:.0f} %"),
+        "memory": _worded(number(event, "gpu_memory_bytes"), "{}", _bytes),
+        "data_wait": _worded(number(event, "data_wait"), "data wait {:.1f} %", _percent),
+        "eta": _worded(number(event, "eta_seconds"), "ETA {}", _time),
+    }
+    if epoch is not None and epochs is not None:
+        parts["epoch"] = f"epoch {_current_epoch(epoch, epochs)}/{epochs}"
+    return {name: text for name, text in parts.items() if text}
+
+
+def fitting(parts: Mapping[str, str], room: int) -> str:
+    """As many parts as the room allows, the dispensable ones left out first."""
+    left = dict(parts)
+    for name in DISPENSABLE:
+        if len(GAP.join(left.values())) <= room:
+            break
+        left.pop(name, None)
+    return GAP.join(left.values())
+
+
+def _current_epoch(epoch: float, epochs: int) -> int:
+    """Which epoch, counted from 1: a whole number is one that is named, a fraction is progress."""
+    return min(epochs, int(epoch) if epoch == int(epoch) and epoch > 0 else int(epoch) + 1)
+
+
+# --- other events --------------------------------------------------------------------------------
+
+
+def lines_of(event: Event) -> list[Line]:
+    """The lines that an event is printed as; none for events that are not shown."""
+    writer = _WRITERS.get(str(event.get("event")))
+    return writer(event) if writer is not None else []
+
+
+def _started(event: Event) -> list[Line]:
+    parameters, tokens = number(event, "trainable_parameters"), number(event, "tokens_per_epoch")
+    epochs = whole(event, "epochs")
+    facts = [
+        _worded(whole(event, "total_steps"), "{:,} steps"),
+        _worded(epochs, "1 epoch" if epochs == 1 else "{} epochs"),
+        _worded(tokens, "{} tokens an epoch", _counted),
+        _worded(parameters, "{} parameters learn", _counted),
+    ]
+    who = f"{event.get('expert', 'expert')}: {event.get('model', 'model')}"
+    device = f" on {event['device']}" if event.get("device") else ""
+    lines = [(who + device, "bold")]
+    if any(facts):
+        lines.append((", ".join(filter(None, facts)), ""))
+    if event.get("run"):
+        lines.append((f"run folder: {event['run']}", "dim"))
+    return lines
+
+
+def _kernels(event: Event) -> list[Line]:
+    return [(str(line), "dim") for line in event.get("lines") or ()]
+
+
+def _compiled(event: Event) -> list[Line]:
+    return [(_joined("compiled", _worded(number(event, "seconds"), "in {}", _time)), "dim")]
+
+
+def _epoch(event: Event) -> list[Line]:
+    which = f"epoch {whole(event, 'epoch')}" + _worded(whole(event, "epochs"), "/{}")
+    loss = _worded(number(event, "loss"), "loss {}", _loss)
+    validation = _worded(number(event, "eval_loss"), "(validation {})", _loss)
+    parts = (
+        which,
+        " ".join(filter(None, (loss, validation))),
+        _worded(number(event, "seconds"), "{}", _time),
+        _worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"),
+        _worded(number(event, "samples_per_second"), "{:,.1f} samples/s"),
+    )
+    return [(GAP.join(filter(None, parts)), "bold")]
+
+
+def _eval(event: Event) -> list[Line]:
+    split = event.get("split") or "validation"
+    parts = (
+        _worded(whole(event, "step"), "step {}"),
+        _worded(number(event, "loss"), f"{split} loss {{:.4f}}"),
+        _worded(number(event, "perplexity"), "perplexity {:.4g}"),
+        _worded(number(event, "token_accuracy"), "token accuracy {:.1f} %", _percent),
+        _worded(number(event, "seconds"), "{}", _time),
+        "best so far" if event.get("best") is True else "",
+    )
+    return [(GAP.join(filter(None, parts)), "cyan")]
+
+
+def _saved(event: Event) -> list[Line]:
+    parts = (
+        f"saved {event.get('path', '')}",
+        _worded(number(event, "bytes"), "{}", _bytes),
+        _worded(number(event, "seconds"), "{}", _time),
+    )
+    return [(GAP.join(filter(None, parts)), "dim")]
+
+
+def _fell_back(event: Event) -> list[Line]:
+    why = ": ".join(str(event[key]) for key in ("failure", "reason") if event.get(key))
+    lines = [(f"fell back: {why}", "yellow")]
+    for change in event.get("changes") or ():
+        path = str(change.get("path"))
+        value = value_in_words(path, change.get("value"))
+        because = f"  ({change['because']})" if change.get("because") else ""
+        lines.append((f"  {path} = {value}{because}", "yellow"))
+    return lines
+
+
+def _not_finite(event: Event) -> list[Line]:
+    bins = event.get("bins")
+    where = f" in sequences {_listed(bins)}" if bins else ""
+    policy = f": {event['policy']}" if event.get("policy") else ""
+    return [(f"step {event.get('step')}: not a finite number{where}{policy}", "yellow")]
+
+
+def _spike(event: Event) -> list[Line]:
+    parts = (
+        _worded(number(event, "median"), "median {}", _loss),
+        _worded(number(event, "z"), "z {:.1f}"),
+    )
+    loss = _worded(number(event, "loss"), "loss {}", _loss)
+    known = ", ".join(filter(None, parts))
+    text = f"step {event.get('step')}: the loss leaps: {loss}"
+    return [(f"{text} ({known})" if known else text, "yellow")]
+
+
+def _rolled_back(event: Event) -> list[Line]:
+    skipped = event.get("skipped")
+    text = f"rolled back to step {event.get('to_step')}"
+    return [(f"{text}, skipping {_listed(skipped)}" if skipped else text, "yellow")]
+
+
+def _skipped(event: Event) -> list[Line]:
+    why = event.get("reason") or event.get("text") or ""
+    return [(": ".join(filter(None, (f"step {event.get('step')} skipped", str(why)))), "yellow")]
+
+
+def _warning(event: Event) -> list[Line]:
+    return [(f"warning: {event.get('text', '')}", "yellow")]
+
+
+def _log_failed(event: Event) -> list[Line]:
+    return [(f"warning: {event.get('what', '')}: {event.get('because', '')}", "yellow")]
+
+
+def _stopped(event: Event) -> list[Line]:
+    code = whole(event, "exit_code")
+    text = f"stopped: {event.get('reason', '')}"
+    return [(f"{text} (exit code {code})" if code else text, "bold red")]
+
+
+def _finished(event: Event) -> list[Line]:
+    parts = (
+        _joined("finished", _worded(number(event, "seconds"), "in {}", _time)),
+        _worded(number(event, "loss"), "loss {:.4f}"),
+        _worded(number(event, "eval_loss"), "validation {:.4f}"),
+        _worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"),
+    )
+    lines = [(GAP.join(filter(None, parts)), "bold green")]
+    if event.get("final"):
+        lines.append((f"final: {event['final']}", "bold"))
+    return lines
+
+
+_WRITERS: Mapping[str, Callable[[Event], list[Line]]] = {
+    "started": _started,
+    "kernels": _kernels,
+    "compiled": _compiled,
+    "epoch": _epoch,
+    "eval": _eval,
+    "saved": _saved,
+    "fell_back": _fell_back,
+    "not_finite": _not_finite,
+    "spike": _spike,
+    "rolled_back": _rolled_back,
+    "skipped": _skipped,
+    "warning": _warning,
+    "log_failed": _log_failed,
+    "stopped": _stopped,
+    "finished": _finished,
+}
+
+
+# --- values --------------------------------------------------------------------------------------
+
+
+def number(event: Event, key: str) -> float | None:
+    """The field as a number; None where it is missing. The event file holds "nan" as text."""
+    value = event.get(key)
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value)
+
+
+def whole(event: Event, key: str) -> int | None:
+    """The field as a whole number; None where it is not one."""
+    value = event.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _worded(value: float | None, form: str, say: Callable[[float], Any] = lambda v: v) -> str:
+    """The value in its form; nothing where there is none."""
+    return "" if value is None else form.format(say(value))
+
+
+def _time(seconds: float) -> str:
+    return duration(seconds) if math.isfinite(seconds) else "?"
+
+
+def _bytes(value: float) -> str:
+    return gib(value) if math.isfinite(value) else "?"
+
+
+def _percent(share: float) -> float:
+    return 100 * share
+
+
+def _counted(value: float) -> str:
+    return count(int(value)) if math.isfinite(value) else "?"
+
+
+def _loss(value: float) -> str:
+    """Two decimals, and three digits below one: `12.34`, `1.71`, `0.0312`."""
+    return f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
+
+
+def _joined(*words: str) -> str:
+    return " ".join(filter(None, words))
+
+
+def _listed(value: Any) -> str:
+    """Things by name, or how many of them where the list is long."""
+    if not isinstance(value, list | tuple):
+        return str(value)
+    if len(value) > 8:
+        return f"{len(value)} ({', '.join(map(str, value[:3]))}, …)"
+    return ", ".join(map(str, value))

@@ -1,0 +1,293 @@
+"""`expert sample`, `expert export` and `expert clear-cuda-cache`."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from expert.cli.train_commands import Device
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from expert.jobs.exporting import Exported
+    from expert.jobs.gpu_memory import CardMemory, GpuMemory
+    from expert.jobs.sampling import Samples
+
+Run = Annotated[Path, typer.Argument(help="A run folder, or a folder of runs: the newest.")]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(
+        metavar="final|best|N",
+        help="Which state of the run; by default training.packaging_checkpoint of the manifest.",
+    ),
+]
+WhereToCompute = Annotated[Device, typer.Option("--device", help="Where to compute.")]
+
+
+class Dtype(StrEnum):
+    """Of weights in a file."""
+
+    bf16 = "bf16"
+    fp16 = "fp16"
+    fp32 = "fp32"
+
+
+def sample(
+    run: Run,
+    prompt: Annotated[list[str], typer.Option(help="What to answer or continue; several times.")],
+    system: Annotated[str, typer.Option(help="The system turn before it.")] = "",
+    plain: Annotated[
+        bool | None,
+        typer.Option(
+            "--plain/--chat",
+            help="Continue the prompt as it stands, or answer it; by default as the data was.",
+        ),
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, max=2, help="Randomness; 0: the likeliest token.")
+    ] = None,
+    top_p: Annotated[
+        float | None, typer.Option(min=0.001, max=1, help="Likeliest tokens of this share.")
+    ] = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help="So many likeliest tokens.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="The same seed gives the same text.")
+    ] = None,
+    checkpoint: Checkpoint = None,
+    device: WhereToCompute = Device.auto,
+    as_json: Annotated[bool, typer.Option("--json", help="Texts and settings as JSON.")] = False,
+) -> None:
+    """Let a trained expert answer prompts; decoding is the manifest's where no flag says more."""
+    from expert.cli.display import make_console, write_line
+    from expert.cli.run_view import quiet_libraries, say
+    from expert.jobs.sampling import sample as sample_job
+
+    quiet_libraries()
+    asked = {
+        "max_new_tokens": max_tokens,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+    }
+    console, notes = make_console(), make_console(error=True)
+    writer = _Writer(console, several=len(prompt) > 1, quiet=as_json)
+    found = sample_job(
+        run,
+        prompt,
+        system=system,
+        plain=plain,
+        checkpoint=checkpoint,
+        seed=seed,
+        device=device.value,
+        decoding=asked,
+        loading=lambda what: say(notes, f"{what} …", "dim"),
+        begin=writer.begin,
+        tell=writer.tell,
+    )
+    writer.end()
+    if as_json:
+        write_line(_samples_as_json(found))
+        return
+    for note in found.notes:
+        say(notes, note, "dim")
+    if found.decoding.temperature > 0 and seed is None:
+        say(notes, f"the same again with --seed {found.seed}", "dim")
+
+
+class _Writer:
+    """Text as it comes; a prompt stands before it where it is continued or one of several."""
+
+    def __init__(self, console: Console, *, several: bool, quiet: bool) -> None:
+        self._console, self._several, self._quiet = console, several, quiet
+        self._open = False
+
+    def begin(self, prompt: str, plain: bool) -> None:
+        self.end()
+        self._open = not self._quiet
+        if plain:
+            self.tell(prompt)
+        elif self._several and not self._quiet:
+            from expert.cli.run_view import say
+
+            say(self._console, f"> {prompt}", "bold")
+
+    def tell(self, piece: str) -> None:
+        if not self._quiet and piece:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+
+    def end(self) -> None:
+        if self._open:
+            sys.stdout.write("\n")
+        self._open = False
+
+
+def _samples_as_json(found: Samples) -> str:
+    import json
+    from dataclasses import asdict
+
+    return json.dumps(asdict(found), indent=2, ensure_ascii=False, default=str)
+
+
+def export(
+    run: Run,
+    to: Annotated[Path, typer.Option("--to", help="The folder to write; it must be new.")],
+    merged: Annotated[
+        bool, typer.Option("--merged", help="The adapter merged into the base's weights.")
+    ] = False,
+    adapter: Annotated[bool, typer.Option("--adapter", help="The adapter as it is.")] = False,
+    dtype: Annotated[
+        Dtype | None, typer.Option(help="Of merged or whole weights; that of the run by default.")
+    ] = None,
+    checkpoint: Checkpoint = None,
+    device: WhereToCompute = Device.auto,
+    as_json: Annotated[bool, typer.Option("--json", help="What was written as JSON.")] = False,
+) -> None:
+    """Write the adapter, or merged weights, with tokenizer and model card, logits compared."""
+    from expert.cli.display import make_console, write_line
+    from expert.cli.run_view import quiet_libraries, say, waiting
+    from expert.jobs.exporting import export as export_job
+
+    if merged and adapter:
+        raise typer.BadParameter("--merged and --adapter are two exports: choose one")
+    quiet_libraries()
+    console = make_console(error=as_json)
+    with _Stages(console, waiting) as stage:
+        done = export_job(
+            run,
+            to,
+            kind="merged" if merged else "adapter" if adapter else None,
+            dtype=dtype.value if dtype else None,
+            checkpoint=checkpoint,
+            device=device.value,
+            tell=stage,
+        )
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        found = {**asdict(done), "warnings": done.warnings()}
+        write_line(json.dumps(found, indent=2, default=str))
+        return
+    for text, style in exported_lines(done):
+        say(console, text, style)
+
+
+class _Stages:
+    """What is being done, one thing after the other."""
+
+    def __init__(self, console: Console, waiting: Any) -> None:
+        from contextlib import ExitStack
+
+        self._console, self._waiting = console, waiting
+        self._now = ExitStack()
+
+    def __enter__(self) -> _Stages:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._now.close()
+
+    def __call__(self, what: str) -> None:
+        self._now.close()
+        self._now.enter_context(self._waiting(self._console, what))
+
+
+def exported_lines(done: Exported) -> list[tuple[str, str]]:
+    """What was written, how near it is to what was trained, and what to know about it."""
+    from expert.cli.words import gib
+
+    what = {"adapter": "the adapter", "merged": "merged weights", "model": "the model"}[done.kind]
+    lines = [
+        (f"✓ wrote {what} ({done.checkpoint}, {done.dtype}, {gib(done.bytes)}): {done.folder}", ""),
+        (
+            f"  logits on {done.texts} texts differ from the trained model's by at most "
+            f"{done.largest_difference:.3g}, {done.share:.2%} of their spread "
+            f"(let pass: {done.tolerance:.1%})",
+            "dim",
+        ),
+    ]
+    return lines + [(f"warning: {warning}", "yellow") for warning in done.warnings()]
+
+
+# --- memory of the cards -------------------------------------------------------------------------
+
+_WHY_NOTHING = (
+    "Nothing was freed. PyTorch's cache of GPU memory belongs to the process that filled it, and "
+    "this one holds none. The memory of another process comes back when that process ends, or "
+    "when it calls torch.cuda.empty_cache() itself; no command can do that from outside."
+)
+
+
+def clear_cuda_cache(
+    as_json: Annotated[bool, typer.Option("--json", help="Cards and holders as JSON.")] = False,
+) -> None:
+    """Say who holds GPU memory and what would free it; from outside no cache can be cleared."""
+    from expert.cli.display import make_console, write_line
+    from expert.jobs.gpu_memory import gpu_memory
+
+    found = gpu_memory()
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        cards = [{**asdict(c), "could_be_freed_bytes": c.could_be_freed_bytes} for c in found.cards]
+        write_line(json.dumps({**asdict(found), "cards": cards}, indent=2))
+        return
+    from expert.cli.run_view import say
+
+    console = make_console()
+    for text, style in memory_lines(found):
+        say(console, text, style)
+
+
+def memory_lines(found: GpuMemory) -> list[tuple[str, str]]:
+    """Every card with who holds it, then what could be done."""
+    if not found.cards:
+        return [(f"There is no GPU here, and no GPU memory to free: {found.note}.", "")]
+    lines = [line for card in found.cards for line in _card_lines(card)]
+    if found.note:
+        lines.append((f"note: {found.note}", "dim"))
+    held = [card for card in found.cards if card.holders]
+    if held:
+        lines.append((_WHY_NOTHING, ""))
+    else:
+        lines.append(("Nothing was freed: no process that can be seen holds memory.", ""))
+    return lines
+
+
+def _card_lines(card: CardMemory) -> list[tuple[str, str]]:
+    from expert.cli.words import gib
+
+    def size(amount: int | None) -> str:
+        return "an unknown amount" if amount is None else gib(amount)
+
+    total, free = card.total_bytes, card.free_bytes
+    known = total is not None and free is not None
+    used = f": {gib((total or 0) - (free or 0))} of {gib(total or 0)} in use" if known else ""
+    lines = [(f"GPU {card.index} {card.name or 'unknown card'}{used}", "bold")]
+    if card.holders is None:
+        return [*lines, (f"  who holds it is not told: {card.note}", "yellow")]
+    for each in card.holders:
+        who = f"  pid {each.pid}  {each.name or 'unknown process'}  {size(each.bytes)}"
+        by = f"  (user {each.user})" if each.user else ""
+        lines.append((who + by, ""))
+        if each.command:
+            shown = each.command if len(each.command) <= 100 else each.command[:99] + "…"
+            lines.append((f"    {shown}", "dim"))
+        freed = (
+            "it is this command itself" if each.own else f"ending it would free {size(each.bytes)}"
+        )
+        lines.append((f"    {freed}", "dim"))
+    if card.elsewhere_bytes:
+        what = "the driver itself, or processes that cannot be seen from here"
+        lines.append((f"  {gib(card.elsewhere_bytes)}: {what}", "dim"))
+    if not card.holders:
+        lines.append(("  no process holds memory of it", ""))
+    return lines

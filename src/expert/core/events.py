@@ -1,0 +1,255 @@
+"""Facts leave a run as events: one flat JSON object a line. Whoever shows them reads them here."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
+
+Event = dict[str, Any]
+Sink = Callable[[Event], None]
+
+WAITING_LINES = 10_000  # about 3 MB of step events, kept while the disk takes nothing
+MIN_SECRET_LENGTH = 8  # shorter ones would blank common words
+
+_SECRET_NAME = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?(_|\d|$)", re.IGNORECASE)
+
+
+class EventLog:
+    """Writes events to a file and hands each to the sinks. It never stops the training.
+
+    While the file cannot be written the sinks are told once with `log_failed`, lines wait, and
+    every later event tries again. Numbers keep their full precision; what JSON cannot hold becomes
+    "nan", "inf" or "-inf", which float() understands.
+    """
+
+    def __init__(
+        self, path: Path, sinks: Sequence[Sink] = (), clock: Callable[[], float] = time.time
+    ) -> None:
+        self.path = path
+        self.lost = 0
+        """Lines that were given up because too many were waiting."""
+        self._sinks = tuple(sinks)
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._waiting: deque[bytes] = deque()
+        self._descriptor: int | None = None
+        self._torn = False
+        self._failing: set[int] = set()
+
+    def emit(self, event: str, *, step: int | None = None, **fields: Any) -> None:
+        """Append one line and tell the sinks."""
+        assert "time" not in fields, "the time is set here"
+        with self._lock:
+            fact: Event = {"event": event, "time": self._clock()}
+            given = fields if step is None else {"step": step, **fields}
+            fact |= plain(given, secrets_of_environment() if _has_text(fields) else ())
+            self._put(fact)
+            self._tell(fact)
+
+    def close(self) -> None:
+        """Write what waits, if it can be written, and close the file."""
+        with self._lock:
+            self._write_waiting()
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _put(self, fact: Event) -> None:
+        line = json.dumps(fact, ensure_ascii=False, allow_nan=False) + "\n"
+        if len(self._waiting) == WAITING_LINES:
+            self._waiting.popleft()
+            self.lost += 1
+        self._waiting.append(line.encode("utf-8", "backslashreplace"))
+        self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        try:
+            while self._waiting:
+                self._append(self._waiting[0])
+                self._waiting.popleft()
+        except OSError as error:
+            why = f"{self.path}: {error.strerror or error}"
+            self._warn(-1, "the event file cannot be written, training goes on", why)
+        else:
+            self._failing.discard(-1)
+
+    def _append(self, line: bytes) -> None:
+        """One write for a line; a part that reached the file is closed before the next try."""
+        if self._descriptor is None:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            size = os.fstat(self._descriptor).st_size
+            os.lseek(self._descriptor, max(0, size - 1), os.SEEK_SET)
+            self._torn = os.read(self._descriptor, 1) not in (b"", b"\n")
+        rest = b"\n" + line if self._torn else line
+        while rest:
+            written = os.write(self._descriptor, rest)
+            self._torn = written < len(rest)
+            rest = rest[written:]
+
+    def _tell(self, fact: Event) -> None:
+        for index, sink in enumerate(self._sinks):
+            try:
+                sink(dict(fact))
+            except Exception as error:  # noqa: BLE001 - a display that fails must not stop training
+                name = getattr(sink, "__qualname__", type(sink).__qualname__)
+                self._warn(index, f"{name} failed, training goes on", f"{error!r}")
+            else:
+                self._failing.discard(index)
+
+    def _warn(self, failed: int, what: str, why: str) -> None:
+        """Tell the others once in every stretch of failures; -1 stands for the file."""
+        if failed in self._failing:
+            return
+        self._failing.add(failed)
+        fact = {"event": "log_failed", "time": self._clock()}
+        fact |= plain({"what": what, "because": why}, secrets_of_environment())
+        if failed >= 0:
+            self._put(fact)
+        for index, sink in enumerate(self._sinks):
+            if index not in self._failing:
+                try:
+                    sink(dict(fact))
+                except Exception:  # noqa: BLE001 - it is told off when its next own event fails
+                    continue
+
+
+def plain(value: Any, secrets: Sequence[str] = ()) -> Any:
+    """The value as JSON can hold it: no NaN, no objects, and "***" in place of secrets."""
+    if isinstance(value, str):
+        return redacted(value, secrets)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):  # NumPy's numbers are registered there too
+        return int(value)
+    if isinstance(value, Real):
+        number = float(value)
+        return number if math.isfinite(number) else str(number)
+    if isinstance(value, Mapping):
+        return {redacted(str(key), secrets): plain(item, secrets) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item, secrets) for item in value]
+    return redacted(str(value), secrets)
+
+
+def redacted(text: str, secrets: Sequence[str]) -> str:
+    """The text with every secret replaced."""
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
+
+
+def secrets_of_environment(environment: Mapping[str, str] | None = None) -> list[str]:
+    """Values of the variables that are named like a secret, as they are and as a URL has them."""
+    variables = os.environ if environment is None else environment
+    found = {
+        value.strip()
+        for name, value in variables.items()
+        if len(value.strip()) >= MIN_SECRET_LENGTH and _SECRET_NAME.search(name)
+    }
+    found |= {quote(value, safe="") for value in found}
+    return sorted(found, key=len, reverse=True)  # the longest first: one may hold another
+
+
+def read_events(path: Path) -> StoredEvents:
+    """The events of a file, oldest first; a torn last line is left out."""
+    return StoredEvents(path)
+
+
+class StoredEvents(Iterator[Event]):
+    """An iterator that skips lines which are no events and counts them in `damaged`."""
+
+    def __init__(self, path: Path) -> None:
+        self.damaged = 0
+        self._lines = self._read(path)
+
+    def __next__(self) -> Event:
+        return next(self._lines)
+
+    def _read(self, path: Path) -> Iterator[Event]:
+        with path.open("rb") as stream:
+            for line in stream:
+                event = _event_of(line)
+                if event is not None:
+                    yield event
+                elif line.endswith(b"\n") and line.strip():
+                    self.damaged += 1
+
+
+def follow(
+    path: Path,
+    stop: Callable[[], bool],
+    poll: float = 0.5,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Event]:
+    """Events as they are written, from the first on; ends when `stop` says so and all are read.
+
+    The file may not exist yet. A line is given out when it is whole; a file that became shorter is
+    another one and is read from its start.
+    """
+    position = 0
+    while True:
+        ending = stop()
+        for line in _whole_lines(path, position):
+            position = line[0]
+            event = _event_of(line[1])
+            if event is not None:
+                yield event
+        if ending:
+            return
+        sleep(poll)
+        if _size(path) < position:
+            position = 0
+
+
+def _whole_lines(path: Path, position: int) -> Iterator[tuple[int, bytes]]:
+    """Lines from `position` on that end, each with the place behind it."""
+    try:
+        stream = path.open("rb")
+    except FileNotFoundError:
+        return
+    with stream:
+        stream.seek(position)
+        for line in stream:
+            if not line.endswith(b"\n"):
+                return
+            position += len(line)
+            yield position, line
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _event_of(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) and "event" in event else None
+
+
+def _has_text(value: Any) -> bool:
+    """Whether a secret could hide in it; the numbers of a step are spared the search."""
+    if isinstance(value, Mapping):
+        return any(map(_has_text, value.values()))
+    return not (value is None or isinstance(value, Real))

@@ -1,0 +1,314 @@
+"""The folder of one run: its name, where everything in it lies, and who may write into it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from expert.core.errors import ExpertError
+from expert.core.events import plain, secrets_of_environment
+from expert.core.files import sync_folder, write_text_atomically
+from expert.core.publish import is_alive
+
+if sys.platform != "win32":
+    import fcntl
+
+NAMING_TRIES = 20
+NAMING_WAIT_SECONDS = 0.05
+
+_STAMP = re.compile(r"(\d{8}-\d{6})(?:-(\d+))?")
+_NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
+_held: dict[int, Path] = {}  # open lock files of this process
+_forks_watched = False
+
+
+class RunFolderError(ExpertError):
+    """A run folder that cannot be made, opened or written, with the reason."""
+
+
+class RunInUse(RunFolderError):
+    """Another trainer is at work in this run folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who holds the lock of a run; `process` tells two processes with one number apart."""
+
+    pid: int
+    host: str
+    since: str
+    process: str
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One run: runs/<expert>-<time>/."""
+
+    path: Path
+
+    @classmethod
+    def create(
+        cls, parent: Path, expert: str, *, clock: Callable[[], float] = time.time
+    ) -> RunFolder:
+        """A new folder, named after the expert and the time; a taken name gets -2, -3, …"""
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(clock()))
+        name = f"{_folder_name(expert)}-{stamp}"
+        number = 1
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            while True:
+                path = parent / (name if number == 1 else f"{name}-{number}")
+                try:
+                    path.mkdir()
+                except FileExistsError:
+                    number += 1
+                else:
+                    sync_folder(parent)
+                    return cls(path)
+        except OSError as error:
+            raise RunFolderError(
+                f"{parent}: no run folder can be made here: {error.strerror}  (mend that, or name "
+                "another folder in training.config.output_dir)"
+            ) from error
+
+    @classmethod
+    def open(cls, path: Path) -> Self:
+        """The run folder that lies there; anything else is an error."""
+        folder = cls(path)
+        if not path.is_dir():
+            raise RunFolderError(f"{path}: there is no such folder  (name a folder under runs/)")
+        if not folder.was_started:
+            raise RunFolderError(
+                f"{path}: is no run folder, it has no {folder.plan.name}  (name a folder under "
+                "runs/)"
+            )
+        return folder
+
+    @property
+    def was_started(self) -> bool:
+        """Whether the plan of a run is there, without which nothing can be resumed or shown."""
+        return self.plan.is_file()
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def environment(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def final(self) -> Path:
+        return self.path / "final"
+
+    @property
+    def validation(self) -> Path:
+        return self.path / "validation.json"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / ".lock"
+
+    def write_json(self, name: str, data: Any) -> Path:
+        """Write a file of the folder as a whole; values of secret variables become "***"."""
+        assert Path(name).name == name, f"{name} is no plain file name"
+        text = json.dumps(
+            plain(data, secrets_of_environment()), indent=2, ensure_ascii=False, allow_nan=False
+        )
+        write_text_atomically(self.path / name, text + "\n")
+        return self.path / name
+
+    @contextmanager
+    def locked(self) -> Iterator[Holder | None]:
+        """Keep other trainers out; gives the dead holder whose lock was taken over, if any.
+
+        The system's file lock ends with its process, however it ends; what the file says names the
+        holder, and decides where a file system has no locks.
+        """
+        if not self.path.is_dir():
+            raise RunFolderError(f"{self.path}: there is no such folder  (name a folder of runs)")
+        descriptor, previous = _acquire(self.lock_file)
+        try:
+            yield previous
+        finally:
+            _release(descriptor)
+
+
+def latest_run(parent: Path, expert: str) -> RunFolder | None:
+    """The newest run of the expert that has a plan, by the time in its name; None without one."""
+    if not parent.is_dir():
+        return None
+    prefix = f"{_folder_name(expert)}-"
+    found = []
+    for path in parent.iterdir():
+        match = _STAMP.fullmatch(path.name.removeprefix(prefix))
+        if path.name.startswith(prefix) and match and RunFolder(path).was_started:
+            found.append((match[1], int(match[2] or 1), RunFolder(path)))
+    return max(found, key=lambda run: run[:2])[2] if found else None
+
+
+def _folder_name(expert: str) -> str:
+    """The name without what could leave the folder or trouble a shell."""
+    return re.sub(r"[^\w.-]+", "-", expert).strip("-.")[:100] or "expert"
+
+
+def _acquire(path: Path) -> tuple[int, Holder | None]:
+    """The open lock file, now ours, and who left the lock behind."""
+    _watch_forks()
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            previous = _take(descriptor, path)
+            _write_holder(descriptor, _this_process())
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        raise RunFolderError(
+            f"{path.parent}: cannot be written: {error.strerror}  (mend that, or copy the run "
+            "folder to a place that can)"
+        ) from error
+    _held[descriptor] = path.absolute()
+    return descriptor, previous
+
+
+def _release(descriptor: int) -> None:
+    """Give the lock back; in a forked child, which has closed its copy, there is none."""
+    if _held.pop(descriptor, None):
+        _write_holder(descriptor, None)
+        os.close(descriptor)
+
+
+def _take(descriptor: int, path: Path) -> Holder | None:
+    """Get the lock or raise RunInUse; returns who left it behind."""
+    try:
+        has_locks = _lock(descriptor)
+        taken = path.absolute() in _held.values()
+    except BlockingIOError:
+        has_locks, taken = True, True
+    holder = _read_holder(descriptor)
+    for _ in range(NAMING_TRIES if taken else 0):  # it may be about to write its name
+        if holder is not None:
+            break
+        time.sleep(NAMING_WAIT_SECONDS)
+        holder = _read_holder(descriptor)
+    if taken or (holder and _still_at_work(holder, has_locks)):
+        by = f"process {holder.pid} on {holder.host} since {holder.since}" if holder else "another"
+        raise RunInUse(
+            f"{path.parent}: is in use by {by}  (stop that one first; if it is surely gone, "
+            f"remove {path})"
+        )
+    return holder
+
+
+def _lock(descriptor: int) -> bool:
+    """Take the system's lock; False where there are none, BlockingIOError where it is taken."""
+    if sys.platform == "win32":
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if error.errno not in _NO_LOCKS_HERE:
+            raise
+        return False
+    return True
+
+
+def _still_at_work(holder: Holder, has_locks: bool) -> bool:
+    """Whether the named process lives although its lock could be taken.
+
+    Some file systems take a lock and give it to everyone, so a living holder of this machine
+    counts. One of another machine counts only where there are no locks at all.
+    """
+    if holder.host != socket.gethostname():
+        return not has_locks
+    if not is_alive(holder.pid):
+        return False
+    process = _process(holder.pid)
+    if not process or not holder.process:  # not Linux: a number may have been given away
+        return not has_locks
+    return process == holder.process and holder.pid != os.getpid()
+
+
+def _this_process() -> Holder:
+    return Holder(
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        since=time.strftime("%Y-%m-%d %H:%M:%S"),
+        process=_process(os.getpid()),
+    )
+
+
+def _process(pid: int) -> str:
+    """Boot and start time of a process; "" where the system does not tell."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    # The second field is the command in brackets and may hold anything; start time is the 22nd.
+    return f"{boot}:{fields.rpartition(')')[2].split()[19]}"
+
+
+def _read_holder(descriptor: int) -> Holder | None:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    try:
+        told = json.loads(os.read(descriptor, 4096))
+        return Holder(
+            pid=int(told["pid"]),
+            host=str(told["host"]),
+            since=str(told["since"]),
+            process=str(told["process"]),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _write_holder(descriptor: int, holder: Holder | None) -> None:
+    """Say who holds the lock. The file stays: removing it would let two hold two files."""
+    os.ftruncate(descriptor, 0)
+    if holder is not None:
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.write(descriptor, json.dumps(asdict(holder)).encode("utf-8"))
+
+
+def _watch_forks() -> None:
+    """Forked workers close their copy of the lock, else they would hold it after our death."""
+    global _forks_watched
+    if not _forks_watched and hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_forget_locks)
+    _forks_watched = True
+
+
+def _forget_locks() -> None:
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()

@@ -1,0 +1,137 @@
+"""From a plan to something that learns: model, kernels, optimizer, engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from expert.data.encoder import Encoder
+    from expert.model.load import LoadedModel
+    from expert.parallel.engine import SingleDevice
+    from expert.planning.run_plan import RunPlan
+    from expert.telemetry.timeline import Timeline
+
+ADALORA = "adalora"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """A model on its device with all that changes it."""
+
+    loaded: LoadedModel
+    engine: SingleDevice
+    timeline: Timeline
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Everything a checkpoint keeps, by group and name."""
+        groups = self.engine.tensors()
+        if self.loaded.ranks is not None:
+            groups[ADALORA] = self.loaded.ranks.tensors()
+        return groups
+
+    def load(self, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take up what `tensors` gave."""
+        self.engine.load(groups)
+        if self.loaded.ranks is not None:
+            self.loaded.ranks.load(dict(groups[ADALORA]))
+
+
+def device_of(plan: RunPlan) -> torch.device:
+    """Where the plan trains; a card that torch cannot use is an error that says so."""
+    import torch
+
+    from expert.core.errors import ExpertError
+
+    if plan.kernels.device == "cuda":
+        if not torch.cuda.is_available():
+            build = torch.version.cuda or "no CUDA at all"
+            raise ExpertError(
+                f"{plan.target}: torch {torch.__version__} cannot use the card; it was built for "
+                f"CUDA {build}  (install a torch build that fits the driver, or use --device cpu)"
+            )
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def build(plan: RunPlan, encoder: Encoder, *, device: torch.device) -> Built:
+    """Load the model, set the plan's switches, and put the optimizer behind an engine."""
+    import torch
+
+    from expert.model.blocks import compile_blocks, recompute
+    from expert.model.chargpt import CharGpt
+    from expert.model.load import DTYPES, load_model
+    from expert.model.switches import set_switches
+    from expert.parallel.engine import SingleDevice
+    from expert.telemetry.timeline import Timeline
+    from expert.training.learner import OptimizerLearner
+
+    set_switches(plan.kernels)
+    precision = DTYPES[plan.kernels.precision]
+    # Adapters compute in bfloat16 beside float32 masters. Float16 cannot hold their gradients, so
+    # there they are float32 and autocast rounds them on the way.
+    adapter_dtype = torch.bfloat16 if plan.kernels.precision == "bf16" else torch.float32
+    loaded = load_model(
+        plan.model,
+        plan.adapter,
+        plan.kernels,
+        vocabulary=getattr(encoder, "characters", None),
+        device=device,
+        seed=plan.optim.seed,
+        total_steps=plan.length.total_steps,
+        adapter_dtype=adapter_dtype,
+    )
+    blocks = len(loaded.blocks)
+    if plan.kernels.checkpointing != "none":
+        half = -(-blocks // 2)
+        default = blocks if plan.kernels.checkpointing == "full" else half
+        count = plan.kernels.recomputed_blocks
+        recompute(loaded.blocks, default if count is None else min(count, blocks))
+    if plan.kernels.compile and isinstance(loaded.module, CharGpt):
+        loaded.module.compile_hidden(plan.kernels.compile_mode, plan.kernels.compile_backend)
+    elif plan.kernels.compile:
+        compile_blocks(loaded.blocks, plan.kernels.compile_mode, plan.kernels.compile_backend)
+    learner = OptimizerLearner(
+        loaded.trainable, plan.optim, device=device, loss_scaling=plan.kernels.loss_scaling
+    )
+    timeline = Timeline(device)
+    mixed = any(parameter.dtype != precision for _, parameter in loaded.trainable)
+    engine = SingleDevice(
+        loaded,
+        learner,
+        device=device,
+        autocast=precision if mixed and precision != torch.float32 else None,
+        phase=timeline.phase,
+        after_update=loaded.after_update,
+    )
+    return Built(loaded=loaded, engine=engine, timeline=timeline)
+
+
+def environment() -> dict[str, Any]:
+    """What the run ran on: versions, the machine and the card."""
+    import importlib.metadata
+    import platform
+
+    import torch
+
+    from expert.planning.machine import describe_machine, machine_as_dict
+
+    names = ("expert-cli", "torch", "transformers", "peft", "tokenizers", "numpy", "pyarrow")
+    optional = ("bitsandbytes", "liger-kernel", "datasets", "triton")
+    versions: dict[str, str | None] = {}
+    for name in (*names, *optional):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": versions,
+        "cuda": torch.version.cuda,
+        "machine": machine_as_dict(describe_machine()),
+    }

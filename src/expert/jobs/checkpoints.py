@@ -1,0 +1,174 @@
+"""The checkpoints of a run: what goes into them, room for them, and going on from one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from expert.core.rundir import RunFolder
+    from expert.jobs.building import Built
+    from expert.jobs.feeding import RunData
+    from expert.planning.run_plan import RunPlan
+    from expert.training.recorder import Emit
+    from expert.training.state import TrainState
+
+Groups = Mapping[str, Mapping[str, "Tensor"]]
+NAME = "step-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """A checkpoint that was read: tensors by group, the state, and the fallbacks of its run."""
+
+    path: Path
+    groups: Groups
+    state: TrainState
+    identity: dict[str, Any]
+    fallbacks: list[dict[str, Any]]
+
+
+def identity(plan: RunPlan, data: RunData) -> dict[str, Any]:
+    """What makes a run this run: a checkpoint of another one does not go on with it."""
+    streamed = plan.data.dataset
+    tokens = [prepared.folder.name for prepared in data.train.folders] if data.train else None
+    return {
+        "model": {"name": plan.model.name, "revision": plan.model.revision},
+        "adapter": plan.adapter.model_dump(mode="json", exclude={"trainable_parameters"}),
+        "data": {
+            "tokens": tokens or streamed,
+            "index": data.train.index_file.name if data.train else None,
+        },
+        "tokenizer": data.encoder.fingerprint,
+        "batch": {
+            "examples_per_update": plan.batch.examples_per_update,
+            "sequences_per_update": plan.batch.sequences_per_update,
+        },
+        "schedule": {
+            "scheduler": plan.optim.scheduler,
+            "learning_rate": plan.optim.learning_rate,
+            "options": dict(plan.optim.scheduler_options),
+            "warmup_steps": plan.optim.warmup_steps,
+            "warmup_ratio": plan.optim.warmup_ratio,
+            "total_steps": plan.length.total_steps,
+        },
+        "seed": plan.optim.seed,
+    }
+
+
+def fallbacks_of(plan: RunPlan) -> list[dict[str, Any]]:
+    """Every change that a failure has made to the plan; a resumed run begins with them."""
+    return [d.model_dump(mode="json") for d in plan.decisions if d.source == "fallback"]
+
+
+def with_fallbacks(plan: RunPlan, fallbacks: list[dict[str, Any]]) -> RunPlan:
+    """The plan as the failures of the run had left it."""
+    for decision in fallbacks:
+        values = {decision["path"]: decision["value"]}
+        plan = plan.with_values(values, decision["because"], "fallback")
+    return plan
+
+
+class Checkpoints:
+    """The checkpoints in a run folder."""
+
+    def __init__(self, folder: RunFolder, emit: Emit) -> None:
+        self.folder = folder.checkpoints
+        self._emit = emit
+
+    def save(self, state: TrainState, groups: Groups, plan: RunPlan, data: RunData) -> None:
+        """Write a checkpoint, then let go of those that are one too many."""
+        from expert.training.checkpoint import bytes_needed, check_space, prune, save_checkpoint
+
+        began = time.monotonic()
+        if (self.folder / f"{NAME}{state.done:06d}" / "DONE").is_file():
+            return
+        needed = bytes_needed(groups)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        check_space(self.folder, needed)
+        saved = {
+            "state": state.to_json(),
+            "identity": identity(plan, data),
+            "fallbacks": fallbacks_of(plan),
+        }
+        path = save_checkpoint(self.folder, state.done, groups, saved)
+        best = state.best.get("best_step")
+        protected = {best} if best is not None else set()
+        prune(self.folder, plan.watch.keep_checkpoints, protected, verified=path)
+        seconds = time.monotonic() - began
+        self._emit("saved", step=state.done, path=str(path), bytes=needed, seconds=seconds)
+
+    def newest(self) -> Loaded | None:
+        """The newest one that verifies; those that do not are put aside and named."""
+        from expert.training.checkpoint import find_checkpoint
+
+        found = find_checkpoint(self.folder)
+        for bad, reason in found.rejected:
+            self._emit("rejected", path=str(bad), reason=reason)
+        return None if found.path is None else load(found.path)
+
+    def chosen(self, checkpoint: Path, plan: RunPlan, data: RunData, *, allow: bool) -> Loaded:
+        """The checkpoint to go on from; CheckpointError where there is none of this run."""
+        from expert.training.checkpoint import CheckpointError, put_aside_after, state_difference
+
+        found = load(checkpoint) if checkpoint.name.startswith(NAME) else self.newest()
+        if found is None:
+            raise CheckpointError(
+                f"{checkpoint}: there is no checkpoint to go on from  (start anew without --resume)"
+            )
+        changed = state_difference(found.identity, identity(plan, data))
+        if changed and not allow:
+            lines = "\n".join(f"  - {line}" for line in changed)
+            raise CheckpointError(
+                f"{found.path}: belongs to another run\n{lines}\n  (undo the change, or go on all "
+                "the same with --allow-changed)"
+            )
+        put_aside_after(found.path.parent, found.state.done)
+        self._emit("resumed", step=found.state.done, path=str(found.path), changed=changed)
+        return found
+
+    def check_room(self, built: Built, plan: RunPlan, saves: int | None) -> None:
+        """Raise DiskFull unless all checkpoints that will lie here at once fit on the disk.
+
+        `saves` is how many the run will write, where that is known.
+        """
+        from expert.training.checkpoint import bytes_needed, check_space
+
+        limits = [count for count in (plan.watch.keep_checkpoints, saves) if count is not None]
+        kept = min(limits, default=1)
+        there = len(list(self.folder.glob(f"{NAME}*"))) if self.folder.is_dir() else 0
+        groups = built.tensors()
+        # One more than is kept: the new one is whole before an old one goes.
+        needed = (bytes_needed(groups) + state_to_come(built, plan)) * max(1, kept + 1 - there)
+        check_space(self.folder, needed)
+
+
+def load(path: Path) -> Loaded:
+    """A checkpoint as it was saved; anything but a whole one is an error."""
+    from expert.training.checkpoint import load_checkpoint
+    from expert.training.state import TrainState
+
+    groups, saved = load_checkpoint(path)
+    return Loaded(
+        path=path,
+        groups=groups,
+        state=TrainState.from_json(saved["state"]),
+        identity=saved["identity"],
+        fallbacks=saved["fallbacks"],
+    )
+
+
+def state_to_come(built: Built, plan: RunPlan) -> int:
+    """Bytes of optimizer state that the first update will make; 0 where it is there already."""
+    from expert.planning.memory import OPTIMIZER_BYTES_PER_WEIGHT
+    from expert.training.learner import OPTIMIZER
+
+    if built.tensors()[OPTIMIZER]:
+        return 0
+    weights = sum(parameter.numel() for _, parameter in built.loaded.trainable)
+    return int(weights * OPTIMIZER_BYTES_PER_WEIGHT[plan.optim.optimizer])

@@ -1,0 +1,253 @@
+"""Prepared or streamed data to the updates and batches of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from expert.data.documents import DocumentStore
+    from expert.data.encoder import Encoder
+    from expert.data.feed import Batch, UpdateWork
+    from expert.data.order import DataOrder, Update
+    from expert.data.pack_index import PackIndex
+    from expert.data.streaming import Stream
+    from expert.jobs.preparing import PreparedSplit
+    from expert.planning.run_plan import RunPlan
+    from expert.training.state import TrainState
+
+PAD_ID = 0
+"""Padding has no label and is seen by no document, so any token will do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunData:
+    """What a run reads: a prepared split in its order, or a stream; and what it is judged by."""
+
+    train: PreparedSplit | None
+    order: DataOrder | None
+    stream: Stream | None
+    validation: PreparedSplit | None
+    test: PreparedSplit | None
+    encoder: Encoder
+    soft: bool
+    """Every document begins with a soft prompt."""
+
+
+def data_order(plan: RunPlan, split: PreparedSplit) -> DataOrder:
+    """The order of a split's bins: updates of as many as hold the planned examples on average."""
+    from expert.data.order import DataOrder, Grouping
+    from expert.data.pack import bins_per_update
+
+    index = split.index
+    count = bins_per_update(index, plan.batch.examples_per_update)
+    grouping = None
+    if plan.data.group_by_length:
+        grouping = Grouping(index.bin_lengths(), count)
+    return DataOrder(index.bins, count, plan.optim.seed, grouping)
+
+
+def settled_by_data(plan: RunPlan, order: DataOrder, split: PreparedSplit) -> RunPlan:
+    """The plan with the counts that were estimates until the data was prepared."""
+    import math
+
+    from expert.planning.fitting import even_split
+
+    sequences = order.bins_per_update
+    total = order.updates_in(plan.length.epochs)
+    if plan.length.max_steps:
+        total = min(total, plan.length.max_steps)
+    values: dict[str, Any] = {
+        "batch.sequences_per_update": sequences,
+        "length.steps_per_epoch": order.steps_per_epoch,
+        "length.total_steps": total,
+    }
+    micro = plan.batch.micro_batch
+    source = next((d.source for d in plan.decisions if d.path == "batch.micro_batch"), "machine")
+    if source != "manifest":
+        micro, _ = even_split(sequences, micro)
+        values["batch.micro_batch"] = micro
+    values["batch.accumulation"] = math.ceil(sequences / micro)
+    slices = {name: getattr(plan, name).model_dump() for name in ("batch", "length")}
+    changed = {
+        path: value
+        for path, value in values.items()
+        if slices[path.partition(".")[0]][path.partition(".")[2]] != value
+    }
+    because = f"counted: {split.index.examples:,} examples in {split.index.bins:,} sequences"
+    return plan.with_values(changed, because, "measurement") if changed else plan
+
+
+def training_feed(
+    plan: RunPlan,
+    data: RunData,
+    state: TrainState,
+    *,
+    device: torch.device,
+    new_event: Callable[[], Any] | None = None,
+) -> AbstractContextManager[Any]:
+    """The updates that are left of the run, as batches on the device."""
+    from expert.data.loader import LoaderOptions, PaddedFeed, PreparedRows
+
+    total = plan.length.total_steps
+    if data.order is not None and is_padded(plan):
+        split = data.train
+        assert split is not None
+        assert total is not None
+        folders = [prepared.folder for prepared in split.folders]
+        loader = plan.loader
+        return PaddedFeed(
+            PreparedRows(folders, split.index_file, pad_id=PAD_ID),
+            data.order,
+            done=state.done,
+            total=total,
+            rows=plan.batch.micro_batch,
+            device=device,
+            options=LoaderOptions(
+                workers=loader.workers,
+                prefetch=loader.prefetch,
+                persistent=loader.persistent_workers,
+                pin=loader.pin_memory,
+            ),
+            soft=data.soft,
+            skipped=state.skipped,
+        )
+    return _packed_feed(plan, data, state, device, new_event)
+
+
+def _packed_feed(
+    plan: RunPlan,
+    data: RunData,
+    state: TrainState,
+    device: torch.device,
+    new_event: Callable[[], Any] | None,
+) -> AbstractContextManager[Any]:
+    from expert.data.batches import BatchShape
+    from expert.data.feed import PackedFeed
+
+    rows = plan.batch.micro_batch
+    if data.stream is not None:
+        shape = data.stream.shape.batch_shape(rows, plan.data.max_seq_length)
+        batches = data.stream.shape.batches_per_update(rows)
+        whole_rows = data.stream.shape.whole_rows
+    else:
+        assert data.order is not None
+        assert data.train is not None
+        shape = BatchShape.for_index(data.train.index, rows)
+        batches = -(-data.order.bins_per_update // rows)
+        whole_rows = has_whole_rows(data.train)
+    return PackedFeed(
+        _works(plan, data, state),
+        shape,
+        batches_per_update=batches,
+        device=device,
+        pad_id=PAD_ID,
+        soft=data.soft,
+        whole_rows=whole_rows,
+        ready_ahead=plan.loader.prefetch,
+        pin=plan.loader.pin_memory,
+        new_event=new_event,
+    )
+
+
+def _works(plan: RunPlan, data: RunData, state: TrainState) -> Iterator[Any]:
+    from expert.data.streaming import Place
+
+    if data.stream is not None:
+        found = data.stream.works(
+            done=state.done,
+            place=Place(*state.place) if state.place else Place(),
+            epochs=plan.length.epochs,
+            total=plan.length.total_steps,
+        )
+    else:
+        assert data.order is not None
+        assert plan.length.total_steps is not None
+        split = data.train
+        assert split is not None
+        store = split.open()
+        found = _prepared_works(
+            data.order.updates(state.done, plan.length.total_steps),
+            split.index,
+            store,
+            seed=plan.optim.seed,
+        )
+    return (work for work in found if work.update.done not in state.skipped)
+
+
+def _prepared_works(
+    updates: Iterator[Update], index: PackIndex, store: DocumentStore, *, seed: int
+) -> Iterator[UpdateWork]:
+    """Updates over prepared tokens; blocks of a corpus are cut anew in every epoch."""
+    from expert.data.feed import UpdateWork
+    from expert.data.pack import shifted_blocks
+
+    epoch, here = 0, index
+    for update in updates:
+        if index.rule == "blocks" and update.epoch != epoch:
+            epoch = update.epoch
+            here = shifted_blocks(index, store.lengths, seed=seed, epoch=epoch)
+        yield UpdateWork(update, here, store)
+
+
+def is_padded(plan: RunPlan) -> bool:
+    """Whether rows go alone, padded to the longest; blocks of a corpus are full without padding."""
+    from expert.manifest.schema import CHAR_GPT
+
+    return plan.data.packing == "none" and plan.model.name != CHAR_GPT
+
+
+def has_whole_rows(split: PreparedSplit) -> bool:
+    """Whether every sequence is one document, so that plain causal attention is right."""
+    import numpy as np
+
+    return bool(np.diff(split.index.bin_offsets).max(initial=0) <= 1)
+
+
+@contextmanager
+def split_batches(
+    plan: RunPlan, split: PreparedSplit, *, rows: int, device: torch.device
+) -> Iterator[Iterator[Batch]]:
+    """All batches of a split once, in its own order."""
+    import numpy as np
+
+    from expert.data.batches import BatchShape
+    from expert.data.feed import PackedFeed, UpdateWork
+    from expert.data.loader import on_device, padded_tensors
+    from expert.data.order import Update, micro_batches
+
+    index, store = split.index, split.open()
+    bins = np.arange(index.bins)
+    if is_padded(plan):
+        # Longest first: what does not fit shows at once, and rows of one length pad each other.
+        bins = np.argsort(-index.bin_lengths(), kind="stable")
+        yield (
+            on_device(
+                padded_tensors(index, some, store, pad_id=PAD_ID),
+                some,
+                device,
+                soft=index.soft_tokens > 0,
+            )
+            for some in micro_batches(bins, rows)
+        )
+        return
+    works = (
+        UpdateWork(Update(number, 0, number, some), index, store)
+        for number, some in enumerate(micro_batches(bins, rows))
+    )
+    feed = PackedFeed(
+        works,
+        BatchShape.for_index(index, rows),
+        batches_per_update=1,
+        device=device,
+        pad_id=PAD_ID,
+        soft=index.soft_tokens > 0,
+        whole_rows=has_whole_rows(split),
+        pin=plan.loader.pin_memory,
+    )
+    with feed:
+        yield (batch for fed in feed for batch in fed.batches)

@@ -1,0 +1,160 @@
+"""The README.md of an export: what it is, what it learnt from, how well, and how it is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from expert import __version__
+
+if TYPE_CHECKING:
+    from expert.core.events import Event
+    from expert.jobs.exporting import Exported
+    from expert.planning.run_plan import RunPlan
+
+_PEFT = """\
+```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+base = AutoModelForCausalLM.from_pretrained({base})
+model = PeftModel.from_pretrained(base, "PATH/TO/THIS/FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("PATH/TO/THIS/FOLDER")
+```
+"""
+_TRANSFORMERS = """\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("PATH/TO/THIS/FOLDER", dtype="auto")
+tokenizer = AutoTokenizer.from_pretrained("PATH/TO/THIS/FOLDER")
+```
+"""
+_CHARACTERS = """\
+```python
+from pathlib import Path
+from expert.model.chargpt import load_char_gpt
+
+model, characters = load_char_gpt(Path("PATH/TO/THIS/FOLDER"))
+```
+"""
+
+
+def model_card(
+    plan: RunPlan, events: Sequence[Event], environment: dict[str, Any], done: Exported
+) -> str:
+    """The card as Markdown, with the head that model hubs read."""
+    parts = [
+        _head(plan, done),
+        f"# {plan.expert}\n",
+        _what(plan, done),
+        "## Loading it\n",
+        _loading(plan, done),
+        "## How it was trained\n",
+        _table(_settings(plan, environment)),
+        "## How well\n",
+        _table(_losses(events, done)),
+        "The losses are sums over all learnt tokens, divided once. The logits of this export were "
+        f"compared with those of the trained model on {done.texts} texts: the largest difference "
+        f"is {done.largest_difference:.3g}, {done.share:.2%} of their spread (at most "
+        f"{done.tolerance:.1%} is let pass).\n",
+        *(f"Note: {warning}\n" for warning in done.warnings()),
+        f"Made with expert {__version__}.\n",
+    ]
+    return "\n".join(parts)
+
+
+def _head(plan: RunPlan, done: Exported) -> str:
+    library = {"adapter": "peft"}.get(done.kind, "transformers")
+    lines = ["---"]
+    if plan.model.place == "built-in":
+        library = "expert"
+    else:
+        lines.append(f"base_model: {json.dumps(plan.model.location)}")
+    lines += [f"library_name: {library}", "tags:", f"- {plan.adapter.type}", "- expert", "---\n"]
+    return "\n".join(lines)
+
+
+def _what(plan: RunPlan, done: Exported) -> str:
+    kind = {
+        "adapter": f"A {plan.adapter.type} adapter for {plan.model.name}",
+        "merged": f"{plan.model.name} with a {plan.adapter.type} adapter merged into its weights",
+        "model": f"{plan.model.name}, every weight trained",
+    }[done.kind]
+    if plan.adapter.type == "none":
+        kind = f"Soft prompts for {plan.model.name}"
+    return f"{kind} ({done.checkpoint} of the run, {done.dtype}).\n"
+
+
+def _loading(plan: RunPlan, done: Exported) -> str:
+    if plan.model.place == "built-in":
+        return _CHARACTERS
+    template = plan.model.prompt_template or "tokenizer"
+    said = f"Prompts were written with the template `{template}`"
+    said += " of the tokenizer.\n" if template == "tokenizer" else ".\n"
+    prompts = [prompt["name"] for prompt in plan.adapter.soft_prompts]
+    if prompts and plan.adapter.type != "none":
+        said += f"\nThe soft prompts {', '.join(prompts)} lie in soft_prompts/ as PEFT prompt "
+        said += "tuning; their rows stand in front of every conversation.\n"
+    if done.kind == "adapter":
+        return _PEFT.format(base=json.dumps(plan.model.location)) + "\n" + said
+    return _TRANSFORMERS + "\n" + said
+
+
+def _settings(plan: RunPlan, environment: dict[str, Any]) -> list[tuple[str, str]]:
+    adapter, optim, length, data = plan.adapter, plan.optim, plan.length, plan.data
+    spec = data.dataset
+    source = str(spec.get("path") or ", ".join(spec.get("tasks") or ()) or "unknown")
+    rows = f", {length.rows:,} rows" if length.rows else ""
+    rank = f", rank {adapter.rank}, alpha {adapter.alpha:g}" if adapter.rank else ""
+    versions = environment.get("versions") or {}
+    used = [
+        f"{name} {versions[name]}" for name in ("torch", "transformers", "peft") if name in versions
+    ]
+    return [
+        ("base", f"{plan.model.name}, quantization {plan.model.quantization}"),
+        ("data", f"{source}{rows}"),
+        ("trained", f"{adapter.type}{rank}, dropout {adapter.dropout:g}"),
+        ("trained weights", _number(adapter.trainable_parameters, "{:,}")),
+        ("longest sequence", f"{data.max_seq_length} tokens, packing {data.packing}"),
+        ("rows an update", str(plan.batch.examples_per_update)),
+        ("epochs", f"{length.epochs:g}"),
+        ("updates", _number(length.total_steps, "{:,}")),
+        (
+            "optimizer",
+            f"{optim.optimizer}, {optim.scheduler}, learning rate {optim.learning_rate:g}",
+        ),
+        ("precision", plan.kernels.precision),
+        ("seed", str(optim.seed)),
+        ("on", plan.target),
+        ("with", ", ".join(used) or "unknown"),
+    ]
+
+
+def _losses(events: Sequence[Event], done: Exported) -> list[tuple[str, str]]:
+    by_split: dict[str, Event] = {}
+    finished: Event = {}
+    for event in events:
+        if event["event"] == "eval":
+            by_split[str(event.get("split") or "validation")] = event
+        elif event["event"] == "finished":
+            finished = event
+    rows = [
+        ("training loss, mean", _number(finished.get("loss"), "{:.4f}")),
+        ("validation loss, best", _number(finished.get("eval_loss"), "{:.4f}")),
+    ]
+    for split, event in by_split.items():
+        name = "validation loss, last" if split == "validation" else f"{split} loss"
+        rows.append((name, _number(event.get("loss"), "{:.4f}")))
+    return rows
+
+
+def _number(value: Any, form: str) -> str:
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return form.format(value) if known else "unknown"
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    lines = [f"| {name} | {value.replace('|', '/')} |" for name, value in rows]
+    return "\n".join(["| | |", "|---|---|", *lines, ""])

@@ -1,0 +1,117 @@
+"""Parts of a run that follow from its plan and from where it stands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from expert.core.rundir import RunFolder
+    from expert.jobs.feeding import RunData
+    from expert.planning.run_plan import RunPlan
+    from expert.telemetry.meter import Meter
+    from expert.training.loop import LoopPlan
+    from expert.training.pressure import Pressure
+    from expert.training.state import TrainState
+    from expert.training.stopping import BestSoFar
+
+ENDLESS = 2**62
+"""Updates of a run whose end nobody knows."""
+
+
+def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:
+    """When what happens in the run."""
+    from expert.training.loop import LoopPlan
+    from expert.training.schedule import schedule_from, schedule_of
+    from expert.training.spikes import Stability
+
+    watch, stability, total = plan.watch, plan.stability, plan.length.total_steps
+    # The epochs of a stream end when its rows do.
+    per_epoch = None if data.stream is not None else plan.length.steps_per_epoch
+    schedule = schedule_of(plan.optim, ENDLESS if total is None else total)
+    if state.schedule:
+        schedule = schedule_from(state.schedule)
+
+    def between(strategy: str, steps: int | None, epochs: int) -> tuple[int, int]:
+        """Updates, or where those cannot be told epochs, from one of a kind to the next."""
+        if strategy == "steps":
+            return steps or 0, 0
+        if strategy == "no":
+            return 0, 0
+        return (epochs * per_epoch, 0) if per_epoch else (0, epochs)
+
+    strategy = watch.evaluation_strategy if data.validation is not None else "no"
+    eval_every, eval_epochs = between(strategy, watch.eval_steps, watch.eval_every_epochs)
+    save_every, save_epochs = between(
+        watch.save_strategy, watch.save_steps, watch.save_every_epochs
+    )
+    return LoopPlan(
+        schedule=schedule,
+        max_norm=plan.optim.max_grad_norm,
+        seed=plan.optim.seed,
+        total_steps=total,
+        steps_per_epoch=per_epoch,
+        eval_every=eval_every,
+        eval_epochs=eval_epochs,
+        save_every=save_every,
+        save_epochs=save_epochs,
+        save_best=watch.load_best,
+        stability=Stability(
+            on_not_finite=stability.on_not_finite,
+            max_skips=stability.max_skipped_updates,
+            on_spike=stability.on_loss_spike,
+            max_rollbacks=stability.max_rollbacks,
+        ),
+    )
+
+
+def best_so_far(plan: RunPlan, state: TrainState) -> BestSoFar:
+    """What follows the metric of the plan, from where the run stands."""
+    from expert.training.stopping import BestSoFar
+
+    watch = plan.watch
+    return BestSoFar(
+        watch.metric,
+        greater_is_better=watch.greater_is_better,
+        threshold=watch.early_stopping_threshold,
+        patience=watch.early_stopping_patience,
+        state=state.best,
+    )
+
+
+def meter_of(plan: RunPlan) -> Meter:
+    """What measures the speed of the run."""
+    from expert.telemetry.meter import Meter, Peak
+
+    reasons = {decision.path: decision.because for decision in plan.decisions}
+    because = reasons.get("length.peak_flops", "unknown")
+    peak = Peak(flops=plan.length.peak_flops, because=because)
+    return Meter(peak=peak, total_steps=plan.length.total_steps)
+
+
+def pressure_of(plan: RunPlan) -> Pressure:
+    """What looks for signs that another plan would be better."""
+    from expert.model.blocks import CompileWatch
+    from expert.training.pressure import DataWait, Pressure, Recompiling, Spilling
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return Pressure(
+        data=DataWait(workers=plan.loader.workers, cores=cores or 1),
+        spilling=Spilling(),
+        recompiling=Recompiling(CompileWatch().recompiles),
+    )
+
+
+def tracker_of(
+    plan: RunPlan, folder: RunFolder, tell: Callable[[str], None]
+) -> tuple[Any | None, str]:
+    """TensorBoard's files where they are wanted, and why there are none."""
+    if "tensorboard" not in plan.watch.trackers:
+        return None, ""
+    from expert.telemetry.tensorboard import TensorBoardSink, TrackerUnavailable
+
+    try:
+        return TensorBoardSink(folder.tensorboard, tell=tell), ""
+    except TrackerUnavailable as error:
+        return None, str(error)

@@ -1,0 +1,369 @@
+"""The job behind `expert sample`: a trained expert answers, or continues a text."""
+
+from __future__ import annotations
+
+import importlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from expert.core.errors import ExpertError
+
+if TYPE_CHECKING:
+    import torch
+
+    from expert.data.templates import Template
+    from expert.jobs.trained import Trained
+    from expert.planning.run_plan import RunPlan
+
+Tell = Callable[[str], None]
+"""Told the text as it comes, piece by piece."""
+
+CHARACTER_TEMPERATURE = 0.8
+"""For the character model where nothing is asked for: the likeliest character alone soon repeats
+itself."""
+_TEXT_SUFFIXES = (".txt", ".txt.gz", ".txt.zst")
+
+
+class CannotSample(ExpertError):
+    """A prompt or a way of decoding that this model has no use for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How tokens are chosen."""
+
+    temperature: float
+    top_p: float
+    top_k: int | None
+    min_p: float
+    repetition_penalty: float
+    max_new_tokens: int
+    stop_sequences: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What became of one prompt."""
+
+    prompt: str
+    text: str
+    tokens: int
+    ended: bool
+    """It came to its end; otherwise it was cut at max_new_tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """All prompts, and what is needed to get the same texts again."""
+
+    run: Path
+    checkpoint: str
+    plain: bool
+    """The prompts were continued as they stand, without a template."""
+    seed: int
+    decoding: Decoding
+    notes: tuple[str, ...]
+    samples: tuple[Sample, ...]
+
+
+def sample(
+    run: Path | None,
+    prompts: Sequence[str],
+    *,
+    system: str = "",
+    plain: bool | None = None,
+    checkpoint: str | None = None,
+    seed: int | None = None,
+    device: str = "auto",
+    decoding: Mapping[str, Any] | None = None,
+    loading: Callable[[str], None] = lambda what: None,
+    begin: Callable[[str, bool], None] = lambda prompt, plain: None,
+    tell: Tell = lambda piece: None,
+) -> Samples:
+    """Answer every prompt with what a run has learnt.
+
+    `decoding` holds what differs from the manifest's; `plain` continues prompts as they stand, None
+    decides by the data. `loading`, `begin` and `tell` follow the work.
+    """
+    from expert.jobs.trained import choose, load_trained, pick_device, read_plan
+    from expert.jobs.watching import find_run
+
+    folder = find_run(run)
+    plan = read_plan(folder)
+    how, notes = settle_decoding(plan, decoding or {})
+    continues = trained_on_text(plan) if plain is None else plain
+    if system and continues:
+        raise CannotSample(
+            "--system: a text that is continued has no system turn  (put it into the prompt)"
+        )
+    choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
+    loading(f"loading {plan.model.name} and {choice.name} of {folder.path}")
+    trained = load_trained(folder, plan, choice, device=pick_device(device))
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    done = []
+    for prompt in prompts:
+        begin(prompt, continues)
+        done.append(
+            answer(trained, prompt, how, system=system, plain=continues, seed=seed, tell=tell)
+        )
+    return Samples(
+        run=folder.path,
+        checkpoint=choice.name,
+        plain=continues,
+        seed=seed,
+        decoding=how,
+        notes=tuple(notes),
+        samples=tuple(done),
+    )
+
+
+def trained_on_text(plan: RunPlan) -> bool:
+    """Whether the data was plain text, so that a prompt is continued rather than answered."""
+    from expert.manifest.names import CORPORA
+    from expert.manifest.schema import CHAR_GPT
+
+    data = plan.data.dataset
+    path = str(data.get("path") or "")
+    is_text = data.get("format") in ("txt", "text") or path.lower().endswith(_TEXT_SUFFIXES)
+    return plan.model.name == CHAR_GPT or path in CORPORA or is_text
+
+
+def settle_decoding(plan: RunPlan, asked: Mapping[str, Any]) -> tuple[Decoding, list[str]]:
+    """The manifest's decoding with what was asked for laid over it, and what is to be said."""
+    from expert.manifest.dataset import Decoding as Defaults
+    from expert.manifest.schema import CHAR_GPT
+
+    given = {key: value for key, value in asked.items() if value is not None}
+    base = {**Defaults().model_dump(), **plan.decoding}
+    merged = {key: given.get(key, base[key]) for key in Decoding.__annotations__}
+    merged["stop_sequences"] = tuple(merged["stop_sequences"])
+    how = Decoding(**merged)
+    if plan.model.name != CHAR_GPT:
+        return how, []
+    notes = []
+    if "temperature" not in given and how.temperature == Defaults().temperature:
+        how = replace(how, temperature=CHARACTER_TEMPERATURE)
+        notes.append(f"temperature {CHARACTER_TEMPERATURE}: at 0 characters soon repeat themselves")
+    for key, neutral in (("top_p", 1.0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
+        if getattr(how, key) == neutral:
+            continue
+        if key in given:
+            flag = "--" + key.replace("_", "-")
+            raise CannotSample(
+                f"{flag}: the character model knows temperature and top-k only  (use --top-k)"
+            )
+        notes.append(f"{key} of the manifest is not used: the character model knows top_k only")
+        how = replace(how, **cast(Any, {key: neutral}))
+    return how, notes
+
+
+def answer(
+    trained: Trained,
+    prompt: str,
+    how: Decoding,
+    *,
+    system: str = "",
+    plain: bool = False,
+    seed: int = 0,
+    tell: Tell = lambda piece: None,
+) -> Sample:
+    """One prompt answered; the same seed gives the same text on the same machine."""
+    if trained.template is None:
+        return _continue_characters(trained, prompt, how, seed, tell)
+    text = prompt_text(trained.template, prompt, system=system, plain=plain)
+    return _generate(trained, prompt, text, how, plain=plain, seed=seed, tell=tell)
+
+
+def prompt_text(template: Template, prompt: str, *, system: str = "", plain: bool = False) -> str:
+    """What the model is given: a conversation that ends where the answer begins, or plain text."""
+    from expert.data.records import Example, Segment, Turn
+
+    if not plain:
+        turns = [Turn("system", system)] if system else []
+        return template.prompt([*turns, Turn("user", prompt)])
+    segments: list[Segment] = template.segments(Example(text=prompt))
+    whole = "".join(segment.text for segment in segments)
+    return whole[: whole.rindex(prompt) + len(prompt)]  # without the end that training adds
+
+
+# --- characters ----------------------------------------------------------------------------------
+
+
+def _continue_characters(
+    trained: Trained, prompt: str, how: Decoding, seed: int, tell: Tell
+) -> Sample:
+    import torch
+
+    from expert.data.encoder import CharacterEncoder
+    from expert.data.records import Segment
+    from expert.model.chargpt import CharGpt
+
+    encoder, module = trained.encoder, trained.loaded.module
+    assert isinstance(encoder, CharacterEncoder)
+    assert isinstance(module, CharGpt)
+    # A text begins after the end of another one, which in most corpora is a line's.
+    start = prompt or ("\n" if "\n" in encoder.characters else encoder.characters[0])
+    ids = encoder.encode([[Segment(start, learn=False)]]).ids.tolist()
+    tokens = torch.tensor([ids], device=trained.device)
+    generator = torch.Generator(trained.device).manual_seed(seed)
+    text, ended, count = "", False, 0
+    while count < how.max_new_tokens and not ended:
+        tokens = module.generate(tokens, 1, how.temperature, how.top_k, generator)
+        count += 1
+        piece = encoder.decode(tokens[0, -1:].tolist())
+        text += piece
+        cut = _cut_at(text, how.stop_sequences)
+        ended = cut is not None
+        if not ended:
+            tell(piece)
+    text = text if not ended else text[: _cut_at(text, how.stop_sequences)]
+    return Sample(prompt=prompt, text=text, tokens=count, ended=ended)
+
+
+# --- transformers models -------------------------------------------------------------------------
+
+
+def _generate(
+    trained: Trained, prompt: str, text: str, how: Decoding, *, plain: bool, seed: int, tell: Tell
+) -> Sample:
+    import torch
+    from transformers import StoppingCriteriaList
+
+    from expert.data.encoder import TextEncoder
+    from expert.data.records import Segment
+
+    encoder, template = trained.encoder, trained.template
+    assert isinstance(encoder, TextEncoder)
+    assert template is not None
+    ids = encoder.encode([[Segment(text, learn=False)]]).ids.tolist()
+    if not ids:
+        raise CannotSample("--prompt: an empty text has nothing to be continued  (write a word)")
+    ends = end_tokens(encoder, template)
+    stops = list(how.stop_sequences)
+    if not plain and encoder.tokenizer.token_to_id(template.stop) is None:
+        stops.append(template.stop)
+    writer = _writer(encoder.tokenizer, ends, stops, tell, strip=not plain)
+    config = generation_config(how, ends)
+    model = trained.loaded.causal_lm
+    # Whole and alone: transformers would fill gaps from the base model's own settings.
+    model.generation_config = config
+    with seeded(trained.device, seed), torch.no_grad():
+        model.generate(
+            **model_inputs(trained, ids),
+            generation_config=config,
+            streamer=writer,
+            stopping_criteria=StoppingCriteriaList([writer.stops]),
+        )
+    return Sample(prompt=prompt, text=writer.text(), tokens=len(writer.ids), ended=writer.ended)
+
+
+def generation_config(how: Decoding, ends: Sequence[int]) -> Any:
+    """The settings of transformers' generate; at temperature 0 the likeliest token is taken."""
+    transformers: Any = importlib.import_module("transformers")
+    options: dict[str, Any] = {"do_sample": False}
+    if how.temperature > 0:
+        options = {"do_sample": True, "temperature": how.temperature, "top_p": how.top_p}
+        # Zero turns it off; left out, transformers would take the 50 likeliest.
+        options |= {"top_k": how.top_k or 0, "min_p": how.min_p or None}
+    return transformers.GenerationConfig(
+        **options,
+        max_new_tokens=how.max_new_tokens,
+        repetition_penalty=how.repetition_penalty,
+        eos_token_id=list(ends) or None,
+        pad_token_id=ends[0] if ends else 0,
+        use_cache=True,
+    )
+
+
+def end_tokens(encoder: Any, template: Template) -> list[int]:
+    """The tokens that end an answer: the template's, and the tokenizer's own."""
+    found = (encoder.tokenizer.token_to_id(text) for text in (template.stop, encoder.special.eos))
+    return list(dict.fromkeys(token for token in found if token is not None))
+
+
+def model_inputs(trained: Trained, ids: Sequence[int]) -> dict[str, Any]:
+    """The prompt as the model takes it; with soft prompts as embeddings, theirs in front."""
+    import torch
+
+    tokens = torch.tensor([list(ids)], device=trained.device)
+    prompts = trained.loaded.soft_prompts
+    if prompts is None:
+        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+    words = trained.loaded.decoder.get_input_embeddings()(tokens)  # type: ignore[operator]
+    rows = prompts.rows().detach().to(words.device, words.dtype)[None]
+    whole = torch.cat([rows, words], dim=1)
+    mask = torch.ones(whole.shape[:2], dtype=torch.int64, device=trained.device)
+    return {"inputs_embeds": whole, "attention_mask": mask}
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """The generators that transformers draws from, set for a while."""
+    import torch
+
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+def _cut_at(text: str, stops: Sequence[str]) -> int | None:
+    """Where the first of the stops begins; None where none occurs."""
+    places = [text.index(stop) for stop in stops if stop and stop in text]
+    return min(places) if places else None
+
+
+def _writer(tokenizer: Any, ends: list[int], stops: list[str], tell: Tell, *, strip: bool) -> Any:
+    """A streamer of transformers that follows what is generated and says when to stop."""
+    import torch
+    from transformers import StoppingCriteria
+    from transformers.generation.streamers import BaseStreamer
+
+    class Stops(StoppingCriteria):
+        def __init__(self, over: Callable[[], bool]) -> None:
+            self._over = over
+
+        def __call__(self, input_ids: Any, scores: Any, **more: Any) -> torch.Tensor:
+            return torch.full((len(input_ids),), self._over(), device=input_ids.device)
+
+    class Writer(BaseStreamer):
+        def __init__(self) -> None:
+            self.ids: list[int] = []
+            self.ended = False
+            self.stops = Stops(lambda: self.ended)
+            self._prompt_seen = False
+            self._told = 0
+
+        def put(self, value: Any) -> None:
+            if not self._prompt_seen:  # transformers hands over the prompt first
+                self._prompt_seen = True
+                return
+            self.ids += value.flatten().tolist()
+            whole = self._whole()
+            self.ended = bool(self.ids) and self.ids[-1] in ends
+            self.ended = self.ended or _cut_at(whole, stops) is not None
+            shown = self.text()
+            # A character may still lack bytes, and a stop its end.
+            if not self.ended and not shown.endswith("�"):
+                tell(shown[self._told :])
+                self._told = max(self._told, len(shown))
+
+        def end(self) -> None:
+            tell(self.text()[self._told :])
+
+        def _whole(self) -> str:
+            return str(tokenizer.decode(self.ids, skip_special_tokens=False))
+
+        def text(self) -> str:
+            """What was said, without what ended it."""
+            said = [token for token in self.ids if token not in ends]
+            text = str(tokenizer.decode(said, skip_special_tokens=not stops))
+            place = _cut_at(text, stops)
+            text = text if place is None else text[:place]
+            return text.strip() if strip else text
+
+    return Writer()

@@ -1,0 +1,382 @@
+"""One run while it lasts: what was built, where it stands, and where its facts go."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+    from expert.core.events import Sink
+    from expert.core.rundir import RunFolder
+    from expert.data.streaming import Stream
+    from expert.jobs.building import Built
+    from expert.jobs.checkpoints import Groups
+    from expert.jobs.feeding import RunData
+    from expert.manifest.schema import Manifest
+    from expert.planning.run_plan import RunPlan
+    from expert.training.evaluation import EvalResult
+    from expert.training.loop import Ending, LoopPlan
+    from expert.training.pressure import Pressure
+    from expert.training.recorder import Recorder, Trouble
+    from expert.training.state import TrainState
+    from expert.training.stopping import BestSoFar
+
+REBUILD = ("model.", "kernels.", "optim.", "adapter.")
+"""Changes of the plan after which the model is built anew; others concern only the data."""
+
+
+class Session:
+    """Everything a run needs between its start and its end; closing it lets go of all of it."""
+
+    def __init__(
+        self,
+        *,
+        folder: RunFolder,
+        plan: RunPlan,
+        data: RunData,
+        manifest: Manifest,
+        sinks: tuple[Sink, ...],
+        restream: Callable[[RunPlan], Stream] | None = None,
+    ) -> None:
+        from expert.core.events import EventLog
+        from expert.jobs.building import device_of
+        from expert.jobs.checkpoints import Checkpoints
+        from expert.jobs.parts import best_so_far, pressure_of, tracker_of
+        from expert.telemetry.gpu import GpuSampler
+        from expert.training.state import TrainState
+        from expert.training.stopping import Signals
+
+        self.folder, self.plan, self.data, self.manifest = folder, plan, data, manifest
+        self.device: torch.device = device_of(plan)
+        self.state: TrainState = TrainState()
+        self.signals = Signals()
+        self.gpu = GpuSampler(self.device.index or 0) if self.device.type == "cuda" else None
+        self.doing: Literal["training", "probe"] = "training"
+        self._restream = restream
+        self._warned: set[str] = set()
+        self._tracker, refused = tracker_of(
+            plan, folder, lambda text: self.emit("warning", text=text)
+        )
+        self._warnings = [refused] if refused else []
+        tracked = (self._tracker,) if self._tracker else ()
+        self._log = EventLog(folder.events, (*sinks, *tracked))
+        self.emit = self._log.emit
+        self.checkpoints = Checkpoints(folder, self.emit)
+        self._close = contextlib.ExitStack()
+        self._looked_at = time.monotonic()
+        self._built: Built | None = None
+        self._pending: Groups | None = None
+        self._tried: object = None
+        self._pressure: Pressure = pressure_of(plan)
+        self.recorder: Recorder = self._make_recorder()
+        self.best: BestSoFar = best_so_far(plan, self.state)
+
+    def __enter__(self) -> Session:
+        self._close.callback(self._log.close)
+        if self._tracker is not None:
+            self._close.callback(self._tracker.close)
+        self._close.enter_context(self.signals)
+        if self.gpu is not None:
+            self._close.enter_context(self.gpu)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close.close()
+
+    # --- starting ------------------------------------------------------------------------------
+
+    def announce(self) -> None:
+        """Write down what was asked, what was decided and on what, and say that it begins."""
+        from expert.core.publish import sweep
+        from expert.core.rundir import RunFolderError
+        from expert.jobs.building import environment
+        from expert.model.switches import list_switches
+
+        plan = self.plan
+        if self.folder.checkpoints.is_dir():
+            sweep(self.folder.checkpoints, alone=True)
+        try:
+            self.folder.write_json("manifest.json", self.manifest.model_dump(mode="json"))
+            self.folder.write_json("plan.json", plan.model_dump(mode="json"))
+            self.folder.write_json("environment.json", environment())
+        except OSError as error:
+            raise RunFolderError(
+                f"{self.folder.path}: cannot be written: {error.strerror}  (mend that, or name "
+                "another folder in training.config.output_dir)"
+            ) from error
+        self.emit(
+            "started",
+            step=self.state.done,
+            expert=plan.expert,
+            model=plan.model.name,
+            device=plan.target,
+            total_steps=plan.length.total_steps,
+            epochs=plan.length.epochs,
+            run=str(self.folder.path),
+            trainable_parameters=plan.adapter.trainable_parameters,
+            tokens_per_epoch=plan.length.tokens_per_epoch,
+        )
+        for text in self._warnings:
+            self.emit("warning", text=text)
+        self.emit("kernels", lines=[str(line) for line in list_switches(plan, self.device)])
+
+    def warn_once(self, about: str, text: str) -> None:
+        """Say something once in a run."""
+        if about not in self._warned:
+            self._warned.add(about)
+            self.emit("warning", step=self.state.done, text=text)
+
+    @property
+    def built(self) -> Built:
+        """The model of the plan, built when it is first needed and after each change of it."""
+        from expert.jobs.building import build
+
+        if self._built is None:
+            self._built = build(self.plan, self.data.encoder, device=self.device)
+            self.recorder = self._make_recorder()
+            self._pressure.recompiling.restart()
+            if self._pending is not None:
+                self._built.load(self._pending)
+                self._pending = None
+        return self._built
+
+    @property
+    def blocks(self) -> int | None:
+        """Blocks of the model, where it is loaded."""
+        return len(self._built.loaded.blocks) if self._built is not None else None
+
+    @property
+    def evaluates(self) -> bool:
+        return self.data.validation is not None and self.plan.watch.evaluation_strategy != "no"
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether processes make the batches; a thread that fills them has nothing to tune."""
+        from expert.jobs.feeding import is_padded
+
+        return self.data.stream is not None or is_padded(self.plan)
+
+    def resume(self, checkpoint: Path, *, allow_changed: bool) -> None:
+        """Go on from a checkpoint, or from the newest good one of a folder of them."""
+        from expert.jobs.checkpoints import with_fallbacks
+
+        found = self.checkpoints.chosen(checkpoint, self.plan, self.data, allow=allow_changed)
+        self.plan = with_fallbacks(self.plan, found.fallbacks)
+        self._settle_loader()
+        self.stand_at(found.state, found.groups)
+
+    # --- running -------------------------------------------------------------------------------
+
+    def attempt(self) -> Ending:
+        """Train from where the run stands until something ends it."""
+        from expert.jobs.feeding import training_feed
+        from expert.jobs.healing import rows_behind
+        from expert.training.loop import Tools, train
+
+        built = self.built
+        self._try_out()
+        timed = built.timeline.take_event if self.device.type == "cuda" else None
+        feed = training_feed(self.plan, self.data, self.state, device=self.device, new_event=timed)
+        tools = Tools(
+            emit=self.emit,
+            recorder=self.recorder,
+            best=self.best,
+            evaluate=lambda step: self.evaluate(),
+            save=self.save,
+            reached=self._reached,
+            stop_requested=lambda: self.signals.requested,
+            rows_of=lambda bins: rows_behind(self.data, bins),
+        )
+        self._pressure.data.restart()
+        self.recorder.meter.start()
+        with feed as updates:
+            self.state, ending = train(built.engine, updates, self.state, self.loop_plan(), tools)
+        return ending
+
+    def _try_out(self) -> None:
+        """Once for every plan, before the next update: does it fit on the device and the disk?"""
+        from expert.jobs.judging import probe
+
+        plan = self.plan
+        trial = (plan.batch.micro_batch, plan.kernels, plan.model, plan.optim.optimizer)
+        if self._tried == trial or self.state.done == plan.length.total_steps:
+            return
+        self.doing = "probe"
+        self.checkpoints.check_room(self.built, plan, self._saves_to_come())
+        probe(self)
+        self.doing, self._tried = "training", trial
+
+    def _saves_to_come(self) -> int | None:
+        loop = self.loop_plan()
+        if loop.total_steps is None or loop.save_best:
+            return None
+        left = loop.total_steps - self.state.done
+        return 1 + math.ceil(left / loop.save_every) if loop.save_every else 1
+
+    def _reached(self, state: TrainState) -> None:
+        self.state = state
+
+    def loop_plan(self) -> LoopPlan:
+        """When what happens in this run, from where it stands."""
+        from expert.jobs.parts import loop_plan
+
+        return loop_plan(self.plan, self.data, self.state)
+
+    def verdict_on(self, trouble: Trouble) -> str:
+        """What the run's policy says about trouble that was only now read."""
+        from expert.training.loop import verdict_on
+
+        return verdict_on(trouble, self.state, self.loop_plan().stability)
+
+    def save(self, state: TrainState) -> None:
+        """Write a checkpoint."""
+        self.state = state
+        self.checkpoints.save(state, self.built.tensors(), self.plan, self.data)
+
+    def evaluate(self) -> EvalResult | None:
+        """The validation rows; None where a signal asked for an end in between."""
+        from expert.jobs.judging import evaluate_split
+
+        assert self.data.validation is not None
+        before = self._pressure.recompiling.count()
+        result = evaluate_split(self, self.data.validation)
+        self._pressure.recompiling.forgive(self._pressure.recompiling.count() - before)
+        return result
+
+    # --- ending --------------------------------------------------------------------------------
+
+    def take_best(self) -> None:
+        """Go back to the best checkpoint where the plan says so and it is not the last one."""
+        from expert.jobs.checkpoints import NAME, load
+
+        best = self.best.best_step
+        if not self.plan.watch.load_best or best is None or best == self.state.done:
+            return
+        path = self.folder.checkpoints / f"{NAME}{best:06d}"
+        self.built.load(load(path).groups)
+        self.emit("took_best", step=best, path=str(path))
+
+    def evaluate_test(self) -> EvalResult | None:
+        """The test rows at the end, where there are any."""
+        from expert.jobs.judging import evaluate_split
+
+        if self.data.test is None:
+            return None
+        result = evaluate_split(self, self.data.test)
+        if result is not None:
+            self.emit(
+                "eval",
+                step=self.state.done,
+                split="test",
+                loss=result.loss,
+                perplexity=result.perplexity,
+                token_accuracy=result.token_accuracy,
+                tokens=result.targets,
+                best=False,
+            )
+        return result
+
+    def publish_final(self) -> Path:
+        """What a user takes away, whole or not at all."""
+        from expert.core.publish import publishing
+        from expert.training.checkpoint import bytes_needed, check_space
+
+        loaded = self.built.loaded
+        check_space(self.folder.path, bytes_needed({"weights": loaded.weights}))
+        with publishing(self.folder.final) as folder:
+            loaded.save(folder)
+        return self.folder.final
+
+    # --- changing ------------------------------------------------------------------------------
+
+    def change_plan(self, after: RunPlan, changed: set[str]) -> None:
+        """Go on with another plan; weights and optimizer state stay, and what the run remembers."""
+        import torch
+
+        self.plan = after
+        try:
+            self.folder.write_json("plan.json", after.model_dump(mode="json"))
+        except OSError as error:
+            self.emit("warning", text=f"plan.json cannot be written: {error.strerror}")
+        self.state = replace(
+            self.state, losses=self.recorder.spikes.state(), skips=self.recorder.skips
+        )
+        if self._built is not None:
+            self._built.engine.discard()
+            if any(path.startswith(REBUILD) for path in changed):
+                self._set_aside_weights()
+                self.recorder.meter.resettle()
+        if any(path.startswith("loader.") for path in changed):
+            self._settle_loader()
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def stand_at(self, state: TrainState, groups: Groups | None) -> None:
+        """Go on from this state with these tensors; without them the model begins anew."""
+        from expert.jobs.parts import best_so_far
+
+        self.state = state
+        if groups is None:
+            self._built = self._pending = None
+        elif self._built is None:
+            self._pending = groups
+        else:
+            self._built.load(groups)
+        self.best = best_so_far(self.plan, state)
+        self.recorder = self._make_recorder()
+
+    def _settle_loader(self) -> None:
+        self._pressure.data.workers = self.plan.loader.workers
+        if self.data.stream is not None and self._restream is not None:
+            self.data = replace(self.data, stream=self._restream(self.plan))
+
+    def _set_aside_weights(self) -> None:
+        assert self._built is not None
+        if self._pending is None:
+            self._pending = {
+                group: {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
+                for group, named in self._built.tensors().items()
+            }
+        self._built = None
+
+    # --- parts ---------------------------------------------------------------------------------
+
+    def _make_recorder(self) -> Recorder:
+        """A recorder for what is built now; the meter of the run goes on."""
+        from expert.jobs.parts import meter_of
+        from expert.telemetry.timeline import Timeline
+        from expert.training.recorder import Recorder
+        from expert.training.spikes import SpikeWatch
+
+        plan = self.plan
+        before: Recorder | None = getattr(self, "recorder", None)
+        return Recorder(
+            self.emit,
+            device=self.device,
+            meter=before.meter if before is not None else meter_of(plan),
+            timeline=self._built.timeline if self._built else Timeline(self.device),
+            spikes=SpikeWatch(state=self.state.losses or None),
+            log_every=plan.watch.logging_steps,
+            flops_per_token=plan.length.flops_per_token,
+            loss_scaling=plan.kernels.loss_scaling,
+            more=self._gpu_fields,
+            pressure=self._pressure,
+            skips=self.state.skips,
+        )
+
+    def _gpu_fields(self) -> dict[str, Any]:
+        from expert.telemetry.gpu import allocator_facts
+
+        if self.gpu is None:
+            return {}
+        since, self._looked_at = self._looked_at, time.monotonic()
+        return {**self.gpu.step_fields(since), **allocator_facts(self.device)}

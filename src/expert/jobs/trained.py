@@ -1,0 +1,345 @@
+"""What a run has learnt, loaded to be used: the finished expert, or one of its checkpoints."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import ExpertError
+from expert.core.events import read_events
+from expert.core.publish import DONE
+from expert.core.rundir import RunFolder, RunFolderError
+
+if TYPE_CHECKING:
+    import torch
+
+    from expert.data.encoder import CharacterEncoder, TextEncoder
+    from expert.data.templates import Template
+    from expert.model.load import LoadedModel
+    from expert.planning.run_plan import RunPlan
+
+FINAL, BEST = "final", "best"
+_STEP = re.compile(r"(?:checkpoint-|step-)?(\d{1,9})")
+_CHECKPOINT = re.compile(r"step-(\d{6,})")
+
+
+class NothingTrained(ExpertError):
+    """A run that has not got what was asked of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which state of a run: its folder, and the update it was taken at where that is known."""
+
+    name: str
+    path: Path
+    step: int | None
+
+    @property
+    def is_final(self) -> bool:
+        return self.step is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A model that has learnt, on its device, with what turns text into its tokens."""
+
+    plan: RunPlan
+    choice: Choice
+    loaded: LoadedModel
+    encoder: TextEncoder | CharacterEncoder
+    template: Template | None
+    """None for the character model: its text has no turns."""
+    tokenizer_folder: Path | None
+    device: torch.device
+
+
+def read_plan(folder: RunFolder) -> RunPlan:
+    """The plan a run was made by."""
+    from pydantic import ValidationError
+
+    from expert.planning.run_plan import RunPlan
+
+    try:
+        return RunPlan.model_validate_json(folder.plan.read_bytes())
+    except ValidationError as error:
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        raise RunFolderError(
+            f"{folder.plan}: is no plan of this version: {where}: {error.errors()[0]['msg']}  "
+            "(use the version of Expert that made the run; environment.json names it)"
+        ) from None
+
+
+def choose(folder: RunFolder, asked: str) -> Choice:
+    """The finished expert (`final`), the best checkpoint (`best`), or that of an update."""
+    number = _STEP.fullmatch(asked)
+    if asked == FINAL:
+        return _final(folder)
+    if asked == BEST:
+        return _best(folder)
+    if number is None:
+        raise NothingTrained(
+            f"--checkpoint {asked}: is neither final nor best nor the number of an update  "
+            f"({_offer(folder)})"
+        )
+    path = folder.checkpoints / f"step-{int(number[1]):06d}"
+    if not (path / DONE).is_file():
+        raise NothingTrained(
+            f"{folder.path}: there is no checkpoint of update {int(number[1])}  ({_offer(folder)})"
+        )
+    return Choice(name=path.name, path=path, step=int(number[1]))
+
+
+def _final(folder: RunFolder) -> Choice:
+    from expert.core.publish import damage
+
+    fault = damage(folder.final, contents=False)
+    if fault:
+        raise NothingTrained(
+            f"{folder.final}: there is no finished expert: {fault}  (let the run finish with "
+            f"--resume; {_offer(folder)})"
+        )
+    return Choice(name=FINAL, path=folder.final, step=None)
+
+
+def _best(folder: RunFolder) -> Choice:
+    """The checkpoint of the best evaluation; the finished expert where it was made from that."""
+    best: list[int] = []
+    taken = last = None
+    for event in read_events(folder.events) if folder.events.is_file() else ():
+        kind, step = event["event"], event.get("step")
+        if kind == "eval" and event.get("best") is True and isinstance(step, int):
+            best.append(step)
+        elif kind in ("rolled_back", "resumed"):
+            best = [known for known in best if known <= (step or 0)]
+        elif kind == "took_best":
+            taken = step
+        elif kind == "finished":
+            last = step
+    if not best:
+        raise NothingTrained(
+            f"{folder.path}: no evaluation says which checkpoint is the best  ({_offer(folder)})"
+        )
+    path = folder.checkpoints / f"step-{best[-1]:06d}"
+    if (path / DONE).is_file():
+        return Choice(name=f"best ({path.name})", path=path, step=best[-1])
+    if best[-1] in (taken, last) and (folder.final / DONE).is_file():
+        return Choice(name=f"best ({FINAL})", path=folder.final, step=None)
+    raise NothingTrained(
+        f"{folder.path}: the best checkpoint, {path.name}, is not kept  ({_offer(folder)})"
+    )
+
+
+def _offer(folder: RunFolder) -> str:
+    """What the run has, as advice."""
+    there = sorted(
+        int(match[1])
+        for path in (folder.checkpoints.iterdir() if folder.checkpoints.is_dir() else ())
+        if (match := _CHECKPOINT.fullmatch(path.name)) and (path / DONE).is_file()
+    )
+    names = [FINAL] if (folder.final / DONE).is_file() else []
+    names += map(str, there)
+    return f"there is --checkpoint {', '.join(names)}" if names else "it has saved nothing yet"
+
+
+def pick_device(asked: str) -> torch.device:
+    """The device by name; `auto` is the card where torch can use one."""
+    import torch
+
+    there = torch.cuda.is_available()
+    if asked == "cuda" and not there:
+        raise ExpertError("--device cuda: torch finds no card it can use  (use --device cpu)")
+    if asked == "cpu" or not there:
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def load_trained(
+    folder: RunFolder,
+    plan: RunPlan,
+    choice: Choice,
+    *,
+    device: torch.device,
+    quantised: bool = True,
+    precision: str | None = None,
+    adapter_dtype: torch.dtype | None = None,
+) -> Trained:
+    """The base with what was learnt, ready to answer: no dropout, no gradients, plain attention.
+
+    Without `quantised` the base is read in full; `precision` and `adapter_dtype` are those of the
+    run where they are not given.
+    """
+    import torch
+
+    from expert.manifest.schema import CHAR_GPT
+
+    precision = precision or plan.kernels.precision
+    if precision == "fp16" and device.type == "cpu":
+        precision = "fp32"  # float16 is slow on CPUs, and its numbers are all in float32
+    if adapter_dtype is None:
+        adapter_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    changes = {"attention": "sdpa", "precision": precision, "device": device.type}
+    kernels = plan.kernels.model_copy(update=changes)
+    model = plan.model if quantised else plan.model.model_copy(update={"quantization": "none"})
+    settled = plan.model_copy(update={"kernels": kernels, "model": model})
+    if plan.model.name == CHAR_GPT:
+        loaded = _load_characters(folder, settled, choice, device)
+    else:
+        loaded = _load_language_model(settled, choice, device, adapter_dtype)
+        loaded.causal_lm.set_attn_implementation("sdpa")
+        loaded.causal_lm.config.use_cache = True
+    loaded.module.eval().requires_grad_(False)
+    if loaded.characters is not None:
+        from expert.data.encoder import CharacterEncoder
+
+        encoder: Any = CharacterEncoder(loaded.characters)
+        template, tokens = None, None
+    else:
+        tokens = _tokenizer_folder(choice, loaded)
+        encoder, template = text_tools(tokens, plan.model.prompt_template)
+    return Trained(
+        plan=plan,
+        choice=choice,
+        loaded=loaded,
+        encoder=encoder,
+        template=template,
+        tokenizer_folder=tokens,
+        device=device,
+    )
+
+
+def text_tools(folder: Path, prompt_template: str | None) -> tuple[TextEncoder, Template]:
+    """The tokenizer of a folder and the template texts are written with, as when preparing."""
+    from expert.data.chat_template import chat_template
+    from expert.data.encoder import TextEncoder, read_special_tokens
+    from expert.data.templates import named_template
+
+    special = read_special_tokens(folder)
+    name = prompt_template or "tokenizer"
+    if name == "tokenizer" and special.chat_template:
+        template: Template = chat_template(special.chat_template, bos=special.bos, eos=special.eos)
+    else:
+        name = "chatml" if name == "tokenizer" else name
+        template = named_template(name, eos=special.eos, bos=special.bos)
+    return TextEncoder.of_folder(folder, template_adds_bos=template.adds_bos), template
+
+
+def _tokenizer_folder(choice: Choice, loaded: LoadedModel) -> Path:
+    if (choice.path / "tokenizer_config.json").is_file():
+        return choice.path
+    assert loaded.folder is not None
+    return loaded.folder
+
+
+def _load_characters(
+    folder: RunFolder, plan: RunPlan, choice: Choice, device: torch.device
+) -> LoadedModel:
+    from expert.model.load import load_model
+
+    place = choice.path if choice.is_final else folder.final
+    if not (place / "vocabulary.json").is_file():
+        raise NothingTrained(
+            f"{folder.path}: the characters the model knows are kept with the finished expert  "
+            "(let the run finish with --resume)"
+        )
+    model = plan.model.model_copy(update={"place": "folder", "location": str(place)})
+    loaded = load_model(
+        model, plan.adapter, plan.kernels, vocabulary=None, device=device, seed=plan.optim.seed
+    )
+    if not choice.is_final:
+        _take_checkpoint(loaded, choice.path)
+    return loaded
+
+
+def _load_language_model(
+    plan: RunPlan, choice: Choice, device: torch.device, adapter_dtype: torch.dtype
+) -> LoadedModel:
+    from expert.model.load import load_model
+
+    model, adapter = plan.model, plan.adapter
+    whole = adapter.type == "full" and choice.is_final
+    if whole:
+        model = model.model_copy(update={"place": "folder", "location": str(choice.path)})
+        adapter = adapter.model_copy(update={"type": "none"})
+    loaded = load_model(
+        model,
+        adapter,
+        plan.kernels,
+        vocabulary=None,
+        device=device,
+        seed=plan.optim.seed,
+        total_steps=plan.length.total_steps,
+        adapter_dtype=adapter_dtype,
+    )
+    if not choice.is_final:
+        _take_checkpoint(loaded, choice.path)
+    elif not whole:
+        _take_final(loaded, choice.path)
+    return loaded
+
+
+def _take_checkpoint(loaded: LoadedModel, path: Path) -> None:
+    from expert.model.saving import load_trainable
+    from expert.training.checkpoint import load_checkpoint
+
+    groups, _ = load_checkpoint(path)
+    ranks = {f"adalora.{name}": value for name, value in groups.get("adalora", {}).items()}
+    load_trainable(loaded, {**groups["model"], **ranks})
+
+
+def _take_final(loaded: LoadedModel, path: Path) -> None:
+    """Put the adapter and the soft prompts of a finished expert into a model without them."""
+    import torch
+    from safetensors.torch import load_file
+
+    from expert.model.adapters import ADAPTERS
+
+    if loaded.adapter.type in ADAPTERS:
+        from peft import set_peft_model_state_dict
+
+        tensors: Mapping[str, Any] = load_file(path / "adapter_model.safetensors")
+        found: Any = set_peft_model_state_dict(loaded.module, dict(tensors))
+        # AdaLoRA's ranknum is a setting, which PEFT does not save.
+        own = {name for name in loaded.weights if ".ranknum." not in name}
+        learnt = own & set(found.missing_keys)
+        if found.unexpected_keys or learnt:
+            wrong = sorted([*found.unexpected_keys, *learnt])
+            raise NothingTrained(
+                f"{path}: the adapter does not fit the plan of its run: {', '.join(wrong[:3])}  "
+                "(the run folder was changed; take another checkpoint)"
+            )
+    if loaded.soft_prompts is not None:
+        rows = soft_prompt_rows(path, loaded.soft_prompts.names)
+        with torch.no_grad():
+            for parameter, values in zip(loaded.soft_prompts.prompts, rows, strict=True):
+                parameter.copy_(values)
+
+
+def soft_prompt_rows(path: Path, names: tuple[str, ...]) -> list[torch.Tensor]:
+    """The embeddings of the soft prompts in a folder, in the order of their names."""
+    from safetensors.torch import load_file
+
+    rows = []
+    for name in names:
+        own = path / "soft_prompts" / name
+        place = own if own.is_dir() else path
+        rows.append(load_file(place / "adapter_model.safetensors")["prompt_embeddings"])
+    return rows
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    """For a while transformers shows no bars of its own for reading and writing weights."""
+    logging: Any = importlib.import_module("transformers.utils.logging")
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,247 @@
+"""The job behind `expert train`: from a manifest to a run folder with a trained expert.
+
+A run heals itself: what fails is caught here, a pure function says what to try next, the change is
+recorded, and the same update is taken again with the same data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import EXIT_OK, ManifestError, Problem
+from expert.jobs.healing import RunFailed, failure_of, heal, recover, try_another
+
+if TYPE_CHECKING:
+    from expert.core.events import Sink
+    from expert.core.rundir import RunFolder
+    from expert.data.streaming import Stream
+    from expert.jobs.feeding import RunData
+    from expert.jobs.preparing import Builder, Tell
+    from expert.jobs.session import Session
+    from expert.manifest.reader import ReadManifest
+    from expert.planning.run_plan import RunPlan
+
+
+__all__ = ["RunFailed", "RunResult", "train"]
+
+NEEDS_AN_END = ("linear", "cosine", "cosine_with_restarts", "polynomial")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """How a run ended."""
+
+    folder: Path
+    exit_code: int
+    steps: int
+    loss: float | None
+    eval_loss: float | None
+    test_loss: float | None
+    final: Path | None
+
+
+def train(
+    manifest: str | Path | ReadManifest,
+    *,
+    model: str | None = None,
+    overrides: tuple[str, ...] = (),
+    vram: str | None = None,
+    resume: str | None = None,
+    allow_changed: bool = False,
+    sinks: Sequence[Sink] = (),
+    tell: Tell = lambda name, rows, tokens: None,
+) -> RunResult:
+    """Train what a manifest describes. `resume` is "auto", a run folder or a checkpoint."""
+    from expert.jobs.planning import plan as plan_job
+    from expert.jobs.session import Session
+    from expert.manifest.reader import ReadManifest, read_manifest
+
+    read = manifest
+    if not isinstance(read, ReadManifest):
+        read = read_manifest(read, overrides=overrides)
+    plan = plan_job(read, model=model, vram=vram)
+    plan, data, builder = open_data(plan, read, tell)
+    plan = with_an_end(plan)
+    folder, checkpoint = _run_folder(plan, resume)
+    with folder.locked():
+        session = Session(
+            folder=folder,
+            plan=plan,
+            data=data,
+            manifest=read.manifest,
+            sinks=tuple(sinks),
+            restream=lambda changed: _stream_of(builder, changed),
+        )
+        with session:
+            if checkpoint is not None:
+                session.resume(checkpoint, allow_changed=allow_changed)
+            return _run(session)
+
+
+def open_data(plan: RunPlan, read: ReadManifest, tell: Tell) -> tuple[RunPlan, RunData, Builder]:
+    """Prepare the data where that is still to do, and settle the plan's counts by it."""
+    from expert.data.sources import resolve_sources
+    from expert.jobs.feeding import RunData, data_order, settled_by_data
+    from expert.jobs.preparing import Builder
+
+    spec = read.manifest.training.dataset
+    builder = Builder(plan, read, resolve_sources(spec, read.folder), tell)
+    soft = bool(plan.adapter.soft_prompts)
+    if spec.streaming:
+        validation, test = builder.held_out()
+        data = RunData(
+            train=None,
+            order=None,
+            stream=builder.stream(),
+            validation=validation,
+            test=test,
+            encoder=builder.encoder,
+            soft=soft,
+        )
+        return plan, data, builder
+    made = builder.build()
+    order = data_order(plan, made.train)
+    data = RunData(
+        train=made.train,
+        order=order,
+        stream=None,
+        validation=made.validation,
+        test=made.test,
+        encoder=made.encoder,
+        soft=soft,
+    )
+    return settled_by_data(plan, order, made.train), data, builder
+
+
+def _stream_of(builder: Builder, plan: RunPlan) -> Stream:
+    """The stream once more, with the workers of another plan."""
+    builder.plan = plan
+    return builder.stream()
+
+
+def with_an_end(plan: RunPlan) -> RunPlan:
+    """The plan with a schedule that can be followed where nobody knows the last update.
+
+    A constant rate takes the place of one that nobody asked for; one that was asked for is not
+    changed, and needs max_steps.
+    """
+    optim, sources = plan.optim, {d.path: d.source for d in plan.decisions}
+    if plan.length.total_steps is not None:
+        return plan
+    asked = [
+        f"training.config.{name}"
+        for name, path, needs in (
+            ("lr_scheduler", "optim.scheduler", optim.scheduler in NEEDS_AN_END),
+            ("warmup_ratio", "optim.warmup_ratio", optim.warmup_ratio is not None),
+        )
+        if needs and sources.get(path) == "manifest"
+    ]
+    if asked:
+        raise ManifestError(
+            plan.expert,
+            [
+                Problem(path, "needs to know the last update, and a stream has none", fix)
+                for path in asked
+                for fix in ["set training.config.max_steps"]
+            ],
+        )
+    values: dict[str, Any] = {}
+    if optim.scheduler in NEEDS_AN_END:
+        values |= {"optim.scheduler": "constant", "optim.scheduler_options": {}}
+    if optim.warmup_ratio is not None:
+        values |= {"optim.warmup_ratio": None}
+    because = "the number of updates is not known; max_steps would tell it"
+    return plan.with_values(values, because, "machine") if values else plan
+
+
+def _run_folder(plan: RunPlan, resume: str | None) -> tuple[RunFolder, Path | None]:
+    """A new run folder, or the one to go on with and the checkpoint in it."""
+    from expert.core.rundir import RunFolder, RunFolderError, latest_run
+
+    parent = Path(plan.watch.output_dir)
+    if resume is None:
+        return RunFolder.create(parent, plan.expert), None
+    if resume == "auto":
+        found = latest_run(parent, plan.expert)
+        if found is None:
+            raise RunFolderError(
+                f"--resume: there is no run of {plan.expert} under {parent}  (start one without "
+                "--resume, or name its folder)"
+            )
+        return found, found.checkpoints
+    path = Path(resume)
+    if path.name.startswith("step-"):
+        return RunFolder.open(path.parent.parent), path
+    folder = RunFolder.open(path)
+    return folder, folder.checkpoints
+
+
+def _run(session: Session) -> RunResult:
+    """Attempt, and where that fails take the next plan, until the run has ended."""
+    from expert.training.step import UpdateTorn
+
+    session.announce()
+    while True:
+        failure, torn, ending = None, False, None
+        try:
+            ending = session.attempt()
+        except Exception as error:
+            failure, torn = failure_of(error, session.doing), isinstance(error, UpdateTorn)
+            if failure is None:
+                session.emit(
+                    "failed", step=session.state.done, error=f"{type(error).__name__}: {error}"
+                )
+                raise
+        if failure is not None:
+            # Out here: while an exception is handled, its traceback keeps tensors alive.
+            heal(session, failure, torn=torn)
+            continue
+        assert ending is not None
+        if ending.sign is not None:
+            try_another(session, ending.sign)
+        elif ending.trouble is not None:
+            recover(session, ending.trouble, ending.verdict)
+        elif ending.exit_code is not None:
+            return _result(session, ending.exit_code, final=None)
+        else:
+            return _finished(session, early=ending.early)
+
+
+def _finished(session: Session, *, early: bool) -> RunResult:
+    session.take_best()
+    test = session.evaluate_test()
+    if session.signals.requested is not None:
+        return _result(session, session.signals.requested, final=None)
+    final = session.publish_final()
+    facts = session.recorder.meter.run_line()
+    session.emit(
+        "finished",
+        step=session.state.done,
+        loss=facts["loss"],
+        eval_loss=session.best.best if session.best.metric == "eval_loss" else None,
+        test_loss=test.loss if test else None,
+        seconds=facts["seconds"],
+        tokens_per_second=facts["tokens_per_second"],
+        early=early,
+        final=str(final),
+    )
+    return _result(session, EXIT_OK, final=final, test_loss=test.loss if test else None)
+
+
+def _result(
+    session: Session, exit_code: int, *, final: Path | None, test_loss: float | None = None
+) -> RunResult:
+    if exit_code != EXIT_OK:
+        session.emit("stopped", step=session.state.done, reason="signal", exit_code=exit_code)
+    return RunResult(
+        folder=session.folder.path,
+        exit_code=exit_code,
+        steps=session.state.done,
+        loss=session.recorder.meter.run_line()["loss"],
+        eval_loss=session.best.best,
+        test_loss=test_loss,
+        final=final,
+    )

@@ -1,0 +1,166 @@
+"""The job behind `expert watch`: which run is meant, how it stands, and its events as they come."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from expert.core.events import Event, follow, read_events
+from expert.core.publish import is_alive
+from expert.core.rundir import RunFolder, RunFolderError
+
+RUNS = Path("runs")
+State = Literal["running", "finished", "stopped", "failed", "gone"]
+ENDINGS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
+
+_STAMPED = re.compile(r".+-(\d{8}-\d{6})(?:-(\d+))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """How a run stands, by its events; None is what they do not tell."""
+
+    folder: Path
+    state: State
+    because: str
+    """How it ended, in words; empty while it goes on."""
+    expert: str | None
+    model: str | None
+    device: str | None
+    step: int | None
+    total_steps: int | None
+    epoch: float | None
+    epochs: float | None
+    loss: float | None
+    rate: float | None
+    tokens_per_second: float | None
+    eta_seconds: float | None
+    eval_loss: float | None
+    last_checkpoint: str | None
+    fallbacks: tuple[str, ...]
+    last_event: float | None
+    """When the last event was written, in seconds since 1970."""
+    final: str | None
+    damaged_lines: int
+
+
+def find_run(place: Path | None) -> RunFolder:
+    """The run folder named, or the newest one in the folder named; without a name, in runs/."""
+    if place is not None and RunFolder(place).was_started:
+        return RunFolder(place)
+    parent = RUNS if place is None else place
+    newest = newest_run(parent)
+    if newest is not None:
+        return newest
+    if place is None:
+        raise RunFolderError(
+            f"{RUNS}: there is no run below this folder  (name a run folder, or start a run with "
+            "expert train)"
+        )
+    return RunFolder.open(place)
+
+
+def newest_run(parent: Path) -> RunFolder | None:
+    """The newest run of any expert in a folder of runs, by the time in its name."""
+    if not parent.is_dir():
+        return None
+    found = []
+    for path in parent.iterdir():
+        match = _STAMPED.fullmatch(path.name)
+        if match and RunFolder(path).was_started:
+            found.append((match[1], int(match[2] or 1), path.name))
+    return RunFolder(parent / max(found)[2]) if found else None
+
+
+def run_status(folder: RunFolder) -> RunStatus:
+    """What the events of a run say by now; a torn last line is left out."""
+    seen: dict[str, Any] = {}
+    ending: Event | None = None
+    fallbacks: list[str] = []
+    events = read_events(folder.events)
+    last: Event = {}
+    for event in events if folder.events.is_file() else ():
+        kind = event["event"]
+        last = event
+        if kind in ENDINGS:
+            ending = event
+        elif kind in ("started", "resumed"):
+            ending = None
+        elif kind == "fell_back":
+            fallbacks.append(": ".join(str(event.get(k)) for k in ("failure", "reason")))
+        seen.update(_facts(event))
+    state, because = _state(folder, ending)
+    known = {name: seen.get(name) for name in _KEPT}
+    return RunStatus(
+        folder=folder.path,
+        state=state,
+        because=because,
+        **known,
+        fallbacks=tuple(fallbacks),
+        last_event=last.get("time"),
+        final=str(folder.final) if state == "finished" else None,
+        damaged_lines=events.damaged,
+    )
+
+
+_STARTED = ("expert", "model", "device", "total_steps", "epochs")
+_STEP = ("step", "epoch", "loss", "rate", "tokens_per_second", "eta_seconds")
+_KEPT = (*_STARTED, *_STEP, "eval_loss", "last_checkpoint")
+
+
+def _facts(event: Event) -> dict[str, Any]:
+    """What an event tells about where the run stands."""
+    kind = event["event"]
+    if kind == "started":
+        return {name: event.get(name) for name in _STARTED}
+    if kind == "step":
+        return {name: event.get(name) for name in _STEP}
+    if kind == "eval" and event.get("split", "validation") == "validation":
+        return {"eval_loss": event.get("loss")}
+    if kind == "saved":
+        return {"last_checkpoint": event.get("path")}
+    if kind in ("rolled_back", "resumed"):
+        return {"step": event.get("step")}
+    return {}
+
+
+def _state(folder: RunFolder, ending: Event | None) -> tuple[State, str]:
+    if ending is not None:
+        because = str(ending.get("reason") or ending.get("error") or "")
+        return ENDINGS[ending["event"]], because
+    if trainer_lives(folder):
+        return "running", ""
+    return "gone", "the trainer ended without a word: killed, or the machine went down"
+
+
+def trainer_lives(folder: RunFolder) -> bool:
+    """Whether somebody holds the run; of a process on another machine nothing else is known."""
+    try:
+        holder = json.loads(folder.lock_file.read_bytes())
+        pid, host = int(holder["pid"]), str(holder["host"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return host != socket.gethostname() or is_alive(pid)
+
+
+def follow_run(
+    folder: RunFolder, *, poll: float = 0.5, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[Event]:
+    """The events of a run from the first on, until it has ended or its trainer is gone."""
+    ended = False
+
+    def over() -> bool:
+        return ended or not trainer_lives(folder)
+
+    for event in follow(folder.events, over, poll, sleep=sleep):
+        if event["event"] in ENDINGS:
+            ended = True
+        elif event["event"] in ("started", "resumed"):
+            ended = False  # it was taken up again after that end
+        yield event

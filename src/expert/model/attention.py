@@ -1,0 +1,374 @@
+"""Attention inside every document of packed rows, in four kernels for transformers' models.
+
+What a kernel needs to know about a batch is made once per forward pass by `attention_kwargs` and
+given to the model as keyword arguments, which every layer hands on to its attention function. The
+functions read nothing of the module: one that asks for its layer's number is compiled anew for
+every layer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import flex_attention as torch_flex_attention
+
+from expert.core.errors import ExpertError
+from expert.model.inputs import ModelInput
+
+# Looked up here and not where it is called, which is inside compiled graphs.
+_VARLEN_ATTN: Any = None
+_VARLEN_TAKES: frozenset[str] = frozenset()
+with contextlib.suppress(ImportError):  # before torch 2.10
+    _VARLEN_ATTN = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+    _VARLEN_TAKES = frozenset(inspect.signature(_VARLEN_ATTN).parameters)
+
+AttentionKind = Literal["eager", "sdpa", "flash", "flex"]
+
+# What transformers calls them. No mask function is registered under these names, so transformers
+# builds no mask. A name with "flash" in it would make transformers import the flash-attn package.
+IMPLEMENTATIONS: dict[AttentionKind, str] = {
+    "eager": "expert_eager",
+    "sdpa": "expert_sdpa",
+    "flash": "expert_varlen",
+    "flex": "expert_flex",
+}
+_ORDER: tuple[AttentionKind, ...] = ("flash", "flex", "sdpa", "eager")
+
+
+class KernelUnavailable(ExpertError):
+    """A kernel that cannot do what is asked of it; it names what can."""
+
+    def __init__(self, kind: str, what: str, instead: str) -> None:
+        self.kind = kind
+        super().__init__(f"attention '{kind}': {what}  ({instead})")
+
+
+def next_attention(kind: AttentionKind) -> AttentionKind | None:
+    """The kernel to try where this one cannot run, the fastest first; None after the last."""
+    rest = _ORDER[_ORDER.index(kind) + 1 :]
+    return rest[0] if rest else None
+
+
+def register_attention() -> None:
+    """Make the kernels known to transformers under the names in IMPLEMENTATIONS."""
+    interface = importlib.import_module("transformers").AttentionInterface
+    for kind, name in IMPLEMENTATIONS.items():
+        interface.register(name, _FUNCTIONS[kind])
+
+
+def attention_kwargs(kind: AttentionKind, batch: ModelInput) -> dict[str, Any]:
+    """What the kernel must know about the batch, as keyword arguments of model(...)."""
+    if kind == "flash":
+        return {"boundaries": batch.boundaries, "longest": batch.tokens.shape[1]}
+    if kind == "flex":
+        return {"block_mask": document_block_mask(batch.positions)}
+    if kind == "sdpa" and batch.whole_rows:
+        return {"document_mask": None}
+    return {"document_mask": document_mask(batch.positions)}
+
+
+def document_mask(positions: Tensor) -> Tensor:
+    """True [rows, 1, length, length] where a place may see another: earlier, same document."""
+    documents = _documents(positions)
+    places = torch.arange(positions.shape[1], device=positions.device)
+    same = documents[:, None, :, None] == documents[:, None, None, :]
+    return same & (places[:, None] >= places)
+
+
+def document_block_mask(positions: Tensor) -> Any:
+    """The same mask for flex attention, which leaves out blocks that nobody may see."""
+    documents = _documents(positions)
+
+    def visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (documents[row, query] == documents[row, key])
+
+    rows, length = positions.shape
+    build = _compiled(create_block_mask) if positions.is_cuda else create_block_mask
+    return build(visible, rows, None, length, length, device=positions.device)
+
+
+def _documents(positions: Tensor) -> Tensor:
+    """A number per place that is the same inside a document of a row and no other's there."""
+    return (positions == 0).cumsum(1, dtype=torch.int32)
+
+
+def eager_attention(
+    module: nn.Module | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    document_mask: Tensor,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attention written out: every score is held, softmax in float32. The one to compare with."""
+    _refuse("eager", attention_mask, others, "")
+    key, value = _repeated(key, query), _repeated(value, query)
+    scores = torch.matmul(query, key.transpose(2, 3)) * _scaling(scaling, query)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    hidden = ~_windowed(document_mask, sliding_window, query)
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1, dtype=wide)
+    weights = F.dropout(weights.to(value.dtype), dropout)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), None
+
+
+def sdpa_attention(
+    module: nn.Module | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    document_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """torch's scaled_dot_product_attention: causal where rows are whole, else with a mask."""
+    _refuse("sdpa", attention_mask, others, "set attention: eager")
+    if softcap is not None:
+        raise KernelUnavailable("sdpa", "cannot cap scores (softcap)", "set attention: eager")
+    mask = document_mask
+    length = query.shape[2]
+    if sliding_window is not None and sliding_window < length:
+        if mask is None:
+            mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+        mask = _windowed(mask, sliding_window, query)
+    options: dict[str, Any] = {"is_causal": True} if mask is None else {"attn_mask": mask}
+    if query.shape[1] != key.shape[1]:
+        # CUDA kernels that take a mask do not take grouped heads, and fall back to plain math.
+        if mask is None or not query.is_cuda:
+            options["enable_gqa"] = True
+        else:
+            key, value = _repeated(key, query), _repeated(value, query)
+    query, key = query.to(value.dtype), key.to(value.dtype)  # float32 after rope under autocast
+    output = F.scaled_dot_product_attention(
+        query, key, value, dropout_p=dropout, scale=scaling, **options
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
+def flash_attention(
+    module: nn.Module | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    boundaries: Tensor,
+    longest: int,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """torch's varlen_attn over all rows laid end to end. Grouped heads are not repeated."""
+    instead = "set attention: flex"
+    _refuse("flash", attention_mask, others, instead)
+    if dropout > 0:
+        what = "has no dropout and the model asks for attention_dropout"
+        raise KernelUnavailable("flash", what, "set attention: sdpa, or attention_dropout: 0")
+    if softcap is not None:
+        raise KernelUnavailable("flash", "cannot cap scores (softcap)", instead)
+    if not value.is_cuda or value.dtype not in (torch.bfloat16, torch.float16):
+        what = f"needs bf16 or fp16 on a CUDA card, not {value.dtype} on {value.device.type}"
+        raise KernelUnavailable("flash", what, "set attention: sdpa")
+    windowed = sliding_window is not None and sliding_window < longest
+    left = sliding_window - 1 if windowed and sliding_window is not None else -1
+    options = _varlen_options(left)
+    rows, heads, length, width = query.shape
+    query, key = query.to(value.dtype), key.to(value.dtype)  # float32 after rope under autocast
+    flat = [t.transpose(1, 2).reshape(rows * length, -1, width) for t in (query, key, value)]
+    output = _VARLEN_ATTN(*flat, boundaries, boundaries, longest, longest, scale=scaling, **options)
+    return output.view(rows, length, heads, width), None
+
+
+def flex_attention(
+    module: nn.Module | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    block_mask: Any,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """torch's FlexAttention; caps and windows are made part of the kernel."""
+    _refuse("flex", attention_mask, others, "set attention: sdpa")
+    if dropout > 0:
+        what = "has no dropout and the model asks for attention_dropout"
+        raise KernelUnavailable("flex", what, "set attention: sdpa, or attention_dropout: 0")
+    if not query.is_cuda and torch.is_grad_enabled() and query.requires_grad:
+        raise KernelUnavailable("flex", "cannot learn on a CPU", "set attention: sdpa")
+    windowed = sliding_window is not None and sliding_window < query.shape[2]
+    window = sliding_window if windowed else None
+    score = _score_rule(window, softcap) if window is not None or softcap is not None else None
+    query, key = query.to(value.dtype), key.to(value.dtype)  # float32 after rope under autocast
+    grouped = query.shape[1] != key.shape[1]
+    output = _flex(query)(query, key, value, score, block_mask, scale=scaling, enable_gqa=grouped)
+    return output.transpose(1, 2).contiguous(), None
+
+
+_FUNCTIONS: dict[AttentionKind, Callable[..., tuple[Tensor, None]]] = {
+    "eager": eager_attention,
+    "sdpa": sdpa_attention,
+    "flash": flash_attention,
+    "flex": flex_attention,
+}
+
+
+def _refuse(kind: str, mask: Tensor | None, others: dict[str, Any], instead: str) -> None:
+    """Raise where the model asks for something that would silently be left out."""
+    if mask is not None:
+        what = "the model makes an attention mask of its own, which packed rows cannot use"
+        raise KernelUnavailable(kind, what, "train a model without one")
+    for name, meaning in (("s_aux", "attention sinks"), ("position_bias", "a position bias")):
+        if others.get(name) is not None:
+            raise KernelUnavailable(kind, f"{meaning} ({name}) cannot be had", instead)
+
+
+def _scaling(scaling: float | None, query: Tensor) -> float:
+    return query.shape[-1] ** -0.5 if scaling is None else scaling
+
+
+def _repeated(keys: Tensor, query: Tensor) -> Tensor:
+    groups = query.shape[1] // keys.shape[1]
+    return keys if groups == 1 else keys.repeat_interleave(groups, 1)
+
+
+def _windowed(mask: Tensor, window: int | None, query: Tensor) -> Tensor:
+    """The mask, less what lies `window` places back or more."""
+    length = query.shape[2]
+    if window is None or window >= length:
+        return mask
+    places = torch.arange(length, device=query.device)
+    return mask & (places[:, None] - places < window)
+
+
+def _score_rule(window: int | None, softcap: float | None) -> Callable[..., Tensor]:
+    def ruled(score: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        if softcap is not None:
+            score = softcap * torch.tanh(score / softcap)
+        if window is not None:
+            score = torch.where(query - key < window, score, float("-inf"))
+        return score
+
+    return ruled
+
+
+def _varlen_options(left: int) -> dict[str, Any]:
+    """How this version of varlen_attn is told: causal, `left` places back, grouped heads."""
+    if _VARLEN_ATTN is None:
+        raise KernelUnavailable("flash", "needs torch 2.10 or newer", "set attention: flex")
+    options: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _VARLEN_TAKES else {}
+    if "window_size" in _VARLEN_TAKES:
+        return {**options, "window_size": (left, 0)}
+    if left >= 0:
+        what = f"torch {torch.__version__} has no sliding window here"
+        raise KernelUnavailable("flash", what, "set attention: flex")
+    return {**options, "is_causal": True}
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False)
+
+
+def _flex(query: Tensor) -> Callable[..., Tensor]:
+    """flex_attention: a part of the graph around it, a graph of its own, or (CPU) plain."""
+    if torch.compiler.is_compiling():
+        return torch_flex_attention
+    if query.is_cuda:
+        return _compiled(torch_flex_attention)
+
+    def plain(*args: Any, **options: Any) -> Tensor:
+        with warnings.catch_warnings():  # that it is slow uncompiled, once in a process
+            warnings.filterwarnings("ignore", message="flex_attention called without")
+            output: Tensor = torch_flex_attention(*args, **options)
+            return output
+
+    return plain
+
+
+# How far a kernel may be from the written-out one, relative, over all outputs and gradients. bf16
+# rounds at 2^-9, fp16 at 2^-12, TF32 (fp32 on a GPU) at 2^-11; the rest is room for their sums. A
+# wrong mask or head order gives errors near 1.
+_TOLERANCES = {torch.bfloat16: 2e-2, torch.float16: 4e-3, torch.float32: 4e-3}
+
+
+def attention_works(
+    kind: AttentionKind,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    heads: int,
+    kv_heads: int,
+) -> str:
+    """Empty where the kernel runs here, forward and backward, and is right; else why not."""
+    try:
+        ours = _probe(kind, device, dtype, head_dim, heads, kv_heads)
+        right = _probe("eager", device, dtype, head_dim, heads, kv_heads, torch.float32)
+    except Exception as error:  # noqa: BLE001 - whatever a kernel raises here is the answer
+        return f"{type(error).__name__}: {error}"
+    tolerance = _TOLERANCES.get(dtype, 1e-5)
+    names = ("output", "gradient of queries", "gradient of keys", "gradient of values")
+    for name, one, other in zip(names, ours, right, strict=True):
+        error_size = float((one.float() - other).norm() / other.norm())
+        if not error_size <= tolerance:  # also where it is no number
+            return f"{name} is off by {error_size:.2g}, {tolerance:.2g} is allowed for {dtype}"
+    return ""
+
+
+def _probe(
+    kind: AttentionKind,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    heads: int,
+    kv_heads: int,
+    computed_in: torch.dtype | None = None,
+) -> list[Tensor]:
+    """Output and gradients for two rows of three documents and the same random numbers."""
+    generator = torch.Generator().manual_seed(0)
+    length, starts = 256, (0, 100, 170)
+    positions = torch.cat([torch.arange(size) for size in (100, 70, 86)])
+
+    def draw(count: int) -> Tensor:
+        numbers = torch.randn(2, length, count, head_dim, generator=generator).to(device, dtype)
+        return numbers.to(computed_in or dtype).transpose(1, 2)
+
+    parts = [draw(count).requires_grad_() for count in (heads, kv_heads, kv_heads)]
+    weights = draw(heads).transpose(1, 2)
+    flat = [*starts, *(length + start for start in starts), 2 * length, 2 * length]
+    rows = positions.to(device, torch.int32).expand(2, length).contiguous()
+    boundaries = torch.tensor(flat, dtype=torch.int32, device=device)
+    batch: Any = SimpleNamespace(
+        tokens=rows, positions=rows, boundaries=boundaries, whole_rows=False
+    )
+    output, _ = _FUNCTIONS[kind](None, *parts, None, **attention_kwargs(kind, batch))
+    return [output.detach(), *torch.autograd.grad(output, parts, weights)]

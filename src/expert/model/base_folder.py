@@ -1,0 +1,103 @@
+"""The folder a base model is read from: found or fetched, and fit to be loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from expert.manifest.schema import CHAR_GPT
+from expert.model.errors import ModelError
+from expert.planning.run_plan import ModelPlan
+
+_MODEL = "base_models[].name"
+# Never the pickled weights beside the safetensors.
+_FETCHED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.py"]
+
+
+def built_in_folder(name: str) -> Path | None:
+    """The folder of a model that comes with the package; None: built from scratch, or unknown."""
+    folder = Path(__file__).parent / name
+    return folder if (folder / "config.json").is_file() else None
+
+
+def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path | None:
+    """The folder of the base on this machine, fetched if need be, found fit to be loaded; None for
+    a model that is built from scratch."""
+    if model.place == "built-in":
+        folder = built_in_folder(model.name)
+        if folder is None and model.name != CHAR_GPT:
+            what = f"{model.name} does not come with this version"
+            raise ModelError(_MODEL, what, f"use {CHAR_GPT}, a folder or a hub id")
+        return folder
+    folder = _fetched(model) if model.place == "hub" else Path(model.location)
+    runs_its_own_program(model, folder, allowed=allow_remote_code)
+    _refuse_other_quantisation(read_config(folder), folder)
+    if not any(folder.glob("*.safetensors")):
+        pickled = [path.name for path in sorted(folder.glob("*.bin"))]
+        what = "there are no weights in it"
+        if pickled:
+            what = f"its weights are pickled ({', '.join(pickled[:3])}), which can hide a program"
+        fix = "convert them to model.safetensors, or name a model that has it"
+        raise ModelError(str(folder), what, fix)
+    return folder
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The object in a folder's config.json."""
+    file = folder / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        what = f"no readable config.json: {error}"
+        fix = "name the folder of a transformers model, or a hub id"
+        raise ModelError(str(folder), what, fix) from error
+    if not isinstance(config, dict):
+        fix = "name the folder of a transformers model, or a hub id"
+        raise ModelError(str(folder), "its config.json is not an object", fix)
+    return config
+
+
+def runs_its_own_program(model: ModelPlan, folder: Path, *, allowed: bool) -> bool:
+    """True where the model can be built by a program of its own alone, and that program may run:
+    it was asked for, and it is the one that was read. Where it may not, that is an error."""
+    from transformers import CONFIG_MAPPING
+
+    config = read_config(folder)
+    # Where transformers knows the model, its own classes build it and auto_map is not followed.
+    if not config.get("auto_map") or config.get("model_type") in CONFIG_MAPPING:
+        return False
+    if allowed and re.fullmatch(r"[0-9a-f]{40}", model.revision or ""):
+        return True
+    what = "its config.json (auto_map) asks to run a program that comes with the model"
+    fix = "pin a commit you have read as revision and allow remote code, or use another model"
+    raise ModelError(str(folder), what, fix)
+
+
+def _fetched(model: ModelPlan) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = snapshot_download(model.location, revision=model.revision, allow_patterns=_FETCHED)
+    # OSError: no network, no such repository, no permission, no space; the hub's own are OSErrors.
+    except (OSError, ValueError, HFValidationError) as error:
+        what = f"it is not on this machine and could not be fetched: {first_line(error)}"
+        fix = "check the name and the network, or put its folder into models/"
+        raise ModelError(model.location, what, fix) from error
+    return Path(found)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, or its kind where it says nothing."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _refuse_other_quantisation(config: dict[str, Any], folder: Path) -> None:
+    """Quantised by somebody else: such layers neither merge nor train as ours do."""
+    own = config.get("quantization_config")
+    if own:
+        method = own.get("quant_method", "unknown") if isinstance(own, dict) else "unknown"
+        what = f"its weights are quantised already ({method})"
+        raise ModelError(str(folder), what, "name the model they were made from, and quantization")

@@ -1,0 +1,140 @@
+"""The repeated blocks of a model: finding them, recomputing them, compiling them.
+
+Both change how a block's forward is run and nothing else: parameters, their names and the modules
+stay where they are, and every change can be undone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+# Graphs that one block may have: first layer or not, learning or not, masked or not, each kind of
+# layer. Past torch's own limit of 8 it would silently go on without compiling.
+RECOMPILE_LIMIT = 64
+
+
+def find_blocks(module: nn.Module) -> list[nn.Module]:
+    """The decoder blocks in order: the longest list of modules of one class that is not itself a
+    part of such a list (as a block's experts are). Empty where a model has none."""
+    found: list[nn.Module] = []
+    waiting = [module]
+    while waiting:
+        here = waiting.pop(0)
+        parts = list(here.children())
+        alike = len(parts) > 0 and len({type(part) for part in parts}) == 1
+        if isinstance(here, nn.ModuleList) and alike:
+            found = parts if len(parts) > len(found) else found
+        else:
+            waiting.extend(parts)
+    return found
+
+
+def recompute(blocks: Sequence[nn.Module], count: int) -> Callable[[], None]:
+    """Recompute the first `count` blocks in the backward pass instead of keeping what they made;
+    gives back what undoes it."""
+    return _changed(blocks[:count], "recomputed", lambda runner: True)
+
+
+def compile_blocks(
+    blocks: Sequence[nn.Module],
+    mode: str = "default",
+    backend: str = "inductor",
+    *,
+    fullgraph: bool = False,
+) -> Callable[[], None]:
+    """Compile every block for fixed shapes, inside its recomputation; gives back what undoes it."""
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, RECOMPILE_LIMIT)
+
+    def compiled(runner: _Runner) -> Callable[..., Any]:
+        return torch.compile(
+            runner.plain, dynamic=False, mode=mode, backend=backend, fullgraph=fullgraph
+        )
+
+    return _changed(blocks, "compiled", compiled)
+
+
+class CompileWatch:
+    """Counts the graphs that were compiled since a mark, in the whole process."""
+
+    def __init__(self) -> None:
+        self.mark()
+
+    def mark(self) -> None:
+        """Count from here."""
+        self._before = _graphs()
+
+    def recompiles(self) -> int:
+        """Graphs compiled since the mark; 0 in a run whose shapes are settled."""
+        return max(0, _graphs() - self._before)
+
+
+def _graphs() -> int:
+    utils = sys.modules.get("torch._dynamo.utils")  # nothing was compiled where it is not loaded
+    return 0 if utils is None else int(utils.counters["stats"]["unique_graphs"])
+
+
+class _Runner:
+    """What a block's `forward` is while it is compiled, recomputed, or both."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self.replaced = block.__dict__.get("forward")  # of a hook; usually there is none
+        self.plain: Callable[..., Any] = block.forward
+        self.compiled: Callable[..., Any] | None = None
+        self.recomputed = False
+        self.draws = _draws_numbers(block)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run = self.compiled or self.plain
+        if not (self.recomputed and torch.is_grad_enabled()):
+            return run(*args, **kwargs)
+        # The random state is saved and set again per block only where something draws from it.
+        return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=self.draws, **kwargs)
+
+    def put_back(self, block: nn.Module) -> None:
+        """Make the block run as it did before there was a runner."""
+        if self.replaced is None:
+            del block.forward
+        else:
+            block.forward = self.replaced
+
+
+def _changed(
+    blocks: Sequence[nn.Module], switch: str, value: Callable[[_Runner], Any]
+) -> Callable[[], None]:
+    before: list[tuple[nn.Module, Any]] = []
+    for block in blocks:
+        runner = block.__dict__.get("forward")
+        if not isinstance(runner, _Runner):
+            runner = _Runner(block)
+            block.forward = runner
+        before.append((block, getattr(runner, switch)))
+        setattr(runner, switch, value(runner))
+
+    def undo() -> None:
+        while before:
+            block, old = before.pop()
+            runner = block.__dict__.get("forward")
+            if isinstance(runner, _Runner):
+                setattr(runner, switch, old)
+                if not runner.recomputed and runner.compiled is None:
+                    runner.put_back(block)
+
+    return undo
+
+
+def _draws_numbers(block: nn.Module) -> bool:
+    """True where a forward pass draws random numbers: any dropout, as a module or as a rate."""
+    for module in block.modules():
+        rates = [v for k, v in vars(module).items() if "drop" in k and isinstance(v, float)]
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            rates.append(module.p)
+        if any(rate > 0 for rate in rates):
+            return True
+    return False

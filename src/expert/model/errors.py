@@ -1,0 +1,13 @@
+"""What can be wrong with a base model or what is trained on it."""
+
+from __future__ import annotations
+
+from expert.core.errors import ExpertError
+
+
+class ModelError(ExpertError):
+    """A model that cannot be loaded or trained as asked: where, what, and what to do."""
+
+    def __init__(self, where: str, what: str, fix: str) -> None:
+        self.where, self.what, self.fix = where, what, fix
+        super().__init__(f"{where}: {what}  ({fix})")

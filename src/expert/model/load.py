@@ -1,0 +1,351 @@
+"""From the plan to a model that can be trained: its weights, its adapter and its loss."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from expert.manifest.schema import CHAR_GPT, CharGptShape
+from expert.model.adapters import ADAPTERS, AdaLoraRanks, add_adapter
+from expert.model.attention import (
+    IMPLEMENTATIONS,
+    attention_kwargs,
+    document_mask,
+    register_attention,
+)
+from expert.model.base_folder import (
+    first_line,
+    model_folder,
+    read_config,
+    runs_its_own_program,
+)
+from expert.model.blocks import find_blocks
+from expert.model.chargpt import CharGpt, load_char_gpt
+from expert.model.errors import ModelError
+from expert.model.inputs import ModelInput
+from expert.model.loss import evaluated, kernel_for, summed_loss
+from expert.model.quantised import QUANTISED, quantization_config, settle_quantised
+from expert.model.soft_prompts import SoftPrompts, make_soft_prompts
+from expert.model.switches import Switch
+from expert.model.tokens import text_encoder
+from expert.planning.run_plan import AdapterPlan, KernelPlan, ModelPlan
+
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model ready to train. Every tensor lies on the run's device."""
+
+    plan: ModelPlan
+    adapter: AdapterPlan
+    kernels: KernelPlan
+    folder: Path | None
+    """Where the base was read from; None for a model built from scratch."""
+    module: nn.Module
+    decoder: nn.Module
+    """What gives hidden states: the model without its head."""
+    soft_prompts: SoftPrompts | None
+    trainable: list[tuple[str, nn.Parameter]]
+    """Everything that learns, in the model's own order, by names that do not change."""
+    weights: dict[str, Tensor]
+    """What is saved, by the module's own names as they were when it was loaded."""
+    blocks: list[nn.Module]
+    characters: str | None = None
+    ranks: AdaLoraRanks | None = None
+    report: list[Switch] = field(default_factory=list)
+
+    def hidden(self, batch: ModelInput) -> Tensor:
+        """[places, width]: what the head would see, at every place of the batch."""
+        if isinstance(self.module, CharGpt):
+            mask = None if batch.whole_rows else document_mask(batch.positions)
+            return self.module.hidden(batch.tokens, batch.positions, mask).flatten(0, 1)
+        inputs: dict[str, Any] = {"input_ids": batch.tokens}
+        if self.soft_prompts is not None and batch.soft_mask is not None:
+            embedding = self.decoder.get_input_embeddings()  # type: ignore[operator]
+            inputs = {
+                "inputs_embeds": self.soft_prompts.embed(
+                    embedding, batch.tokens, batch.positions, batch.soft_mask
+                )
+            }
+        output = self.decoder(
+            **inputs,
+            position_ids=batch.positions,
+            use_cache=False,
+            **attention_kwargs(self.kernels.attention, batch),
+        )
+        states: Tensor = output.last_hidden_state.flatten(0, 1)
+        return states
+
+    def head(self) -> Tensor:
+        """[vocabulary, width]"""
+        return self.module.head() if isinstance(self.module, CharGpt) else self._head.weight
+
+    def loss_sum(self, batch: ModelInput) -> Tensor:
+        """The loss summed over the targets of the batch, float32; AdaLoRA's penalty is in its
+        gradient and not in its value."""
+        loss = summed_loss(
+            self.hidden(batch),
+            self.head(),
+            batch.labels,
+            batch.target_places,
+            batch.targets,
+            fused=self.kernels.fused_loss,
+            kernel=kernel_for(batch.tokens.device),
+            **self._head_options(),
+        )
+        if self.ranks is not None and torch.is_grad_enabled():
+            penalty = self.ranks.penalty() * batch.targets
+            loss = loss + (penalty - penalty.detach())
+        return loss
+
+    @torch.no_grad()
+    def evaluate(self, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        """(loss summed over the targets, targets that were the likeliest), without dropout."""
+        was_training = self.module.training
+        if was_training:
+            self.module.eval()
+        found = evaluated(
+            self.hidden(batch),
+            self.head(),
+            batch.labels,
+            batch.target_places,
+            batch.targets,
+            **self._head_options(),
+        )
+        if was_training:
+            self.module.train()
+        return found
+
+    def after_update(self, step: int) -> None:
+        """To be called after update number `step`, counted from 1, before gradients are cleared."""
+        if self.ranks is not None:
+            self.ranks.after_update(step)
+
+    def save(self, folder: Path) -> None:
+        """Write what a user takes away."""
+        from expert.model.saving import save_trained
+
+        save_trained(self, folder)
+
+    @property
+    def causal_lm(self) -> Any:
+        """The transformers model, inside its adapter where there is one."""
+        module: Any = self.module
+        return module.get_base_model() if self.adapter.type in ADAPTERS else module
+
+    @property
+    def _head(self) -> Any:
+        return self.causal_lm.get_output_embeddings()
+
+    def _head_options(self) -> dict[str, Any]:
+        """What else the model does on the way from hidden states to logits."""
+        if isinstance(self.module, CharGpt):
+            return {}
+        config = self.causal_lm.config
+        scale = getattr(config, "logit_scale", None) or 1.0
+        return {
+            "bias": getattr(self._head, "bias", None),
+            "softcap": getattr(config, "final_logit_softcapping", None),
+            "scale": scale / (getattr(config, "logits_scaling", None) or 1.0),
+        }
+
+
+def load_model(
+    model: ModelPlan,
+    adapter: AdapterPlan,
+    kernels: KernelPlan,
+    *,
+    vocabulary: int | str | None,
+    device: torch.device | str,
+    seed: int,
+    total_steps: int | None = None,
+    adapter_dtype: torch.dtype | None = None,
+    encode: Callable[[str], list[int]] | None = None,
+    allow_remote_code: bool = False,
+) -> LoadedModel:
+    """The model of the plan on `device`, with what the plan trains asking for gradients.
+
+    `vocabulary`: the characters of a corpus, or only their number, for the character model.
+    `adapter_dtype`: of adapters and soft prompts; None: that of the base.
+    `encode`: text to tokens for soft prompts; None: the model's own tokenizer.json.
+    """
+    folder = model_folder(model, allow_remote_code=allow_remote_code)
+    if folder is None or read_config(folder).get("model_type") == CHAR_GPT:
+        return _load_char_gpt(model, adapter, kernels, folder, vocabulary, device, seed)
+    dtype = DTYPES[kernels.precision] if adapter.type != "full" else torch.float32
+    base = _load_base(model, kernels, folder, dtype, device, allow_remote_code)
+    blocks, decoder = find_blocks(base), base.get_decoder()
+    own_dtype = dtype if adapter_dtype is None else adapter_dtype
+    if adapter.type == "adalora":
+        own_dtype = torch.float32  # its pruning reads the very weights and gradients that learn
+    if adapter.type == "full" and model.quantization in QUANTISED:
+        what = f"{model.quantization} base weights cannot be trained themselves"
+        raise ModelError("training.config.adapter_type", what, "use lora, or quantization: none")
+    module = add_adapter(
+        base,
+        adapter,
+        quantization=model.quantization,
+        dtype=own_dtype,
+        total_steps=total_steps,
+        seed=seed,
+    )
+    if any(prompt.get("init_method") == "text" for prompt in adapter.soft_prompts):
+        encode = encode or text_encoder(folder)
+    embedding = base.get_input_embeddings().weight
+    prompts = make_soft_prompts(
+        adapter.soft_prompts, embedding, seed=seed, dtype=own_dtype, encode=encode
+    )
+    module.train()
+    return LoadedModel(
+        plan=model,
+        adapter=adapter,
+        kernels=kernels,
+        folder=folder,
+        module=module,
+        decoder=decoder,
+        soft_prompts=prompts,
+        trainable=_trainable(module, prompts),
+        weights=_weights(module, adapter),
+        blocks=list(blocks),
+        ranks=AdaLoraRanks(module) if adapter.type == "adalora" else None,
+    )
+
+
+def _load_char_gpt(
+    model: ModelPlan,
+    adapter: AdapterPlan,
+    kernels: KernelPlan,
+    folder: Path | None,
+    vocabulary: int | str | None,
+    device: torch.device | str,
+    seed: int,
+) -> LoadedModel:
+    if adapter.type != "full" or adapter.soft_prompts:
+        what = "the character model is trained whole, without adapter or soft prompts"
+        raise ModelError("training.config.adapter_type", what, "write adapter_type: full")
+    characters = vocabulary if isinstance(vocabulary, str) else None
+    if folder is not None:
+        module, characters = load_char_gpt(folder, device)
+    elif vocabulary is None:
+        raise ValueError("the character model needs the number of characters")
+    else:
+        count = len(vocabulary) if isinstance(vocabulary, str) else vocabulary
+        shape = CharGptShape(**(model.architecture or {}))
+        module = CharGpt(shape, count, seed=seed, device=device)
+    module.train()
+    return LoadedModel(
+        plan=model,
+        adapter=adapter,
+        kernels=kernels,
+        folder=folder,
+        module=module,
+        decoder=module,
+        soft_prompts=None,
+        trainable=list(module.named_parameters()),
+        weights=dict(module.named_parameters()),
+        blocks=list(module.blocks),
+        characters=characters,
+    )
+
+
+def _trainable(module: nn.Module, prompts: SoftPrompts | None) -> list[tuple[str, nn.Parameter]]:
+    own = [
+        # Without the adapter's name, as PEFT names its tensors in files.
+        (name.replace(".default", ""), parameter)
+        for name, parameter in module.named_parameters()
+        if parameter.requires_grad
+    ]
+    if prompts is None:
+        return own
+    named = zip(prompts.names, prompts.prompts, strict=True)
+    return own + [(f"soft_prompts.{name}", parameter) for name, parameter in named]
+
+
+def _weights(module: nn.Module, adapter: AdapterPlan) -> dict[str, Tensor]:
+    """What is saved of the module, as it is before anything else is done to it."""
+    if adapter.type == "full":
+        state: dict[str, Tensor] = module.state_dict(keep_vars=True)
+        return state
+    return {name: value for name, value in module.named_parameters() if value.requires_grad}
+
+
+def _load_base(
+    model: ModelPlan,
+    kernels: KernelPlan,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    allow_remote_code: bool,
+) -> Any:
+    """The transformers model, every weight read straight onto the device."""
+    transformers: Any = importlib.import_module("transformers")
+    register_attention()
+    foreign = runs_its_own_program(model, folder, allowed=allow_remote_code)
+    quantization = quantization_config(model.quantization, dtype)
+    reading = {"trust_remote_code": foreign, "local_files_only": True}
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, **reading)
+        _refuse_other_mixing(config, folder)
+        with _without_progress_bar():
+            base, found = transformers.AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                device_map={"": str(device)},
+                attn_implementation=IMPLEMENTATIONS[kernels.attention],
+                quantization_config=quantization,
+                use_safetensors=True,
+                use_cache=False,
+                output_loading_info=True,
+                **reading,
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        what = f"it could not be loaded: {first_line(error)}"
+        fix = "see that the folder is whole, and that its model_type is one transformers knows"
+        raise ModelError(str(folder), what, fix) from error
+    missing = sorted(found["missing_keys"])
+    if missing:  # transformers would train on with random weights in their place
+        shown = ", ".join(missing[:3]) + (" and more" if len(missing) > 3 else "")
+        what = f"{len(missing)} weights are missing in its files: {shown}"
+        raise ModelError(str(folder), what, "fetch the model again; the folder is not whole")
+    settle_quantised(base, model.quantization)
+    return base
+
+
+def _refuse_other_mixing(config: Any, folder: Path) -> None:
+    """Documents of a packed row are kept apart by our attention. Models that mix places in another
+    way as well, or have an attention all their own, would let them leak into each other unseen."""
+    auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
+    if type(config) not in auto.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return  # no causal language model, which is for transformers to say; or one of its own
+    model_class = auto.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    kinds = set(getattr(config, "layer_types", None) or [])
+    strange = sorted(kinds - _ATTENTION_LAYERS)
+    if strange or model_class._is_stateful or not model_class._supports_attention_backend:
+        how = ", ".join(strange) or "an attention of its own"
+        what = f"{model_class.__name__} mixes places by {how}, which cannot keep documents apart"
+        raise ModelError(str(folder), what, "use a model of plain attention layers")
+
+
+@contextlib.contextmanager
+def _without_progress_bar() -> Iterator[None]:
+    """A run has a display of its own."""
+    logging: Any = importlib.import_module("transformers.utils.logging")
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,109 @@
+"""A Triton kernel that turns rows of logits into their losses and, in place, their gradients."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Imported when a kernel is first wanted: CPU builds of torch come without Triton.
+tl: Any = None
+
+
+def triton_installed() -> bool:
+    """True where Triton can be imported."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def losses_and_gradients(
+    logits: Tensor, labels: Tensor, *, scale: float, softcap: float | None
+) -> Tensor:
+    """The float32 loss of every row; the logits are overwritten with its gradient to them."""
+    rows, vocabulary = logits.shape
+    assert logits.is_contiguous()
+    assert labels.is_contiguous()
+    losses = torch.empty(rows, dtype=torch.float32, device=logits.device)
+    # Up to 32 elements a thread: registers stay free for several rows on one multiprocessor.
+    block = min(8192, 1 << (vocabulary - 1).bit_length())
+    warps = max(1, min(8, block // 256))
+    _compiled_kernel()[(rows,)](
+        logits,
+        labels,
+        losses,
+        vocabulary,
+        scale,
+        softcap or 1.0,
+        CAPPED=softcap is not None,
+        BLOCK=block,
+        num_warps=warps,
+    )
+    return losses
+
+
+@functools.cache
+def _compiled_kernel() -> Any:
+    global tl
+    tl = importlib.import_module("triton.language")
+    return importlib.import_module("triton").jit(_row_kernel)
+
+
+# Triton reads the source of this function; it knows the module tl and no other name.
+def _row_kernel(  # type: ignore[no-untyped-def]
+    logits,
+    labels,
+    losses,
+    vocabulary,
+    scale,
+    softcap,
+    CAPPED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program does one row: a pass for log-sum-exp, a pass that writes the gradient."""
+    row = tl.program_id(0)
+    start_of_row = logits + row.to(tl.int64) * vocabulary
+    columns = tl.arange(0, BLOCK)
+    label = tl.load(labels + row)
+
+    if label < 0:  # a place without a label: no loss, no gradient
+        for start in range(0, vocabulary, BLOCK):
+            here = start + columns
+            zeros = tl.zeros([BLOCK], dtype=logits.dtype.element_ty)
+            tl.store(start_of_row + here, zeros, mask=here < vocabulary)
+        tl.store(losses + row, 0.0)
+    else:
+        # Read before the second pass overwrites it: the reductions of the first pass are barriers
+        # that every thread has to reach between this load and the first store.
+        at_label = tl.load(start_of_row + label).to(tl.float32) * scale
+        if CAPPED:
+            at_label = softcap * (2.0 * tl.sigmoid(2.0 * at_label / softcap) - 1.0)
+
+        top = float("-inf")
+        total = 0.0
+        for start in range(0, vocabulary, BLOCK):
+            here = start + columns
+            x = tl.load(start_of_row + here, mask=here < vocabulary, other=0.0)
+            x = x.to(tl.float32) * scale
+            if CAPPED:
+                x = softcap * (2.0 * tl.sigmoid(2.0 * x / softcap) - 1.0)
+            x = tl.where(here < vocabulary, x, float("-inf"))
+            new_top = tl.maximum(top, tl.max(x, 0))
+            total = total * tl.exp(top - new_top) + tl.sum(tl.exp(x - new_top), 0)
+            top = new_top
+        log_total = top + tl.log(total)
+        tl.store(losses + row, log_total - at_label)
+
+        for start in range(0, vocabulary, BLOCK):
+            here = start + columns
+            x = tl.load(start_of_row + here, mask=here < vocabulary, other=0.0)
+            x = x.to(tl.float32) * scale
+            slope = scale
+            if CAPPED:
+                tanh = 2.0 * tl.sigmoid(2.0 * x / softcap) - 1.0
+                x = softcap * tanh
+                slope = scale * (1.0 - tanh * tanh)
+            gradient = tl.exp(x - log_total) - tl.where(here == label, 1.0, 0.0)
+            tl.store(start_of_row + here, gradient * slope, mask=here < vocabulary)

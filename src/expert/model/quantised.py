@@ -1,0 +1,126 @@
+"""Base weights in 4 or 8 bits: NF4 with double quantisation, and int8 by rows."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from expert.model.errors import ModelError
+
+QUANTISED = ("int4", "int8")
+_WHERE = "base_models[].quantization"
+_BLOCK = 64
+"""NF4 weights that share a scale."""
+
+
+def quantization_config(quantization: str, compute_dtype: torch.dtype) -> Any | None:
+    """What transformers must be told to quantise every linear layer but the head while it loads;
+    None where the base stays as it is."""
+    if quantization == "fp8":
+        raise ModelError(_WHERE, "fp8 base weights are not supported yet", "use int8")
+    if quantization not in QUANTISED:
+        return None
+    if importlib.util.find_spec("bitsandbytes") is None:
+        what = f"{quantization} needs the package bitsandbytes"
+        raise ModelError(_WHERE, what, "pip install 'expert-cli[quant]', or quantization: none")
+    make: Any = importlib.import_module("transformers").BitsAndBytesConfig
+    if quantization == "int4":
+        return make(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=compute_dtype,
+        )
+    return make(load_in_8bit=True, llm_int8_threshold=0.0)
+
+
+def settle_quantised(model: nn.Module, quantization: str) -> None:
+    """Make the quantised layers fit for training: the same arithmetic whether they train or not."""
+    if quantization not in QUANTISED:
+        return
+    bnb: Any = importlib.import_module("bitsandbytes")
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, bnb.nn.Linear4bit):
+            # In evaluation on a CPU with AVX512-BF16 the layer would repack its weight into a form
+            # that has no gradient, and training would go on with it.
+            layer.support_avx512bf16_for_cpu = False
+            _refuse_uneven_rows(name, layer)
+        elif isinstance(layer, bnb.nn.Linear8bitLt):
+            model.set_submodule(name, _weight_only(layer))
+
+
+def _refuse_uneven_rows(name: str, layer: Any) -> None:
+    """bitsandbytes 0.50 reads NF4 back wrongly on a CPU where rows are no whole blocks: the error
+    of a 32 x 32 matrix is 20 to 37 % of its spread instead of 9 %."""
+    if layer.weight.device.type == "cpu" and layer.in_features % _BLOCK:
+        what = f"int4 on a CPU needs rows of whole {_BLOCK}s; {name} has rows of"
+        raise ModelError(_WHERE, f"{what} {layer.in_features}", "use int8, or quantization: none")
+
+
+class _Int8Matmul(torch.autograd.Function):
+    """x @ W.T with W kept in 8 bits; the full W lives only while it is multiplied."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows_int8: Tensor, scales: Tensor) -> Tensor:
+        ctx.save_for_backward(rows_int8, scales)
+        return F.linear(x, dequantised(rows_int8, scales, x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        rows_int8, scales = ctx.saved_tensors
+        return gradient @ dequantised(rows_int8, scales, gradient.dtype), None, None
+
+
+def dequantised(rows_int8: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight [out, in] of int8 rows and the largest magnitude of every row."""
+    # The integers are exact in bfloat16; multiplied in place the product is rounded once, and no
+    # float32 copy of the weight is made.
+    return rows_int8.to(dtype).mul_(scales.float().div(127.0)[:, None])
+
+
+def _weight_only(layer: Any) -> nn.Module:
+    """An int8 layer that quantises weights alone, with the weights of `layer`.
+
+    The layer of bitsandbytes quantises activations too: through float16, where bfloat16
+    activations can overflow; with a wait for the device where outliers are kept apart; and on a
+    CPU only in evaluation, so that training and evaluation would see different models.
+    """
+    layer_class = weight_only_class()
+    with torch.device("meta"):
+        new: nn.Module = layer_class(
+            layer.in_features, layer.out_features, bias=layer.bias is not None
+        )
+    new.weight, new.bias, new.state = layer.weight, layer.bias, layer.state
+    new.requires_grad_(False)
+    if layer.weight.CB is not None:
+        layer.init_8bit_state()
+    return new
+
+
+def weight_only_class() -> type[Any]:
+    """The layer's class: one of bitsandbytes', so that PEFT knows it; made once, when asked for."""
+    global _layer_class
+    if _layer_class is None:
+        parent: Any = importlib.import_module("bitsandbytes").nn.Linear8bitLt
+
+        class WeightOnlyInt8(parent):  # type: ignore[misc]
+            def __init__(self, inputs: int, outputs: int, *, bias: bool) -> None:
+                super().__init__(inputs, outputs, bias=bias, has_fp16_weights=False)
+
+            def forward(self, x: Tensor) -> Tensor:
+                if torch.is_autocast_enabled(x.device.type):
+                    x = x.to(torch.get_autocast_dtype(x.device.type))
+                multiply: Any = _Int8Matmul.apply
+                out: Tensor = multiply(x, self.state.CB, self.state.SCB)
+                return out if self.bias is None else out + self.bias.to(out.dtype)
+
+        _layer_class = WeightOnlyInt8
+    return _layer_class
+
+
+_layer_class: type[Any] | None = None

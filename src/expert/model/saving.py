@@ -1,0 +1,143 @@
+"""What leaves a run: an adapter as PEFT reads it, a whole model, and tensors for checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from expert.core.files import write_text_atomically
+from expert.model.adapters import ADAPTER, ADAPTERS
+from expert.model.chargpt import CharGpt, save_char_gpt
+from expert.model.errors import ModelError
+from expert.model.load import LoadedModel, load_model
+from expert.model.soft_prompts import save_soft_prompt
+from expert.model.tokens import copy_tokenizer
+
+_ADALORA = "adalora."
+
+
+def save_trained(loaded: LoadedModel, folder: Path) -> None:
+    """Write what a user takes away: adapter or model, soft prompts, tokenizer files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(loaded.module, CharGpt):
+        save_char_gpt(loaded.module, folder, loaded.characters, loaded.weights)
+        return
+    if loaded.adapter.type in ADAPTERS:
+        _save_adapter(loaded, folder)
+    elif loaded.adapter.type == "full":
+        loaded.causal_lm.save_pretrained(folder, state_dict=_detached(loaded.weights))
+    if loaded.soft_prompts is not None:
+        _save_prompts(loaded, folder)
+    if loaded.folder is not None:
+        copy_tokenizer(loaded.folder, folder)
+
+
+def _save_adapter(loaded: LoadedModel, folder: Path) -> None:
+    from peft import get_peft_model_state_dict
+
+    module: Any = loaded.module
+    config = module.peft_config[ADAPTER]
+    # AdaLoRA's pruned ranks are zeros and stay in the file. Cut out by the pattern they would save
+    # a third of it, but PEFT 0.21 renames the pattern of the running model while it saves and
+    # warns of it when it loads.
+    pattern = getattr(config, "rank_pattern", None)
+    if loaded.ranks is not None:
+        config.rank_pattern = None
+    try:
+        tensors = get_peft_model_state_dict(
+            module, state_dict=_detached(loaded.weights), save_embedding_layers=False
+        )
+        settings = {**config.to_dict(), "base_model_name_or_path": base_name(loaded)}
+    finally:
+        if loaded.ranks is not None:
+            config.rank_pattern = pattern
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(whole, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    settings["inference_mode"] = True
+    settings["revision"] = loaded.plan.revision
+    text = json.dumps(settings, indent=2, sort_keys=True, default=_plain)
+    write_text_atomically(folder / "adapter_config.json", text + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return str(value)
+
+
+def base_name(loaded: LoadedModel) -> str:
+    """What a reader of the adapter finds the base by: its hub id, else the folder it lies in."""
+    return loaded.plan.location
+
+
+def _save_prompts(loaded: LoadedModel, folder: Path) -> None:
+    prompts = loaded.soft_prompts
+    assert prompts is not None
+    alone = loaded.adapter.type == "none" and len(prompts.names) == 1
+    for name, prompt in zip(prompts.names, prompts.prompts, strict=True):
+        target = folder if alone else folder / "soft_prompts" / name
+        config = loaded.causal_lm.config
+        save_soft_prompt(prompt, target, base=base_name(loaded), config=config)
+
+
+def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def trainable_tensors(loaded: LoadedModel) -> dict[str, Tensor]:
+    """What a checkpoint keeps of the model: all that learns, and what AdaLoRA remembers."""
+    tensors = {name: parameter.detach() for name, parameter in loaded.trainable}
+    if loaded.ranks is not None:
+        tensors |= {f"{_ADALORA}{name}": value for name, value in loaded.ranks.tensors().items()}
+    return tensors
+
+
+@torch.no_grad()
+def load_trainable(loaded: LoadedModel, tensors: Mapping[str, Tensor]) -> None:
+    """Put back what `trainable_tensors` gave; anything missing, left over or of another size is an
+    error, and then nothing was changed."""
+    own = {name: value for name, value in tensors.items() if not name.startswith(_ADALORA)}
+    wanted = dict(loaded.trainable)
+    wrong = sorted(own.keys() ^ wanted.keys())
+    wrong += [name for name in own.keys() & wanted.keys() if own[name].shape != wanted[name].shape]
+    if wrong:
+        shown = ", ".join(wrong[:3]) + (" and more" if len(wrong) > 3 else "")
+        what = f"{len(wrong)} tensors do not fit this model: {shown}"
+        fix = "resume with the manifest the checkpoint was made with"
+        raise ModelError("checkpoint", what, fix)
+    for name, parameter in loaded.trainable:
+        parameter.copy_(own[name])
+    if loaded.ranks is not None:
+        memory = {name.removeprefix(_ADALORA): v for name, v in tensors.items() if name not in own}
+        loaded.ranks.load(memory)
+
+
+def merged(loaded: LoadedModel, *, device: torch.device | str = "cpu") -> Any:
+    """A transformers model with the adapter added into unquantised weights; `loaded` stays as it
+    is. The base is read anew, so that quantised bases lose nothing more."""
+    if loaded.adapter.type not in ADAPTERS:
+        what = f"{loaded.adapter.type} has no adapter to merge"
+        raise ModelError("training.config.adapter_type", what, "export the model as it is")
+    steps = loaded.ranks.config.total_step if loaded.ranks is not None else None
+    fresh = load_model(
+        loaded.plan.model_copy(update={"quantization": "none"}),
+        loaded.adapter.model_copy(update={"soft_prompts": []}),
+        loaded.kernels.model_copy(update={"attention": "sdpa"}),
+        vocabulary=None,
+        device=device,
+        seed=0,
+        total_steps=steps,
+        adapter_dtype=torch.float32,
+    )
+    own = trainable_tensors(loaded)
+    load_trainable(fresh, {k: v for k, v in own.items() if not k.startswith("soft_prompts.")})
+    module: Any = fresh.module
+    whole = module.merge_and_unload()
+    whole.set_attn_implementation("sdpa")
+    return whole

@@ -1,0 +1,96 @@
+"""The switches of the plan: set in one place, and listed with what is on, what is not, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from expert.model.loss import kernel_for
+from expert.planning.run_plan import KernelPlan, RunPlan
+
+ATTENTION = {
+    "flash": "flash attention for packed documents (torch)",
+    "flex": "FlexAttention with a document mask",
+    "sdpa": "SDPA attention",
+    "eager": "eager attention",
+}
+PRECISION = {
+    "bf16": "bfloat16",
+    "fp16": "float16 with loss scaling",
+    "fp32": "float32",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Switch:
+    """One line of the report."""
+
+    name: str
+    on: bool
+    because: str = ""
+
+    def __str__(self) -> str:
+        mark = "✓" if self.on else "✗"
+        return f"{mark} {self.name}" + (f": {self.because}" if self.because else "")
+
+
+def set_switches(kernels: KernelPlan) -> None:
+    """Set what torch keeps for the whole process."""
+    torch.set_float32_matmul_precision("high" if kernels.tf32 else "highest")
+    torch.backends.cudnn.benchmark = kernels.cudnn_benchmark
+
+
+def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
+    """Every switch of the run, one line each."""
+    kernels = plan.kernels
+    why = {decision.path: decision.because for decision in plan.decisions}
+    loss = f"fused loss ({kernel_for(device)} kernel)" if kernels.fused_loss else "fused loss"
+    lines = [
+        Switch(name=f"{PRECISION[kernels.precision]} arithmetic", on=True),
+        _told("TF32 matmuls", kernels.tf32, why.get("kernels.tf32", "")),
+        Switch(name=ATTENTION[kernels.attention], on=kernels.attention != "eager"),
+        _told(loss, kernels.fused_loss, why.get("kernels.fused_loss", "")),
+        _told("compile", kernels.compile, why.get("kernels.compile", "")),
+        Switch(
+            name={
+                "adamw_torch_fused": "fused AdamW",
+                "adamw_torch": "AdamW",
+                "adamw_bnb_8bit": "8-bit AdamW",
+                "paged_adamw_8bit": "paged 8-bit AdamW",
+                "sgd": "SGD",
+            }[plan.optim.optimizer],
+            on=True,
+        ),
+        _recomputation(plan, why.get("kernels.checkpointing", "")),
+        _told("cuDNN autotuning", kernels.cudnn_benchmark, why.get("kernels.cudnn_benchmark", "")),
+        Switch(name="gradients set to none", on=True),
+        _told(
+            "page-locked buffers, copies beside the computation",
+            plan.loader.pin_memory and device.type == "cuda",
+            "" if device.type == "cuda" else "no GPU",
+        ),
+        _told("packing", plan.data.packing != "none", why.get("data.packing", "")),
+        Switch(
+            name="gradient clipping",
+            on=plan.optim.max_grad_norm > 0,
+            because=f"{plan.optim.max_grad_norm:g}" if plan.optim.max_grad_norm else "not asked",
+        ),
+    ]
+    if plan.model.quantization in ("int4", "int8"):
+        kind = {"int4": "NF4 with double quantisation", "int8": "int8"}[plan.model.quantization]
+        lines.insert(1, Switch(name=f"base weights in {kind}", on=True))
+    return lines
+
+
+def _told(name: str, on: bool, because: str) -> Switch:
+    """A switch that is off says why; one that is on needs no reason."""
+    return Switch(name=name, on=on, because="" if on else because)
+
+
+def _recomputation(plan: RunPlan, because: str) -> Switch:
+    kind, count = plan.kernels.checkpointing, plan.kernels.recomputed_blocks
+    if kind == "none":
+        return Switch(name="nothing is recomputed", on=True)
+    blocks = "all blocks" if kind == "full" or count is None else f"{count} blocks"
+    return Switch(name=f"{blocks} recomputed in the backward pass", on=False, because=because)

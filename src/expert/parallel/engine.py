@@ -1,0 +1,109 @@
+"""The single-device engine: forward, backward and update of one model on one card or CPU.
+
+Engines are the only polymorphic part of training: the loop knows what is declared here and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Phase = Callable[[str], AbstractContextManager[Any]]
+
+
+class Batch(Protocol):
+    """What the loop knows of a batch."""
+
+    @property
+    def targets(self) -> int: ...
+
+
+class Model(Protocol):
+    """A model that learns: sums of losses over the target tokens of a batch."""
+
+    def loss_sum(self, batch: Any) -> Tensor: ...
+    def evaluate(self, batch: Any) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class UpdateStats:
+    """What an update did, still on the device."""
+
+    grad_norm: Tensor
+    applied: Tensor
+    """1 where the weights were changed, 0 where the gradients were not finite."""
+
+
+class Learner(Protocol):
+    """Gradients to weights: the optimizer with all that belongs to it."""
+
+    def backward(self, loss: Tensor) -> None: ...
+    def update(self, *, rate: float, max_norm: float) -> UpdateStats: ...
+    def discard(self) -> None: ...
+    def tensors(self) -> dict[str, dict[str, Tensor]]: ...
+    def load(self, groups: Mapping[str, Mapping[str, Tensor]]) -> None: ...
+
+
+class SingleDevice:
+    """One model, one device."""
+
+    def __init__(
+        self,
+        model: Model,
+        learner: Learner,
+        *,
+        device: torch.device,
+        autocast: torch.dtype | None = None,
+        phase: Phase = lambda name: nullcontext(),
+        after_update: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        self.device = device
+        self._model = model
+        self._learner = learner
+        self._autocast = autocast
+        self._phase = phase
+        self._after_update = after_update
+
+    def accumulate(self, batch: Batch, *, divisor: int) -> Tensor:
+        """Add the gradient of the batch's summed loss over `divisor`; returns the sum."""
+        with self._phase("forward"), self._precision():
+            loss = self._model.loss_sum(batch)
+        with self._phase("backward"):
+            self._learner.backward(loss / divisor)
+        return loss.detach()
+
+    def update(self, *, step: int, rate: float, max_norm: float) -> UpdateStats:
+        """Change the weights by what was accumulated, and forget it."""
+        with self._phase("optimizer"):
+            stats = self._learner.update(rate=rate, max_norm=max_norm)
+            self._after_update(step)  # AdaLoRA looks at the gradients once more
+            self._learner.discard()
+        return stats
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Summed loss and the number of targets that the model would have said."""
+        with self._precision():
+            return self._model.evaluate(batch)
+
+    def discard(self) -> None:
+        """Forget gradients that were accumulated and not used."""
+        self._learner.discard()
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Everything that changes in training, by group and name."""
+        return self._learner.tensors()
+
+    def load(self, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Go back to what `tensors` gave."""
+        self._learner.load(groups)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self._autocast)

@@ -1,0 +1,52 @@
+"""Numbers from the card, read when they are there: training never waits for the latest of them."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Pending:
+    key: int
+    host: Tensor
+    event: Any
+
+
+class LateNumbers:
+    """Numbers of past updates. Those of an update are taken once `lag` further ones were begun.
+
+    With a lag of one the card has the next update to work on while the host reads the last, and
+    what is read when does not depend on timing.
+    """
+
+    def __init__(self, device: torch.device, *, lag: int | None = None) -> None:
+        self._cuda = device.type == "cuda"
+        self.lag = lag if lag is not None else int(self._cuda)
+        self._pending: deque[_Pending] = deque()
+
+    def add(self, key: int, numbers: list[Tensor]) -> None:
+        """Begin to fetch the numbers of one update."""
+        together = torch.stack([number.detach().double().reshape(()) for number in numbers])
+        if not self._cuda:
+            self._pending.append(_Pending(key, together, None))
+            return
+        host = torch.empty(together.shape, dtype=together.dtype, pin_memory=True)
+        host.copy_(together, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._pending.append(_Pending(key, host, event))
+
+    def take(self, *, everything: bool = False) -> list[tuple[int, list[float]]]:
+        """Numbers of the updates that are far enough behind, or of all."""
+        taken = []
+        while len(self._pending) > (0 if everything else self.lag):
+            oldest = self._pending.popleft()
+            if oldest.event is not None:
+                oldest.event.synchronize()
+            taken.append((oldest.key, oldest.host.tolist()))
+        return taken

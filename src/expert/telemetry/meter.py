@@ -1,0 +1,283 @@
+"""How fast a run goes and what it learns: sums and token counts, divided once.
+
+Only the clock is read here. Losses and device times come late, when the device has them, so they
+are added apart from the counts of their update.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from expert.telemetry.timeline import StepTimes
+
+KEPT_UPDATES = 1000
+"""Rates and the time left look at this many updates at most."""
+
+SETTLING_UPDATES = 3
+"""Updates after a start that compile and fill caches: not what the rest will take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """The counts of one update over all of its micro-batches."""
+
+    step: int
+    real_tokens: int
+    places: int
+    """Places of the batches, padding included."""
+    examples: int
+    targets: int
+    flops: float | None = None
+    """Arithmetic of the update; None where nobody has counted it."""
+    loss_sum: float | None = None
+    """Where it is known at once; otherwise `Meter.add_loss` takes it later."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """FLOP/s the card can reach at most in this precision; None comes with the reason."""
+
+    flops: float | None
+    because: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Speed over some updates; None is what cannot be known, `mfu_because` says why for MFU."""
+
+    updates: int
+    seconds: float
+    tokens: int
+    targets: int
+    examples: int
+    tokens_per_second: float | None
+    samples_per_second: float | None
+    steps_per_second: float | None
+    padding: float | None
+    """Share of the places that are padding."""
+    data_wait: float | None
+    """Share of the time in which the device waited for a batch."""
+    mfu: float | None
+    mfu_because: str
+
+
+@dataclass(frozen=True)
+class _Timed:
+    update: Update
+    seconds: float
+    settled: bool
+
+
+@dataclass
+class _Sums:
+    """Running sums; a mean is one division at the end."""
+
+    updates: int = 0
+    seconds: float = 0.0
+    tokens: int = 0
+    examples: int = 0
+    loss_sum: float = 0.0
+    loss_targets: int = 0
+
+    def add(self, update: Update, seconds: float) -> None:
+        self.updates += 1
+        self.seconds += seconds
+        self.tokens += update.real_tokens
+        self.examples += update.examples
+
+    def add_loss(self, loss_sum: float, targets: int) -> None:
+        self.loss_sum += loss_sum
+        self.loss_targets += targets
+
+    def loss(self) -> float | None:
+        return _ratio(self.loss_sum, self.loss_targets)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "loss": self.loss(),
+            "seconds": self.seconds,
+            "tokens": self.tokens,
+            "tokens_per_second": _ratio(self.tokens, self.seconds),
+            "samples_per_second": _ratio(self.examples, self.seconds),
+        }
+
+
+class Meter:
+    """Gathers updates as they are made; the clock stands still between `pause` and `resume`."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        peak: Peak,
+        total_steps: int | None = None,
+        settling: int = SETTLING_UPDATES,
+    ) -> None:
+        self._clock = clock
+        self._peak = peak
+        self._total_steps = total_steps
+        self._settling = settling
+        self._unsettled = settling
+        self._updates: deque[_Timed] = deque(maxlen=KEPT_UPDATES)
+        self._times: deque[StepTimes] = deque(maxlen=KEPT_UPDATES)
+        self._line, self._epoch, self._run = _Sums(), _Sums(), _Sums()
+        self._pauses = 0
+        self._paused_at = 0.0
+        self._marked = clock()
+        self.paused_seconds = 0.0
+
+    # --- gathering -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """The clock counts from now: for the moment before the first update."""
+        self._marked = self._clock()
+
+    def resettle(self) -> None:
+        """The next updates compile again (after a fallback), so the time left skips them."""
+        self._unsettled = self._settling
+
+    def pause(self) -> None:
+        """Stops the clock for an evaluation or a save; pauses may lie inside each other."""
+        if self._pauses == 0:
+            self._paused_at = self._clock()
+        self._pauses += 1
+
+    def resume(self) -> None:
+        """Lets the clock go on once every pause has ended."""
+        assert self._pauses > 0, "resume() without pause()"
+        self._pauses -= 1
+        if self._pauses == 0:
+            stood_still = self._clock() - self._paused_at
+            self.paused_seconds += stood_still
+            self._marked += stood_still
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The clock stands still inside."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
+
+    def add(self, update: Update) -> float:
+        """The seconds of this update: from the one before, pauses left out."""
+        assert self._pauses == 0, "an update inside a pause"
+        now = self._clock()
+        seconds = now - self._marked
+        self._marked = now
+        self._updates.append(_Timed(update, seconds, settled=self._unsettled == 0))
+        self._unsettled = max(0, self._unsettled - 1)
+        for sums in (self._line, self._epoch, self._run):
+            sums.add(update, seconds)
+        if update.loss_sum is not None:
+            self.add_loss(update.loss_sum, update.targets)
+        return seconds
+
+    def add_loss(self, loss_sum: float, targets: int) -> None:
+        """Adds a loss summed over `targets` tokens, of any number of updates."""
+        for sums in (self._line, self._epoch, self._run):
+            sums.add_loss(loss_sum, targets)
+
+    def add_times(self, times: StepTimes) -> None:
+        """Adds what the timeline measured of one update."""
+        self._times.append(times)
+
+    # --- asking --------------------------------------------------------------------------------
+
+    def rates(self, window: int | None = None, *, settled_only: bool = False) -> Rates:
+        """Speed of the last `window` updates, or of all that are kept."""
+        chosen = list(self._updates)
+        if window is not None:
+            chosen = chosen[-window:] if window > 0 else []
+        if settled_only:
+            chosen = [timed for timed in chosen if timed.settled]
+        updates = [timed.update for timed in chosen]
+        seconds = sum(timed.seconds for timed in chosen)
+        tokens = sum(update.real_tokens for update in updates)
+        examples = sum(update.examples for update in updates)
+        places = sum(update.places for update in updates)
+        mfu, because = self._mfu(updates, seconds)
+        return Rates(
+            updates=len(updates),
+            seconds=seconds,
+            tokens=tokens,
+            targets=sum(update.targets for update in updates),
+            examples=examples,
+            tokens_per_second=_ratio(tokens, seconds),
+            samples_per_second=_ratio(examples, seconds),
+            steps_per_second=_ratio(len(updates), seconds),
+            padding=_ratio(places - tokens, places),
+            data_wait=self._data_wait({update.step for update in updates}),
+            mfu=mfu,
+            mfu_because=because,
+        )
+
+    def eta_seconds(self) -> float | None:
+        """Seconds of training left at the pace of settled updates; None before there is one.
+
+        Evaluations and saves that are still to come are not in it.
+        """
+        settled = [timed.seconds for timed in self._updates if timed.settled]
+        if not settled or self._total_steps is None:
+            return None
+        left = max(0, self._total_steps - self._updates[-1].update.step)
+        return left * sum(settled) / len(settled)
+
+    def step_line(self) -> dict[str, Any]:
+        """Fields of a "step" event: everything since the last such line."""
+        line, self._line = self._line, _Sums()
+        rates = self.rates(line.updates)
+        return {
+            "loss": line.loss(),
+            "tokens": rates.tokens,
+            "targets": rates.targets,
+            "examples": rates.examples,
+            "tokens_per_second": rates.tokens_per_second,
+            "samples_per_second": rates.samples_per_second,
+            "steps_per_second": rates.steps_per_second,
+            "mfu": rates.mfu,
+            "data_wait": rates.data_wait,
+            "seconds": rates.seconds,
+            "eta_seconds": self.eta_seconds(),
+        }
+
+    def epoch_line(self, epoch: int, eval_loss: float | None = None) -> dict[str, Any]:
+        """Fields of an "epoch" event, and the next epoch begins.
+
+        Losses still on their way belong to the epoch that ends: add them first.
+        """
+        facts = {"epoch": epoch, **self._epoch.facts(), "eval_loss": eval_loss}
+        self._epoch = _Sums()
+        return facts
+
+    def run_line(self) -> dict[str, Any]:
+        """The same facts of all updates since the start, for the end of a run."""
+        return self._run.facts()
+
+    # --- inside --------------------------------------------------------------------------------
+
+    def _data_wait(self, steps: set[int]) -> float | None:
+        measured = [times for times in self._times if times.step in steps]
+        waited = sum(times.phases["data_wait"] for times in measured)
+        return _ratio(waited, sum(times.wall for times in measured))
+
+    def _mfu(self, updates: list[Update], seconds: float) -> tuple[float | None, str]:
+        flops = [update.flops for update in updates]
+        known = [each for each in flops if each is not None]
+        if self._peak.flops is None:
+            return None, self._peak.because
+        if len(known) < len(flops):
+            return None, "the arithmetic of this model has not been counted"
+        if not known or seconds <= 0:
+            return None, "no time has been measured yet"
+        return sum(known) / (seconds * self._peak.flops), self._peak.because
+
+
+def _ratio(top: float, bottom: float) -> float | None:
+    return top / bottom if bottom > 0 else None

@@ -1,0 +1,124 @@
+"""Events as curves in TensorBoard: one more reader of events, which never stops a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from expert.core.errors import ExpertError
+
+CURVES: Mapping[str, Mapping[str, str]] = {
+    "step": {
+        "loss": "loss/train",
+        "rate": "rate",
+        "grad_norm": "grad_norm",
+        "epoch": "epoch",
+        "tokens_per_second": "tokens_per_second",
+        "samples_per_second": "samples_per_second",
+        "mfu": "mfu",
+        "data_wait": "data_wait",
+        "gpu_utilization": "gpu/utilization_percent",
+        "gpu_memory_bytes": "gpu/memory_bytes",
+        "power_watts": "gpu/power_watts",
+    },
+    "eval": {
+        "loss": "loss/eval",
+        "perplexity": "eval/perplexity",
+        "token_accuracy": "eval/token_accuracy",
+    },
+    "epoch": {"loss": "loss/epoch"},
+}
+"""Which fields of which event become which curve."""
+
+FLUSHED_AFTER = frozenset({"eval", "saved", "stopped", "finished"})
+
+
+class TrackerUnavailable(ExpertError):
+    """A tracker that was asked for cannot be used; training goes on without it."""
+
+
+class Writer(Protocol):
+    """What is used of SummaryWriter."""
+
+    def add_scalar(
+        self, tag: str, scalar_value: float, global_step: int, walltime: float | None
+    ) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+MakeWriter = Callable[[Path, int | None], Writer]
+"""Makes a writer for a folder; points from the given step on in older files are hidden."""
+
+
+class TensorBoardSink:
+    """A reader of events that writes event files; after a failure it says so once and is silent."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        tell: Callable[[str], None],
+        resume_step: int | None = None,
+        make_writer: MakeWriter | None = None,
+    ) -> None:
+        """`tell` hears the one sentence about a failure; `resume_step` is the next step to come."""
+        self._folder = folder
+        self._tell = tell
+        self._make_writer = make_writer or summary_writer
+        self._writer: Writer | None = None
+        self._guarded(lambda: self._open(resume_step))
+
+    def __call__(self, event: Mapping[str, Any]) -> None:
+        """Writes what the event has to show."""
+        if self._writer is not None:
+            self._guarded(lambda: self._write(event))
+
+    def close(self) -> None:
+        """Writes what is left; events after this are ignored."""
+        if self._writer is not None:
+            self._guarded(self._writer.close)
+            self._writer = None
+
+    def _open(self, first_step: int | None) -> None:
+        self._writer = self._make_writer(self._folder, first_step)
+
+    def _write(self, event: Mapping[str, Any]) -> None:
+        assert self._writer is not None
+        kind = event.get("event", "")
+        if kind == "rolled_back":  # the curve goes on from there; what was undone is hidden
+            self._writer.close()
+            self._open(int(event["to_step"]) + 1)
+            return
+        for field, tag in CURVES.get(kind, {}).items():
+            value = event.get(field)
+            if value is not None:  # events hold "nan" and "inf" as text, which float() understands
+                self._writer.add_scalar(tag, float(value), int(event["step"]), event.get("time"))
+        if kind in FLUSHED_AFTER:
+            self._writer.flush()
+
+    def _guarded(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except TrackerUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - curves are no reason to end a run
+            self._writer = None
+            self._tell(
+                f"{self._folder}: TensorBoard files are no longer written: "
+                f"{type(error).__name__}: {error}  (events.jsonl has all values)"
+            )
+
+
+def summary_writer(folder: Path, first_step: int | None) -> Writer:
+    """Torch's writer of event files; TrackerUnavailable where the package is missing."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise TrackerUnavailable(
+            f"trackers: tensorboard needs the Python package tensorboard ({error})  "
+            "(pip install 'expert-cli[tensorboard]', or set trackers to [])"
+        ) from error
+    writer: Writer = SummaryWriter(str(folder), purge_step=first_step)
+    return writer

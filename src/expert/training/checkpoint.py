@@ -1,0 +1,376 @@
+"""Checkpoints: whole or not there, verified when written and when read, nothing is unpickled.
+
+A checkpoint is a published folder, checkpoints/step-000400/: one safetensors file for each group
+of tensors, state.json, and DONE with every file's size and sha256. The newest is found by its
+number, never by a file's time and never by a pointer that could be wrong.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from expert.core.errors import ExpertError
+from expert.core.files import sync_folder
+from expert.core.publish import damage, publishing
+
+FORMAT = 1
+STATE = "state.json"
+SPACE_FACTOR = 1.2  # what must be free, as a multiple of what a checkpoint takes
+HEADER_BYTES_PER_TENSOR = 256  # a name of 150 characters, type, shape and offsets as JSON
+STATE_BYTES = 65_536
+EXIT_NO_SPACE = 75  # EX_TEMPFAIL of sysexits.h: it works again when there is room
+IDENTITY = ("model", "adapter", "data", "tokenizer", "batch", "schedule", "seed")
+SHOWN_CHARACTERS = 60
+
+_NAME = re.compile(r"step-(\d{6,})")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_RUST_ERROR = re.compile(r"\(os error (\d+)\)")
+
+Groups = Mapping[str, Mapping[str, torch.Tensor]]
+
+
+class CheckpointError(ExpertError):
+    """A checkpoint that cannot be written or used: where, what, and what to do."""
+
+
+class DiskFull(ExpertError):
+    """There is no room for a checkpoint; what was saved before is untouched."""
+
+    exit_code = EXIT_NO_SPACE
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest checkpoint that verifies, and those that do not, put aside, with the reasons."""
+
+    path: Path | None
+    rejected: list[tuple[Path, str]] = field(default_factory=list)
+
+
+class DiskUsage(Protocol):
+    """What shutil.disk_usage gives."""
+
+    @property
+    def free(self) -> int: ...
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    tensors: Groups,
+    state: Mapping[str, Any],
+    *,
+    extra: Callable[[Path], None] | None = None,
+) -> Path:
+    """The folder of the new checkpoint, after it was read back and verified.
+
+    `extra` may put more files into it. A name that is taken is an error unless the content is
+    the same. A full disk leaves nothing behind.
+    """
+    path = folder / f"step-{step:06d}"
+    try:
+        with publishing(path) as temporary:
+            head = {"format": FORMAT, "step": step, "groups": sorted(tensors)}
+            text = json.dumps({**head, "state": _encoded(state)}, indent=2, allow_nan=False)
+            (temporary / STATE).write_text(text + "\n", encoding="utf-8")
+            for group, named in tensors.items():
+                _write_group(temporary / _group_file(group), named)
+            if extra is not None:
+                extra(temporary)
+    except (OSError, SafetensorError) as error:
+        if _errno(error) not in _NO_ROOM:
+            raise CheckpointError(
+                f"{path}: cannot be written: {error}  (mend that; what was saved before is whole)"
+            ) from error
+        said = os.strerror(_errno(error) or 0)
+        raise _disk_full(path, bytes_needed(tensors), _free(folder), said) from error
+    fault = damage(path)
+    if fault:
+        raise CheckpointError(
+            f"{path}: was written but does not read back: {fault}  (the disk may be failing; save "
+            "to another one with training.config.output_dir)"
+        )
+    return path
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, Any]]:
+    """Tensors by group on the CPU, and the state; anything but a whole checkpoint is an error."""
+    fault = damage(path)
+    if fault:
+        raise _unusable(path, fault)
+    try:
+        head = _head(path)
+        groups = {group: _read_group(path / _group_file(group)) for group in head["groups"]}
+        return groups, _decoded(head["state"])
+    except (OSError, ValueError, TypeError) as error:
+        raise _unusable(path, str(error)) from error
+
+
+def find_checkpoint(folder: Path) -> Found:
+    """The newest checkpoint that verifies. Newer ones that do not are renamed, never deleted."""
+    rejected: list[tuple[Path, str]] = []
+    for step, path in sorted(_numbered(folder), reverse=True):
+        fault = damage(path) or _foreign(path, step)
+        if not fault:
+            return Found(path, rejected)
+        rejected.append((_put_aside(path, "bad"), fault))
+    return Found(None, rejected)
+
+
+def put_aside_after(folder: Path, step: int) -> list[Path]:
+    """Rename the checkpoints behind `step`, so that a run which goes back can save them anew."""
+    later = sorted(path for number, path in _numbered(folder) if number > step)
+    return [_put_aside(path, "old") for path in later]
+
+
+def prune(
+    folder: Path, keep: int | None, protect: Collection[int], *, verified: Path | None = None
+) -> list[Path]:
+    """Delete all but the newest `keep` and the protected steps; returns what went.
+
+    Nothing goes unless the newest verifies; `verified` names one that save_checkpoint has just
+    returned and spares reading it again. What is incomplete neither counts nor goes.
+    """
+    if keep is None:
+        return []
+    assert keep >= 1, "the newest checkpoint is never deleted"
+    whole = [
+        (step, path)
+        for step, path in sorted(_numbered(folder), reverse=True)
+        if not (damage(path, contents=False) or _foreign(path, step))
+    ]
+    if len(whole) <= keep or (whole[0][1] != verified and damage(whole[0][1])):
+        return []
+    going = [path for step, path in whole[keep:] if step not in protect]
+    for path in reversed(going):
+        _delete(path)
+    return going
+
+
+def bytes_needed(groups: Groups) -> int:
+    """Bytes that a checkpoint of these tensors takes; a tensor with two names counts once."""
+    total = STATE_BYTES
+    for named in groups.values():
+        kept = [named[name] for name in _names_to_keep(named).values()]
+        unique = {id(tensor): tensor for tensor in kept}.values()
+        total += sum(tensor.numel() * tensor.element_size() for tensor in unique)
+        total += HEADER_BYTES_PER_TENSOR * len(named)
+    return total
+
+
+def check_space(
+    folder: Path, needed: int, *, free: Callable[[Path], DiskUsage] = shutil.disk_usage
+) -> None:
+    """Raise DiskFull before a byte is written where a checkpoint would not fit with some room."""
+    there = _free(folder, free)
+    if there < SPACE_FACTOR * needed:
+        raise _disk_full(folder, needed, there)
+
+
+def state_difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What makes a run another one, in words, one line a value; empty where it is the same."""
+    lines: list[str] = []
+    for name in IDENTITY:
+        _compare(name, saved.get(name), now.get(name), lines)
+    return lines
+
+
+def _compare(name: str, saved: Any, now: Any, lines: list[str]) -> None:
+    if isinstance(saved, Mapping) and isinstance(now, Mapping):
+        for key in sorted({*saved, *now}, key=str):
+            _compare(f"{name}.{key}", saved.get(key), now.get(key), lines)
+    elif _encoded(saved) != _encoded(now):
+        lines.append(f"{name}: was {_shown(saved)}, is {_shown(now)}")
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "not set"
+    text = json.dumps(_encoded(value), ensure_ascii=False)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 1]}…"
+
+
+def _write_group(path: Path, named: Mapping[str, torch.Tensor]) -> None:
+    """One safetensors file; a tensor with several names is written once, the others in the head."""
+    keep = _names_to_keep(named)
+    shared = {name: kept for name, kept in keep.items() if name != kept}
+    stored: dict[str, torch.Tensor] = {}
+    used: set[int] = set()
+    for name, tensor in named.items():
+        if name not in shared:
+            stored[name] = _own_copy(tensor, used)
+    # One key only: safetensors writes several in an order that changes from call to call.
+    save_file(stored, path, metadata={"shared": json.dumps(shared)})
+
+
+def _read_group(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        with safe_open(path, framework="pt", device="cpu") as stream:
+            tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+            shared = json.loads((stream.metadata() or {}).get("shared", "{}"))
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(f"{path.name}: {error}") from error
+    if not isinstance(shared, dict) or not set(shared.values()) <= set(tensors):
+        raise ValueError(f"{path.name}: the names of shared tensors lead nowhere")
+    return {**tensors, **{name: tensors[kept] for name, kept in shared.items()}}
+
+
+def _names_to_keep(named: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """For every name the first that shows exactly the same memory: weights that are tied."""
+    first: dict[object, str] = {}
+    keep = {}
+    for name, tensor in named.items():
+        view = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        keep[name] = first.setdefault(view if tensor.numel() else name, name)
+    return keep
+
+
+def _own_copy(tensor: torch.Tensor, used: set[int]) -> torch.Tensor:
+    """The tensor on the CPU, sharing no memory with those before it, as safetensors wants it."""
+    there = tensor.detach().to("cpu").contiguous()
+    if there.untyped_storage().data_ptr() in used:
+        there = there.clone()
+    used.add(there.untyped_storage().data_ptr())
+    return there
+
+
+def _group_file(group: str) -> str:
+    assert group.isidentifier(), f"{group} is no name for a file"
+    return f"{group}.safetensors"
+
+
+def _encoded(value: Any) -> Any:
+    """The value for JSON so that it comes back equal; only tuples come back as lists."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if isinstance(value, Mapping):
+        assert all(isinstance(key, str) for key in value), "JSON has only text for keys"
+        assert value.keys() != {"float"}, "that is how numbers which JSON lacks are written"
+        return {key: _encoded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encoded(item) for item in value]
+    return value
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, dict):
+        if value.keys() == {"float"}:
+            return float(value["float"])
+        return {key: _decoded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_decoded(item) for item in value]
+    return value
+
+
+def _head(path: Path) -> dict[str, Any]:
+    """What state.json says; ValueError where it is none of ours."""
+    try:
+        head = json.loads((path / STATE).read_bytes())
+        fits = (
+            head["format"] == FORMAT
+            and type(head["step"]) is int
+            and type(head["state"]) is dict
+            and type(head["groups"]) is list
+            and all(type(group) is str and group.isidentifier() for group in head["groups"])
+        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        fits = False
+    if not fits:
+        raise ValueError(f"{STATE} is not one of a checkpoint of this version")
+    for group in head["groups"]:
+        if not (path / _group_file(group)).is_file():
+            raise ValueError(f"{_group_file(group)} is missing")
+    return dict(head)
+
+
+def _foreign(path: Path, step: int) -> str:
+    """Why a whole folder is still not the checkpoint of that step, or nothing."""
+    try:
+        told = _head(path)["step"]
+    except ValueError as error:
+        return str(error)
+    return "" if told == step else f"it is the checkpoint of step {told} under another name"
+
+
+def _numbered(folder: Path) -> list[tuple[int, Path]]:
+    """Everything that is named like a checkpoint, with its step."""
+    if not folder.is_dir():
+        return []
+    matches = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
+    return [
+        (int(match[1]), path)
+        for match, path in matches
+        if match and path.name == f"step-{int(match[1]):06d}"
+    ]
+
+
+def _put_aside(path: Path, why: str) -> Path:
+    """Rename to .bad-… or .old-…; where that cannot be done it stays, and is passed by again."""
+    number = 1
+    aside = path.with_name(f".{why}-{path.name}")
+    while os.path.lexists(aside):
+        number += 1
+        aside = path.with_name(f".{why}-{path.name}-{number}")
+    try:
+        os.rename(path, aside)
+    except OSError:
+        return path
+    sync_folder(path.parent)
+    return aside
+
+
+def _delete(path: Path) -> None:
+    """Take the name away first: a kill halfway leaves nothing that looks like a checkpoint."""
+    doomed = path.with_name(f".tmp-delete-{path.name}-{os.getpid()}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.rename(path, doomed)
+    sync_folder(path.parent)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _unusable(path: Path, fault: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: cannot be used as a checkpoint: {fault}  (resume from another one, or leave the "
+        "choice to Expert: it takes the newest that is whole)"
+    )
+
+
+def _errno(error: BaseException) -> int | None:
+    """The system's number of the error; safetensors only says it in its text."""
+    if isinstance(error, OSError):
+        return error.errno
+    match = _RUST_ERROR.search(str(error))
+    return int(match[1]) if match else None
+
+
+def _free(folder: Path, free: Callable[[Path], DiskUsage] = shutil.disk_usage) -> int:
+    there = folder.absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    return free(there).free
+
+
+def _disk_full(place: Path, needed: int, free: int, said: str = "too little room") -> DiskFull:
+    return DiskFull(
+        f"{place}: {said}: a checkpoint needs {_megabytes(needed)}, "
+        f"{_megabytes(math.ceil(SPACE_FACTOR * needed))} should be free, {_megabytes(free)} are  "
+        "(make room and resume, keep fewer with training.config.save_total_limit, or save "
+        "elsewhere with training.config.output_dir)"
+    )
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.2f} GB"

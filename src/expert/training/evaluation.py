@@ -1,0 +1,62 @@
+"""Loss and accuracy on rows that are not learnt, without keeping logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from expert.parallel.engine import SingleDevice
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSums:
+    """Sums over all target tokens, still on the device."""
+
+    loss_sum: Tensor
+    correct: Tensor
+    targets: int
+    examples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalResult:
+    """Means over all target tokens."""
+
+    loss: float
+    token_accuracy: float
+    targets: int
+    examples: int
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    def metric(self, name: str) -> float:
+        """The number that a manifest calls eval_loss, eval_perplexity or eval_token_accuracy."""
+        return float(getattr(self, name.removeprefix("eval_")))
+
+
+def evaluate(
+    engine: SingleDevice, batches: Iterable[Any], *, stop: Callable[[], bool] = lambda: False
+) -> EvalSums | None:
+    """Go over all batches once; every token counts the same whatever batch it is in.
+
+    None where `stop` became true on the way: a part of the rows is no result.
+    """
+    loss_sum = torch.zeros((), dtype=torch.float64, device=engine.device)
+    correct = torch.zeros((), dtype=torch.int64, device=engine.device)
+    targets = examples = 0
+    for batch in batches:
+        if stop():
+            return None
+        batch_loss, batch_correct = engine.evaluate(batch)
+        loss_sum += batch_loss
+        correct += batch_correct
+        targets += batch.targets
+        examples += batch.counts.examples
+    return EvalSums(loss_sum=loss_sum, correct=correct, targets=targets, examples=examples)

@@ -1,0 +1,108 @@
+"""Gradients to weights: masters in float32, loss scaling for float16, clipping, one optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from expert.parallel.engine import UpdateStats
+from expert.planning.run_plan import OptimPlan
+from expert.training.optim import (
+    Masters,
+    Named,
+    StateDoesNotFit,
+    build_optimizer,
+    clip,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    set_rate,
+    step_if_finite,
+)
+
+MODEL, OPTIMIZER = "model", "optimizer"
+_SCALE = "loss_scale"
+
+
+class OptimizerLearner:
+    """The planned optimizer over the float32 masters of what is trained."""
+
+    def __init__(
+        self, named: Named, plan: OptimPlan, *, device: torch.device, loss_scaling: bool = False
+    ) -> None:
+        self._masters = Masters(named)
+        self._computing = [parameter for _, parameter in named]
+        self._parameters = [parameter for _, parameter in self._masters.named]
+        self._optimizer = build_optimizer(self._masters.named, plan, device=device)
+        self._scaler = torch.amp.GradScaler(device.type) if loss_scaling else None
+        self._losses: Tensor | None = None
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss to what was accumulated."""
+        seen = loss.detach()
+        self._losses = seen if self._losses is None else self._losses + seen
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._masters.collect()
+
+    def update(self, *, rate: float, max_norm: float) -> UpdateStats:
+        """One step with what was accumulated; none where it is not finite."""
+        set_rate(self._optimizer, rate)
+        if self._scaler is not None:
+            self._scaler.unscale_(self._optimizer)
+        norm = clip(self._parameters, max_norm)
+        if self._losses is not None:
+            norm = norm + 0 * self._losses  # a loss that is not finite counts like its gradients
+        applied = step_if_finite(self._optimizer, norm)
+        if self._scaler is not None:
+            self._scaler.update()
+        self._masters.publish()
+        return UpdateStats(grad_norm=norm, applied=applied)
+
+    def discard(self) -> None:
+        """Forget what was accumulated; the memory goes back too."""
+        # Those that compute have gradients of their own where a backward pass broke off halfway.
+        for parameter in (*self._parameters, *self._computing):
+            parameter.grad = None
+        self._losses = None
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """What is trained in full precision, and the optimizer's state."""
+        model = {name: parameter.detach() for name, parameter in self._masters.named}
+        state = optimizer_tensors(self._optimizer, self._masters.named)
+        if self._scaler is not None:
+            facts = self._scaler.state_dict()
+            state[f"{_SCALE}.scale"] = torch.tensor(facts["scale"], dtype=torch.float64)
+            state[f"{_SCALE}.growth"] = torch.tensor(facts["_growth_tracker"])
+        return {MODEL: model, OPTIMIZER: state}
+
+    def load(self, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take up what `tensors` gave."""
+        saved = groups[MODEL]
+        self._check_fits(saved)
+        with torch.no_grad():
+            for name, parameter in self._masters.named:
+                parameter.copy_(saved[name])
+        self._masters.publish()
+        state = {k: v for k, v in groups[OPTIMIZER].items() if not k.startswith(f"{_SCALE}.")}
+        load_optimizer_tensors(self._optimizer, self._masters.named, state)
+        # A run that fell back to float16 has no scale yet.
+        if self._scaler is not None and f"{_SCALE}.scale" in groups[OPTIMIZER]:
+            facts = self._scaler.state_dict()
+            facts["scale"] = float(groups[OPTIMIZER][f"{_SCALE}.scale"])
+            facts["_growth_tracker"] = int(groups[OPTIMIZER][f"{_SCALE}.growth"])
+            self._scaler.load_state_dict(facts)
+        self.discard()
+
+    def _check_fits(self, saved: Mapping[str, Tensor]) -> None:
+        own = {name: tuple(parameter.shape) for name, parameter in self._masters.named}
+        there = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+        wrong = sorted(name for name in {*own, *there} if own.get(name) != there.get(name))
+        if wrong:
+            was, now = (shapes.get(wrong[0], "absent") for shapes in (there, own))
+            raise StateDoesNotFit(
+                f"{wrong[0]}: saved as {was}, the model has {now}; {len(wrong)} such weights  "
+                "(resume with the model and adapter of the checkpoint)"
+            )

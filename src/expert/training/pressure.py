@@ -1,0 +1,148 @@
+"""Signs that another plan would serve the run better, read from what is measured anyway.
+
+Nothing here ends a run: where no other plan helps, it goes on as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from expert.training.recovery import DataBound, OutOfMemory, RecompileStorm
+
+WINDOW_SECONDS = 60.0
+WAITING_SHARE = 0.2
+MOST_RETUNES = 2
+# Feeds that begin anew start their workers, and a run that begins compiles.
+SETTLING_UPDATES = 3
+# Getting memory again after the cache was emptied is usual once; on three log lines in a row it is
+# how every update goes.
+RETRYING_LINES = 3
+# Graphs after the warm-up: a handful are odd last batches, more mean that shapes never repeat.
+STORM_GRAPHS = 16
+STORM_WARMUP_UPDATES = 10
+
+Sign = DataBound | OutOfMemory | RecompileStorm
+
+
+class DataWait:
+    """The share of the time in which the device waited for batches, a window at a time."""
+
+    def __init__(
+        self,
+        *,
+        workers: int,
+        cores: int,
+        window_seconds: float = WINDOW_SECONDS,
+        share: float = WAITING_SHARE,
+        most: int = MOST_RETUNES,
+    ) -> None:
+        self.workers, self._cores = workers, cores
+        self._window, self._share, self._left = window_seconds, share, most
+        self._before: float | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """A feed begins: what was measured belongs to another one."""
+        self._wall = self._waited = 0.0
+        self._settling = SETTLING_UPDATES
+
+    def add(self, wall: float, waited: float) -> DataBound | None:
+        """One update's seconds; what to try once a window is full and too much of it was waiting.
+
+        More workers come first. Where the share has grown since, they are in each other's way.
+        """
+        if self._settling:
+            self._settling -= 1
+            return None
+        self._wall += wall
+        self._waited += waited
+        if self._wall < self._window:
+            return None
+        share = self._waited / self._wall
+        self._wall = self._waited = 0.0
+        if share <= self._share or not self._left:
+            return None
+        self._left -= 1
+        worse = self._before is not None and share > self._before
+        self._before = share
+        return DataBound(share=share, workers=self.workers, cores=self._cores, thrashing=worse)
+
+
+class Spilling:
+    """Whether the allocator has to give memory back and ask again all the time."""
+
+    def __init__(self) -> None:
+        self._last: int | None = None
+        self._grown = 0
+        self._first = 0
+
+    def add(self, facts: Mapping[str, Any]) -> OutOfMemory | None:
+        """The facts of a log line; `allocator_retries` counts from the start of the process."""
+        retries = facts.get("allocator_retries")
+        if retries is None:
+            return None
+        if self._last is None or retries <= self._last:
+            self._grown, self._first = 0, retries
+        else:
+            self._grown += 1
+        self._last = retries
+        if self._grown < RETRYING_LINES:
+            return None
+        count = retries - self._first
+        self._grown, self._first = 0, retries
+        message = f"the allocator had to empty its cache {count} times on {RETRYING_LINES} lines"
+        return OutOfMemory(where="training", message=message)
+
+
+class Recompiling:
+    """Graphs that are compiled although every shape should have been met."""
+
+    def __init__(self, graphs: Callable[[], int], *, most: int = STORM_GRAPHS) -> None:
+        self._graphs, self._most = graphs, most
+        self.restart()
+
+    def restart(self) -> None:
+        """The model was built anew: it may compile."""
+        self._warming, self._known = STORM_WARMUP_UPDATES, 0
+
+    def forgive(self, count: int) -> None:
+        """Graphs that were due to something else, as to an evaluation."""
+        self._known += count
+
+    def count(self) -> int:
+        return self._graphs()
+
+    def add(self) -> RecompileStorm | None:
+        """An update is over."""
+        if self._warming:
+            self._warming -= 1
+            self._known = self._graphs()
+            return None
+        fresh = self._graphs() - self._known
+        if fresh <= self._most:
+            return None
+        self._known += fresh
+        return RecompileStorm(count=fresh)
+
+
+class Pressure:
+    """All of these together; the first sign is kept until somebody takes it."""
+
+    def __init__(self, *, data: DataWait, spilling: Spilling, recompiling: Recompiling) -> None:
+        self.data, self.spilling, self.recompiling = data, spilling, recompiling
+        self._sign: Sign | None = None
+
+    def add_times(self, wall: float, waited: float) -> None:
+        """An update was timed."""
+        self._sign = self._sign or self.data.add(wall, waited)
+
+    def add_facts(self, facts: Mapping[str, Any]) -> None:
+        """A log line was written with these facts."""
+        self._sign = self._sign or self.spilling.add(facts)
+
+    def taken(self) -> Sign | None:
+        """The sign there is after an update, if any; it is forgotten with this call."""
+        sign = self._sign or self.recompiling.add()
+        self._sign = None
+        return sign

@@ -1,0 +1,176 @@
+"""What happened in each update: timed, read late, judged, and told as events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from expert.telemetry.late import LateNumbers
+from expert.telemetry.meter import Meter, Update
+from expert.telemetry.timeline import Timeline
+from expert.training.pressure import Pressure
+from expert.training.recovery import LossSpike, NotFinite
+from expert.training.spikes import SpikeWatch
+from expert.training.step import StepStats
+
+# A scale of 65,536 comes down to 1 in 16 halvings; float16 that overflows more often is broken.
+SCALE_HALVINGS = 20
+
+
+class Emit(Protocol):
+    """How a fact leaves the run."""
+
+    def __call__(self, event: str, *, step: int | None = None, **fields: Any) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the host knows of an update when it is launched."""
+
+    step: int
+    epoch: float
+    rate: float
+    targets: int
+    real_tokens: int
+    places: int
+    examples: int
+    bins: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """An update that went wrong, and how many before it, without a gap, changed nothing."""
+
+    what: NotFinite | LossSpike
+    skips: int = 0
+
+
+class Recorder:
+    """Follows the updates of a run. Numbers of the device arrive one update late."""
+
+    def __init__(
+        self,
+        emit: Emit,
+        *,
+        device: torch.device,
+        meter: Meter,
+        timeline: Timeline,
+        spikes: SpikeWatch,
+        log_every: int,
+        flops_per_token: float | None = None,
+        loss_scaling: bool = False,
+        more: Callable[[], dict[str, Any]] = dict,
+        pressure: Pressure | None = None,
+        skips: int = 0,
+    ) -> None:
+        self.meter = meter
+        self.spikes = spikes
+        self.skips = skips
+        """Updates in a row that changed nothing, of those whose numbers have arrived."""
+        self.pressure = pressure
+        self._emit = emit
+        self._timeline = timeline
+        self._late = LateNumbers(device)
+        self._log_every = log_every
+        self._flops_per_token = flops_per_token
+        self._loss_scaling = loss_scaling
+        self._more = more
+        self._pending: dict[int, Facts] = {}
+        self._phases: dict[str, float] = {}
+
+    def begin(self, step: int) -> None:
+        """An update begins; until its batches are there the device waits."""
+        self._timeline.begin(step)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        return self._timeline.phase("data_wait")
+
+    def end(self, facts: Facts, stats: StepStats, copied: tuple[Any, Any] | None) -> list[Trouble]:
+        """The update was launched; what is known of earlier ones is told and judged."""
+        if copied is not None:
+            self._timeline.add_events("copy", *copied)
+        self._timeline.end()
+        self._pending[facts.step] = facts
+        self._late.add(facts.step, [stats.loss_sum, stats.grad_norm, stats.applied])
+        flops = self._flops_per_token
+        self.meter.add(
+            Update(
+                step=facts.step,
+                real_tokens=facts.real_tokens,
+                places=facts.places,
+                examples=facts.examples,
+                targets=facts.targets,
+                flops=None if flops is None else flops * facts.real_tokens,
+            )
+        )
+        return self._read(everything=False)
+
+    def settle(self) -> list[Trouble]:
+        """Wait for everything that was launched, and judge it."""
+        return self._read(everything=True)
+
+    def _read(self, *, everything: bool) -> list[Trouble]:
+        for times in self._timeline.drain() if everything else self._timeline.ready():
+            self.meter.add_times(times)
+            if self.pressure is not None:
+                self.pressure.add_times(times.wall, times.phases["data_wait"])
+            for name, seconds in times.phases.items():
+                self._phases[name] = self._phases.get(name, 0.0) + seconds
+        troubles = []
+        for step, (loss_sum, grad_norm, applied) in self._late.take(everything=everything):
+            found = self._arrived(self._pending.pop(step), loss_sum, grad_norm, bool(applied))
+            if found is not None:
+                troubles.append(found)
+        return troubles
+
+    def _arrived(
+        self, facts: Facts, loss_sum: float, grad_norm: float, applied: bool
+    ) -> Trouble | None:
+        loss = loss_sum / max(1, facts.targets)
+        if math.isfinite(loss_sum):
+            self.meter.add_loss(loss_sum, facts.targets)
+        trouble = self._judged(facts, loss, applied)
+        if due(facts.step + 1, self._log_every) or trouble is not None:
+            self._tell(facts, loss, grad_norm)
+        return trouble
+
+    def _judged(self, facts: Facts, loss: float, applied: bool) -> Trouble | None:
+        if applied:
+            self.skips = 0
+            spike = self.spikes.observe(facts.step, loss)
+            if spike is None:
+                return None
+            what = LossSpike(step=spike.step, z=spike.z, loss=spike.loss, median=spike.median)
+            return Trouble(what=what)
+        before, self.skips = self.skips, self.skips + 1
+        if self._loss_scaling and math.isfinite(loss) and self.skips <= SCALE_HALVINGS:
+            return None  # float16 overflowed: the scale was halved, which is how it is found
+        return Trouble(what=NotFinite(step=facts.step, bins=facts.bins), skips=before)
+
+    def _tell(self, facts: Facts, loss: float, grad_norm: float) -> None:
+        line = self.meter.step_line()
+        times = {f"time_{name}": seconds for name, seconds in self._phases.items()}
+        self._phases = {}
+        more = self._more()
+        if self.pressure is not None:
+            self.pressure.add_facts(more)
+        self._emit(
+            "step",
+            step=facts.step + 1,
+            **{**line, "loss": loss, "mean_loss": line["loss"]},
+            rate=facts.rate,
+            grad_norm=grad_norm,
+            epoch=facts.epoch,
+            **times,
+            **more,
+        )
+
+
+def due(step: int, every: int) -> bool:
+    """True on steps every, 2*every, ...; 0 means never."""
+    return every > 0 and step % every == 0

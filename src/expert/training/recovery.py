@@ -1,0 +1,243 @@
+"""What to do about a failure: the next plan to try, with every change written down."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from expert.planning.decisions import Decision
+from expert.planning.run_plan import RunPlan
+
+ATTENTION_AFTER = {"flash": "flex", "flex": "sdpa", "sdpa": "eager"}
+PLAIN_OPTIMIZER = "adamw_torch"
+# More batches ahead than this only hold memory: a loader that is on average too slow stays so.
+MOST_PREFETCHED = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutOfMemory:
+    """The device had no room left."""
+
+    where: Literal["training", "evaluation", "probe"]
+    message: str
+    blocks: int | None = None
+    """Blocks of the model, where it was loaded; a plan does not hold them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileFailed:
+    """torch.compile raised."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecompileStorm:
+    """Blocks were compiled again and again for new shapes."""
+
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelUnavailable:
+    """A kernel of the plan does not run here."""
+
+    kernel: str
+    """`attention` or its kind, the optimizer's name, `fused_loss`, `compile`, `tf32`, ..."""
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionUnsupported:
+    """The device cannot compute in the planned precision."""
+
+    precision: Literal["bf16", "fp16", "fp32"]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataBound:
+    """The device waited for data during this share of the time."""
+
+    share: float
+    workers: int
+    cores: int
+    thrashing: bool = False
+    """Workers take the cores from each other or from the step: fewer of them feed faster."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotFinite:
+    """A loss or a gradient was NaN or infinite."""
+
+    step: int
+    bins: tuple[int, ...] = ()
+    """The packed sequences of that update."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSpike:
+    """The loss leapt far above what it was."""
+
+    step: int
+    z: float
+    loss: float
+    median: float
+
+
+Failure = (
+    OutOfMemory
+    | CompileFailed
+    | RecompileStorm
+    | KernelUnavailable
+    | PrecisionUnsupported
+    | DataBound
+    | NotFinite
+    | LossSpike
+)
+Changes = dict[str, Any]
+
+
+def plan_after(plan: RunPlan, failure: Failure) -> RunPlan | None:
+    """The plan to try next, or None where no other plan helps.
+
+    The rows of an update never change, so neither does what is learnt. Spikes and numbers that are
+    not finite are no fault of the plan: `spikes.Stability` says what happens to the weights.
+    """
+    values, because = _answer(plan, failure)
+    return plan.with_values(values, because, "fallback") if values else None
+
+
+def changes(before: RunPlan, after: RunPlan) -> list[Decision]:
+    """The decisions of `after` that `before` does not have, in their order."""
+    known = {decision.path: decision for decision in before.decisions}
+    return [decision for decision in after.decisions if known.get(decision.path) != decision]
+
+
+def _answer(plan: RunPlan, failure: Failure) -> tuple[Changes, str]:
+    """New values by path, and the reason; no values where there is nothing left to try."""
+    match failure:
+        case OutOfMemory(where="evaluation"):
+            return _smaller_evaluation(plan, failure)
+        case OutOfMemory():
+            return _smaller_training(plan, failure)
+        case CompileFailed(reason=reason):
+            return _without_compile(plan), f"compilation failed: {_first_line(reason)}"
+        case RecompileStorm(count=count):
+            return _without_compile(plan), f"blocks were compiled {count} times: shapes vary"
+        case KernelUnavailable():
+            return _without_kernel(plan, failure)
+        case PrecisionUnsupported():
+            return _other_precision(plan, failure)
+        case DataBound():
+            return _other_loader(plan, failure)
+        case NotFinite() | LossSpike():
+            return {}, ""
+
+
+def _smaller_training(plan: RunPlan, failure: OutOfMemory) -> tuple[Changes, str]:
+    """Fewer rows at once; then more recomputed; then a 4-bit base where that was left open."""
+    micro, sequences = plan.batch.micro_batch, plan.batch.sequences_per_update
+    ran_out = f"out of memory in {failure.where} with {micro} at once"
+    because = f"{ran_out}: {_first_line(failure.message)}"
+    if micro > 1:
+        fewer = min(micro // 2, sequences or micro)
+        values: Changes = {"batch.micro_batch": fewer}
+        if sequences is not None:
+            values["batch.accumulation"] = math.ceil(sequences / fewer)
+        return values, because
+    recomputing = _more_recomputed(plan, failure.blocks)
+    if recomputing:
+        return recomputing, because
+    if _may_quantise(plan):
+        return {"model.quantization": "int4"}, because
+    return {}, because
+
+
+def _more_recomputed(plan: RunPlan, blocks: int | None) -> Changes:
+    """Half of the blocks, then all; a count of None means just that: half, or all."""
+    kind, count = plan.kernels.checkpointing, plan.kernels.recomputed_blocks
+    if kind == "full":
+        return {}
+    half = None if blocks is None or blocks < 2 else math.ceil(blocks / 2)
+    fewer_than_half = half is not None and count is not None and count < half
+    if blocks != 1 and (kind == "none" or fewer_than_half):
+        return {"kernels.checkpointing": "selective", "kernels.recomputed_blocks": half}
+    return {"kernels.checkpointing": "full", "kernels.recomputed_blocks": blocks}
+
+
+def _may_quantise(plan: RunPlan) -> bool:
+    """True where the manifest left it open, only an adapter learns, and a card has the kernels."""
+    source = next((d.source for d in plan.decisions if d.path == "model.quantization"), "manifest")
+    return (
+        source != "manifest"
+        and plan.model.quantization == "none"
+        and plan.model.place != "built-in"
+        and plan.adapter.type != "full"
+        and plan.kernels.device == "cuda"
+    )
+
+
+def _smaller_evaluation(plan: RunPlan, failure: OutOfMemory) -> tuple[Changes, str]:
+    rows = plan.batch.eval_batch
+    because = f"out of memory in evaluation with {rows} at once: {_first_line(failure.message)}"
+    return ({"batch.eval_batch": rows // 2} if rows > 1 else {}), because
+
+
+def _without_compile(plan: RunPlan) -> Changes:
+    return {"kernels.compile": False} if plan.kernels.compile else {}
+
+
+def _without_kernel(plan: RunPlan, failure: KernelUnavailable) -> tuple[Changes, str]:
+    kernel, kernels = failure.kernel, plan.kernels
+    values: Changes = {}
+    if kernel in ("attention", kernels.attention):
+        kernel = kernels.attention
+        following = ATTENTION_AFTER.get(kernels.attention)
+        values = {"kernels.attention": following} if following else {}
+    elif kernel in ("fused_optimizer", plan.optim.optimizer):
+        kernel = plan.optim.optimizer
+        if kernel not in (PLAIN_OPTIMIZER, "sgd"):
+            values = {"optim.optimizer": PLAIN_OPTIMIZER}
+    elif kernel in ("fused_loss", "compile", "tf32", "cudnn_benchmark") and getattr(
+        kernels, kernel
+    ):
+        values = {f"kernels.{kernel}": False}
+    return values, f"{kernel} cannot run here: {_first_line(failure.reason)}"
+
+
+def _other_precision(plan: RunPlan, failure: PrecisionUnsupported) -> tuple[Changes, str]:
+    """fp16 with loss scaling on a card, else fp32, in which everything computes."""
+    because = f"{failure.precision} cannot run here: {_first_line(failure.reason)}"
+    if failure.precision != plan.kernels.precision or failure.precision == "fp32":
+        return {}, because
+    if failure.precision == "bf16" and plan.kernels.device == "cuda":
+        return {"kernels.precision": "fp16", "kernels.loss_scaling": True}, because
+    return {"kernels.precision": "fp32", "kernels.loss_scaling": False}, because
+
+
+def _other_loader(plan: RunPlan, failure: DataBound) -> tuple[Changes, str]:
+    """Twice as many workers and batches ahead, up to the cores; half of them where they thrash."""
+    loader = plan.loader
+    share = f"{failure.share:.0%} of the time went on waiting for data"
+    if failure.thrashing:
+        workers, prefetch = failure.workers // 2, max(1, loader.prefetch // 2)
+        because = f"{share}, with {failure.workers} workers in each other's way"
+    else:
+        workers = min(failure.cores, max(1, 2 * failure.workers))
+        workers = max(workers, failure.workers)
+        prefetch = max(loader.prefetch, min(MOST_PREFETCHED, 2 * loader.prefetch))
+        because = f"{share}, with {failure.workers} workers on {failure.cores} cores"
+    values: Changes = {}
+    if workers != loader.workers:
+        values["loader.workers"] = workers
+        if bool(workers) != loader.persistent_workers:
+            values["loader.persistent_workers"] = bool(workers)
+    if prefetch != loader.prefetch:
+        values["loader.prefetch"] = prefetch
+    return values, because
+
+
+def _first_line(text: str) -> str:
+    return text.strip().split("\n", 1)[0].strip()

@@ -1,0 +1,116 @@
+"""The learning rate of every update, as a function of its number alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from expert.planning.run_plan import OptimPlan
+
+# Where a wave touches zero on a real update (cosine with whole waves), this share of the peak is
+# left. A cosine over a million updates ends at 2.5e-12 of its peak, so no usual curve is touched.
+LEAST_SHARE_OF_PEAK = 1e-12
+DEFAULT_COSINE_WAVES = 0.5  # from the peak down to the floor, once
+DEFAULT_RESTARTS = 1.0
+DEFAULT_POWER = 1.0
+DEFAULT_POLYNOMIAL_END = 1e-7  # as in transformers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How the rate rises and falls over a run, and what a rollback changed about it."""
+
+    kind: str
+    peak: float
+    warmup_steps: int
+    total_steps: int
+    options: Mapping[str, float] = field(default_factory=dict)
+    rate_factor: float = 1.0
+    """What every rate is multiplied by; less than one after a rollback."""
+    restart_warmup_at: int | None = None
+    """The update from which the rate rises once more after a rollback."""
+    restart_warmup_steps: int = 0
+
+
+def schedule_of(plan: OptimPlan, total_steps: int) -> Schedule:
+    """The schedule of a plan for a run of so many updates; a ratio of warm-up is rounded up."""
+    warmup = plan.warmup_steps or 0
+    if plan.warmup_ratio is not None:
+        # 0.07 * 100 is 7.000000000000001 in floating point, and means seven.
+        warmup = math.ceil(plan.warmup_ratio * total_steps - 1e-9)
+    return Schedule(
+        kind=plan.scheduler,
+        peak=plan.learning_rate,
+        warmup_steps=warmup,
+        total_steps=total_steps,
+        options=dict(plan.scheduler_options),
+    )
+
+
+def schedule_from(record: Mapping[str, Any]) -> Schedule:
+    """The schedule that `dataclasses.asdict` wrote down."""
+    return Schedule(**record)
+
+
+def after_rollback(schedule: Schedule, *, at: int, rate_factor: float, steps: int) -> Schedule:
+    """The same curve, lower by one more factor, reached over `steps` updates from `at` on."""
+    return replace(
+        schedule,
+        rate_factor=schedule.rate_factor * rate_factor,
+        restart_warmup_at=at,
+        restart_warmup_steps=steps,
+    )
+
+
+def learning_rate(step: int, schedule: Schedule) -> float:
+    """Rate for the update about to happen; step counts from 0."""
+    rate = _planned_rate(step, schedule) * schedule.rate_factor
+    if schedule.restart_warmup_at is None:
+        return rate
+    risen = step - schedule.restart_warmup_at + 1
+    if not 0 < risen < schedule.restart_warmup_steps:
+        return rate
+    return rate * risen / schedule.restart_warmup_steps
+
+
+def _planned_rate(step: int, schedule: Schedule) -> float:
+    """The rate without what rollbacks changed; past the last update it stays where it ended."""
+    warmup, total, peak = schedule.warmup_steps, schedule.total_steps, schedule.peak
+    if step >= total:
+        return _decayed(1.0, schedule)
+    if step < warmup:
+        return peak * ((step + 1) / warmup)
+    # The last update is at (n - 1) / n: the floor would only be reached by the one after it.
+    done = (step - warmup) / (total - warmup)
+    return max(_decayed(done, schedule), LEAST_SHARE_OF_PEAK * peak)
+
+
+def _decayed(done: float, schedule: Schedule) -> float:
+    """The rate after this share, 0 to 1, of the updates that follow the warm-up."""
+    peak, options = schedule.peak, schedule.options
+    share: float
+    if schedule.kind == "constant":
+        return peak
+    if schedule.kind == "linear":
+        return peak * (1.0 - done)
+    if schedule.kind == "polynomial":
+        floor = min(options.get("lr_end", DEFAULT_POLYNOMIAL_END), peak)
+        share = (1.0 - done) ** options.get("power", DEFAULT_POWER)
+    elif schedule.kind == "cosine":
+        floor = min(options.get("min_lr", 0.0), peak)
+        waves = options.get("num_cycles", DEFAULT_COSINE_WAVES)
+        share = _half_wave(2.0 * waves * done)
+    elif schedule.kind == "cosine_with_restarts":
+        floor = min(options.get("min_lr", 0.0), peak)
+        restarts = options.get("num_cycles", DEFAULT_RESTARTS)
+        share = 0.0 if done >= 1.0 else _half_wave(restarts * done % 1.0)
+    else:
+        raise ValueError(f"lr_scheduler: {schedule.kind} is not known")
+    return min(peak, floor + (peak - floor) * share)
+
+
+def _half_wave(turns: float) -> float:
+    """A cosine between 1 (at 0, 2, ...) and 0 (at 1, 3, ...)."""
+    return 0.5 * (1.0 + math.cos(math.pi * turns))

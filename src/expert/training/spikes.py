@@ -1,0 +1,163 @@
+"""Losses that leap, numbers that are not finite: noticing them, and what is done about it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Literal
+
+# The median distance from the median times this is the standard deviation of normal noise.
+MAD_TO_SIGMA = 1.4826
+SMALLEST_NOISE = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spike:
+    """A loss far above those before it."""
+
+    step: int
+    loss: float
+    median: float
+    z: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpikeTest:
+    """What counts as a spike: all of `z`, `rise` and `least_rise` must be exceeded."""
+
+    window: int = 50
+    least_history: int = 20
+    z: float = 8.0
+    """Robust standard deviations above the median of the window."""
+    rise: float = 0.5
+    """Share above that median: heavy tails reach z 8 without meaning anything."""
+    least_rise: float = 0.05
+    """Nats above that median: a loss of 0.001 that becomes 0.01 is no catastrophe."""
+    noise_floor: float = 0.01
+    """Noise is never taken for less than this share of the median: smooth losses have none."""
+
+
+class SpikeWatch:
+    """Looks at the loss of every update; what it remembers goes into a checkpoint as JSON."""
+
+    def __init__(self, test: SpikeTest | None = None, state: Mapping[str, Any] | None = None):
+        self.test = test or SpikeTest()
+        kept = state["history"] if state else ()
+        self._history: deque[tuple[int, float]] = deque(
+            ((int(step), float(loss)) for step, loss in kept), maxlen=self.test.window
+        )
+
+    def state(self) -> dict[str, Any]:
+        """What a watch that goes on from here has to know."""
+        return {"history": [list(seen) for seen in self._history]}
+
+    def observe(self, step: int, loss: float) -> Spike | None:
+        """The spike that this loss is, if it is one.
+
+        A spike joins the history like any loss: the median stays where it is until half of the
+        window is like it, and from then on the new level is the usual one. A loss that is not
+        finite is no spike and leaves no trace here.
+        """
+        if not math.isfinite(loss):
+            return None
+        spike = self._judge(step, loss)
+        self._history.append((step, loss))
+        return spike
+
+    def rewind(self, step: int) -> None:
+        """Forget the losses of this update and all after it: they are about to happen again."""
+        kept = [seen for seen in self._history if seen[0] < step]
+        self._history.clear()
+        self._history.extend(kept)
+
+    def _judge(self, step: int, loss: float) -> Spike | None:
+        test = self.test
+        if len(self._history) < test.least_history:
+            return None
+        losses = [seen for _, seen in self._history]
+        middle = median(losses)
+        rise = loss - middle
+        if rise <= max(test.least_rise, test.rise * abs(middle)):
+            return None
+        spread = MAD_TO_SIGMA * median(abs(seen - middle) for seen in losses)
+        noise = max(spread, test.noise_floor * max(abs(middle), test.least_rise))
+        z = rise / max(noise, SMALLEST_NOISE)
+        return Spike(step=step, loss=loss, median=middle, z=z) if z > test.z else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stability:
+    """What is done about numbers that are not finite and about spikes, and how often."""
+
+    on_not_finite: Literal["stop", "skip", "rollback"] = "stop"
+    max_skips: int = 10
+    on_spike: Literal["ignore", "rollback"] = "ignore"
+    max_rollbacks: int = 3
+    rate_factor: float = 0.5
+    """What the rate is multiplied by after each rollback."""
+    rewarm_steps: int = 100
+    """Updates over which the rate rises again after a rollback."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tally:
+    """How many updates were skipped and how often the run was rolled back so far."""
+
+    skips: int = 0
+    rollbacks: int = 0
+
+
+def after_not_finite(policy: Stability, so_far: Tally) -> Literal["stop", "skip", "rollback"]:
+    """What the policy says about an update that was not finite; it stops at its limits."""
+    if policy.on_not_finite == "skip" and so_far.skips < policy.max_skips:
+        return "skip"
+    if policy.on_not_finite == "rollback" and so_far.rollbacks < policy.max_rollbacks:
+        return "rollback"
+    return "stop"
+
+
+def after_spike(policy: Stability, so_far: Tally) -> Literal["ignore", "rollback", "stop"]:
+    """What the policy says about a spike; it stops at its limits."""
+    if policy.on_spike == "ignore":
+        return "ignore"
+    return "rollback" if so_far.rollbacks < policy.max_rollbacks else "stop"
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """The updates that are left out when the run passes them again: whole windows of them."""
+
+    windows: tuple[tuple[int, int], ...] = field(default=())
+    """First and last update of each, in order, with gaps between them."""
+
+    def __contains__(self, step: object) -> bool:
+        return isinstance(step, int) and any(first <= step <= last for first, last in self.windows)
+
+    def __len__(self) -> int:
+        return sum(last - first + 1 for first, last in self.windows)
+
+    def with_window(self, first: int, last: int) -> Skipped:
+        """These and the updates from `first` to `last`, both included."""
+        assert first <= last, f"a window from {first} to {last} is none"
+        merged: list[tuple[int, int]] = []
+        for begin, end in sorted([*self.windows, (first, last)]):
+            if merged and begin <= merged[-1][1] + 1:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            else:
+                merged.append((begin, end))
+        return Skipped(tuple(merged))
+
+    def to_json(self) -> list[list[int]]:
+        return [[first, last] for first, last in self.windows]
+
+    @staticmethod
+    def from_json(windows: Iterable[Iterable[int]]) -> Skipped:
+        """What `to_json` wrote."""
+        found = Skipped()
+        for window in windows:
+            first, last = window
+            found = found.with_window(first, last)
+        return found

@@ -1,0 +1,129 @@
+"""When a run ends before its last update: it no longer improves, or somebody asks."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any
+
+SHOW_CURSOR = b"\x1b[?25h"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What an evaluation means for the run."""
+
+    improved: bool
+    """The best so far: its checkpoint is the one to keep."""
+    stop: bool
+    """Patience is at its end."""
+
+
+class BestSoFar:
+    """Follows one metric; what it remembers goes into a checkpoint as JSON."""
+
+    def __init__(
+        self,
+        metric: str,
+        *,
+        greater_is_better: bool,
+        threshold: float = 0.0,
+        patience: int | None = None,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.metric = metric
+        self._sign = 1.0 if greater_is_better else -1.0
+        self._threshold, self._patience = threshold, patience
+        state = state or {}
+        self.best: float | None = state.get("best")
+        self.best_step: int | None = state.get("best_step")
+        self.waited: int = state.get("waited", 0)
+        self._reference: float | None = state.get("reference")
+
+    def state(self) -> dict[str, Any]:
+        """What goes on counting from here has to know."""
+        return {
+            "best": self.best,
+            "best_step": self.best_step,
+            "waited": self.waited,
+            "reference": self._reference,
+        }
+
+    def observe(self, step: int, value: float) -> Verdict:
+        """Whether this is the best value so far, and whether enough evaluations brought nothing.
+
+        Any gain makes a checkpoint the best. Patience asks for more: a gain of at least the
+        threshold over the last value that renewed it, so that many small gains count together.
+        """
+        improved = self._gain(value, self.best) > 0
+        if improved:
+            self.best, self.best_step = value, step
+        gain = self._gain(value, self._reference)
+        if gain > 0 and gain >= self._threshold:
+            self._reference, self.waited = value, 0
+        else:
+            self.waited += 1
+        stop = self._patience is not None and self.waited >= self._patience
+        return Verdict(improved=improved, stop=stop)
+
+    def _gain(self, value: float, over: float | None) -> float:
+        """How much better a value is; a value that is not finite is never better than any."""
+        if not math.isfinite(value):
+            return -math.inf
+        return math.inf if over is None else self._sign * (value - over)
+
+
+def show_cursor() -> None:
+    """Show the cursor that a progress bar has hidden, on whatever terminal there is."""
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.isatty(stream):
+                os.write(stream, SHOW_CURSOR)
+
+
+class Signals:
+    """While it is entered, SIGINT and SIGTERM are requests that the loop sees between updates.
+
+    The second signal ends the process at once. Handlers can only be set in the main thread;
+    anywhere else nothing is set, and nothing is ever requested. A signal that was ignored when the
+    process began, as by `nohup` or in the background, stays ignored.
+    """
+
+    def __init__(self, *, restore_terminal: Callable[[], None] = show_cursor) -> None:
+        self.requested: int | None = None
+        """The exit code to end with, 130 for SIGINT and 143 for SIGTERM, once one has come."""
+        self._restore_terminal = restore_terminal
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                before = signal.getsignal(number)
+                if before is not signal.SIG_IGN:
+                    self._before[number] = before
+                    signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, before in self._before.items():
+            # None: the handler was set outside Python and cannot be put back.
+            signal.signal(number, signal.SIG_DFL if before is None else before)
+        self._before.clear()
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.requested is None:
+            self.requested = 128 + number
+            return
+        self._restore_terminal()
+        os._exit(128 + number)

@@ -1,0 +1,365 @@
+"""Events are written whole, in full precision and without secrets; nothing stops the training."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expert.core import events
+from expert.core.events import (
+    EventLog,
+    follow,
+    plain,
+    read_events,
+    redacted,
+    secrets_of_environment,
+)
+from tests.core.forking import in_child
+
+
+def ticking() -> Any:
+    return iter(range(1000)).__next__
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "events.jsonl"
+
+
+def test_an_event_is_one_flat_line_with_its_time_and_step_first(path: Path):
+    with EventLog(path, clock=lambda: 12.5) as log:
+        log.emit("step", step=3, loss=0.25)
+        log.emit("started", expert="sql")
+    assert path.read_text() == (
+        '{"event": "step", "time": 12.5, "step": 3, "loss": 0.25}\n'
+        '{"event": "started", "time": 12.5, "expert": "sql"}\n'
+    )
+
+
+def test_a_line_is_in_the_file_before_the_log_is_closed(path: Path):
+    log = EventLog(path)
+    log.emit("step", step=1)
+    assert len(lines(path)) == 1
+    log.close()
+    log.close()
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_numbers_keep_their_full_precision(number: float):
+    assert json.loads(json.dumps(plain({"x": number})))["x"].hex() == number.hex()
+
+
+@pytest.mark.parametrize(
+    ("value", "stored"),
+    [
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        (float("-inf"), "-inf"),
+        (np.float32("nan"), "nan"),
+        (np.float32(0.1), 0.10000000149011612),
+        (np.int64(7), 7),
+        (True, True),
+        (None, None),
+        (2**80, 2**80),
+        (Path("/a/b"), "/a/b"),
+        ((1, float("nan")), [1, "nan"]),
+        ({"a": float("inf")}, {"a": "inf"}),
+        ("é\u2028\n\ud800", "é\u2028\n\ud800"),
+    ],
+)
+def test_every_line_is_valid_json(path: Path, value: object, stored: object):
+    with EventLog(path) as log:
+        log.emit("step", value=value)
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    content = path.read_bytes()
+    assert content.count(b"\n") == 1
+    found = json.loads(content, parse_constant=refuse)["value"]
+    assert (type(found), found) == (type(stored), stored)
+
+
+def test_sinks_get_what_the_file_gets(path: Path):
+    first: list[Any] = []
+    second: list[Any] = []
+
+    def meddling(event: dict[str, Any]) -> None:
+        first.append(dict(event))
+        event.clear()
+
+    with EventLog(path, [meddling, second.append], clock=ticking()) as log:
+        log.emit("step", step=1, loss=float("nan"))
+        log.emit("saved", step=1, path=Path("x"))
+    assert lines(path) == first == second
+
+
+def test_a_sink_that_fails_is_told_to_the_others_once_and_does_not_stop_anything(path: Path):
+    seen: list[str] = []
+    refused: list[str] = []
+
+    def broken(event: dict[str, Any]) -> None:
+        refused.append(event["event"])
+        raise RuntimeError("no terminal")
+
+    def watching(event: dict[str, Any]) -> None:
+        seen.append(event["event"])
+
+    with EventLog(path, [broken, watching]) as log:
+        log.emit("a")
+        log.emit("b")
+    assert [event["event"] for event in lines(path)] == ["a", "log_failed", "b"]
+    assert "broken failed" in lines(path)[1]["what"]
+    assert "no terminal" in lines(path)[1]["because"]
+    assert seen == ["log_failed", "a", "b"]
+    assert refused == ["a", "b"]
+
+
+def test_a_full_disk_gives_one_warning_and_the_lines_follow_when_there_is_room(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[dict[str, Any]] = []
+    full = False
+    real_write = os.write
+
+    def write(descriptor: int, content: bytes) -> int:
+        if not full:
+            return real_write(descriptor, content)
+        if len(content) > 10:
+            return real_write(descriptor, content[:10])  # a part still fits
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", write)
+    log = EventLog(path, [seen.append], clock=ticking())
+    log.emit("a")
+    full = True
+    log.emit("b" * 3)
+    log.emit("c")
+    full = False
+    log.emit("d")
+    log.close()
+    monkeypatch.undo()
+    assert [event["event"] for event in seen] == ["a", "log_failed", "bbb", "c", "d"]
+    assert "No space left" in seen[1]["because"]
+    assert str(path) in seen[1]["because"]
+    found = read_events(path)
+    assert [event["event"] for event in found] == ["a", "bbb", "c", "d"]
+    assert found.damaged >= 1  # the parts that fitted
+
+
+def test_a_second_full_disk_is_told_again(path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen: list[dict[str, Any]] = []
+    log = EventLog(path, [seen.append])
+    real_open = os.open
+    for full in (True, True, False, True, True):
+
+        def opened(*args: Any, full: bool = full) -> int:
+            if full:
+                raise OSError(errno.ENOSPC, "full")
+            return real_open(*args)
+
+        monkeypatch.setattr(os, "open", opened)
+        log.emit("x")
+        if log._descriptor is not None:
+            os.close(log._descriptor)
+            log._descriptor = None
+    names = [event["event"] for event in seen]
+    assert names == ["log_failed", "x", "x", "x", "log_failed", "x", "x"]
+
+
+def test_a_file_size_limit_of_the_system_does_not_stop_the_training(path: Path):
+    def train() -> str:
+        seen: list[str] = []
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 100_000))
+        with EventLog(path, [lambda event: seen.append(event["event"])]) as log:
+            for step in range(40):
+                log.emit("step", step=step, loss=1 / 3)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        return f"{seen.count('log_failed')} {seen.count('step')}"
+
+    assert in_child(train) == (0, "1 40")
+    assert [event["step"] for event in read_events(path)] == list(range(40))
+
+
+def test_lines_that_wait_too_long_are_given_up_and_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(events, "WAITING_LINES", 3)
+    folder = tmp_path / "later"
+    log = EventLog(folder / "events.jsonl")
+    for step in range(5):
+        log.emit("step", step=step)
+    folder.mkdir()
+    log.close()
+    assert [event["step"] for event in lines(log.path)] == [2, 3, 4]
+    assert log.lost == 2
+
+
+def test_a_torn_line_of_an_earlier_process_does_not_spoil_the_next(path: Path):
+    path.write_text('{"event": "a"}\n{"event": "b", "lo')
+    with EventLog(path) as log:
+        log.emit("c")
+    found = read_events(path)
+    assert [event["event"] for event in found] == ["a", "c"]
+    assert found.damaged == 1
+
+
+def test_threads_write_whole_lines(path: Path):
+    got: list[Any] = []
+    with EventLog(path, [got.append]) as log:
+
+        def work(number: int) -> None:
+            for step in range(200):
+                log.emit("step", step=step, thread=number, text="x" * 300)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = read_events(path)
+    everything = list(found)
+    assert found.damaged == 0
+    assert everything == got  # the sinks see the order of the file
+    for number in range(4):
+        steps = [event["step"] for event in everything if event["thread"] == number]
+        assert steps == list(range(200))
+
+
+def test_secrets_of_the_environment_become_stars(path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen: list[Any] = []
+    monkeypatch.setenv("HF_TOKEN", "hf_canary0123")
+    with EventLog(path, [seen.append]) as log:
+        monkeypatch.setenv("OTHER_API_KEY", "canary/with space")  # set after the log was made
+        log.emit(
+            "failed",
+            why="GET https://x?t=hf_canary0123 said no",
+            url="https://x?k=canary%2Fwith%20space",
+            more=["hf_canary0123", {"deep": "a hf_canary0123 b"}],
+            error=ValueError("hf_canary0123"),
+        )
+    assert "canary" not in path.read_text()
+    assert "canary" not in str(seen)
+    assert lines(path)[0]["why"] == "GET https://x?t=*** said no"
+    assert lines(path)[0]["more"] == ["***", {"deep": "a *** b"}]
+
+
+def test_a_warning_holds_no_secret_either(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_canary0123")
+
+    def broken(event: dict[str, Any]) -> None:
+        raise RuntimeError("hf_canary0123")
+
+    with EventLog(path, [broken]) as log:
+        log.emit("a")
+    assert "canary" not in path.read_text()
+    assert "***" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("HF_TOKEN", "12345678", True),
+        ("WANDB_API_KEY", "12345678", True),
+        ("AWS_SECRET_ACCESS_KEY", "12345678", True),
+        ("MY_SECRET_2", "12345678", True),
+        ("PGPASSWORD", "12345678", True),
+        ("api_key", "12345678", True),
+        ("TOKENS", "12345678", True),
+        ("HF_TOKEN", "1234567", False),
+        ("HF_TOKEN", "  1234567  ", False),
+        ("TOKENIZERS_PARALLELISM", "12345678", False),
+        ("KEYBOARD", "12345678", False),
+        ("PATH", "12345678", False),
+    ],
+)
+def test_which_variables_are_secrets(name: str, value: str, secret: bool):
+    assert bool(secrets_of_environment({name: value})) is secret
+
+
+def test_a_secret_that_holds_another_is_replaced_first():
+    secrets = secrets_of_environment({"A_KEY": "abcdefgh", "B_KEY": "abcdefgh-ijkl"})
+    assert redacted("abcdefgh-ijkl abcdefgh", secrets) == "*** ***"
+
+
+@pytest.mark.parametrize(
+    ("content", "found", "damaged"),
+    [
+        (b"", [], 0),
+        (b'{"event": "a"}\n{"event": "b"}\n', ["a", "b"], 0),
+        (b'{"event": "a"}\n{"event": "b', ["a"], 0),
+        (b'{"event": "a"}\n{"event": "b"}', ["a", "b"], 0),
+        (b'{"event": "a"}\n\n{"event": "b"}\n', ["a", "b"], 0),
+        (b'{"event": "a"}\n{"eve\n{"event": "b"}\n', ["a", "b"], 1),
+        (b'\x00\x00\x00\n\xff\xfe\n[]\n{}\n"event"\n{"event": "b"}\n', ["b"], 5),
+        (b"[" * 100_000 + b'\n{"event": "b"}\n', ["b"], 1),
+    ],
+)
+def test_a_torn_last_line_is_left_out_and_damaged_lines_are_counted(
+    path: Path, content: bytes, found: list[str], damaged: int
+):
+    path.write_bytes(content)
+    stored = read_events(path)
+    assert [event["event"] for event in stored] == found
+    assert stored.damaged == damaged
+
+
+def test_following_gives_each_line_once_when_it_is_whole(path: Path):
+    parts = iter(
+        [
+            b"",
+            b'{"event": "a"}\n{"eve',
+            b'nt": "b"}',
+            b"\nrubbish\n",
+            b'{"event": "c"}\n',
+        ]
+    )
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        with path.open("ab") as stream:
+            stream.write(next(parts))
+
+    got = [event["event"] for event in follow(path, lambda: len(waits) == 5, 0.25, sleep=sleep)]
+    assert got == ["a", "b", "c"]
+    assert waits == [0.25] * 5
+
+
+def test_what_was_written_before_the_end_is_still_given(path: Path):
+    answers = iter([False, True])
+
+    def stop() -> bool:
+        answer = next(answers)
+        if answer:
+            path.write_text('{"event": "last"}\n')  # just before the end is announced
+        return answer
+
+    got = [event["event"] for event in follow(path, stop, sleep=lambda seconds: None)]
+    assert got == ["last"]
+
+
+def test_a_file_that_became_shorter_is_read_from_its_start(path: Path):
+    path.write_text('{"event": "a"}\n{"event": "b"}\n')
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        path.write_text('{"event": "new"}\n')
+
+    got = [event["event"] for event in follow(path, lambda: len(waits) == 1, sleep=sleep)]
+    assert got == ["a", "b", "new"]

@@ -1,0 +1,363 @@
+"""A published folder is whole or not there, and what happened to it later can be told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from expert.core import publish
+from expert.core.publish import DONE, PublishError, damage, is_alive, publishing, sweep
+
+FILES = {"a.bin": b"a" * 100, "sub/deep/b.txt": b"text\n", "empty": b""}
+
+
+def fill(folder: Path, files: dict[str, bytes] = FILES) -> None:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def published(target: Path, files: dict[str, bytes] = FILES) -> Path:
+    with publishing(target) as temporary:
+        fill(temporary, files)
+    return target
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def dead_pid() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+def test_done_lists_every_file_with_its_size_and_hash(tmp_path: Path):
+    target = published(tmp_path / "new" / "parents" / "x")
+    listed = json.loads((target / DONE).read_text())
+    assert listed == {
+        name: {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in FILES.items()
+    }
+    assert {name: (target / name).read_bytes() for name in FILES} == FILES
+    assert damage(target) == ""
+    assert names(target.parent) == ["x"]
+
+
+def test_the_private_folder_lies_beside_the_target_and_carries_the_process(tmp_path: Path):
+    with publishing(tmp_path / "x") as temporary:
+        assert temporary == tmp_path / f".tmp-x-{os.getpid()}"
+        assert not (tmp_path / "x").exists()
+
+
+def test_every_byte_reaches_the_disk_before_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    calls: list[str] = []
+    real_fsync, real_rename = os.fsync, os.rename
+
+    def fsync(descriptor: int) -> None:
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.name == DONE:
+            assert set(json.loads(path.read_text())) == set(FILES), "synced before it was flushed"
+        elif path.is_file():
+            assert not list(tmp_path.glob(f"*/{DONE}")), "DONE is there before the files are safe"
+        calls.append(path.relative_to(tmp_path).as_posix())
+        real_fsync(descriptor)
+
+    def rename(source: Path, target: Path) -> None:
+        calls.append("rename")
+        real_rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    published(tmp_path / "x")
+    temporary = f".tmp-x-{os.getpid()}"
+    files = [f"{temporary}/{name}" for name in FILES]
+    assert sorted(calls[:3]) == sorted(files)
+    folders = [f"{temporary}/sub/deep", f"{temporary}/sub", temporary]
+    assert calls[3:] == [f"{temporary}/{DONE}", *folders, "rename", "."]
+
+
+def test_names_of_new_parent_folders_reach_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    synced: list[Path] = []
+    monkeypatch.setattr(publish, "sync_folder", synced.append)
+    published(tmp_path / "run" / "checkpoints" / "x")
+    assert synced[:2] == [tmp_path, tmp_path / "run"]
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()])
+def test_after_an_exception_nothing_is_left(tmp_path: Path, error: BaseException):
+    def fail() -> None:
+        with publishing(tmp_path / "x") as temporary:
+            fill(temporary)
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
+    assert names(tmp_path) == []
+
+
+def test_a_disk_that_fails_while_sealing_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(descriptor: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        published(tmp_path / "x")
+    assert names(tmp_path) == []
+
+
+def test_a_finished_target_is_never_overwritten(tmp_path: Path):
+    target = published(tmp_path / "x")
+    with pytest.raises(PublishError, match=r"x: is there already with other content  \(it is nev"):
+        published(target, {"a.bin": b"other"})
+    assert damage(target) == ""
+    assert (target / "a.bin").read_bytes() == FILES["a.bin"]
+    assert names(tmp_path) == ["x"]
+
+
+def test_a_target_with_the_same_content_is_as_good(tmp_path: Path):
+    target = published(tmp_path / "x")
+    inode = target.stat().st_ino
+    published(target)
+    assert target.stat().st_ino == inode
+    assert names(tmp_path) == ["x"]
+
+
+def test_a_damaged_target_is_not_taken_for_a_twin(tmp_path: Path):
+    target = published(tmp_path / "x")
+    (target / "a.bin").write_bytes(b"b" * 100)
+    with pytest.raises(PublishError, match=r"x: is there already and is damaged: a\.bin has other"):
+        published(target)
+
+
+@pytest.mark.parametrize("kind", ["folder", "empty", "file", "link to nothing"])
+def test_what_was_never_finished_is_not_overwritten(tmp_path: Path, kind: str):
+    target = tmp_path / "x"
+    if kind == "folder":
+        fill(target)
+    elif kind == "empty":
+        target.mkdir()
+    elif kind == "file":
+        target.write_text("mine")
+    else:
+        target.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(PublishError, match=r"x: is there already and was never finished  \(move"):
+        published(target)
+    assert names(tmp_path) == ["x"]
+
+
+def test_another_process_that_was_first_with_the_same_wins(tmp_path: Path):
+    other = published(tmp_path / "elsewhere" / "x")
+    with publishing(tmp_path / "x") as temporary:
+        fill(temporary)
+        other.rename(tmp_path / "x")
+    assert damage(tmp_path / "x") == ""
+    assert names(tmp_path) == ["elsewhere", "x"]
+
+
+def test_another_process_that_was_first_with_something_else_is_an_error(tmp_path: Path):
+    other = published(tmp_path / "elsewhere" / "x", {"a": b"theirs"})
+
+    def late() -> None:
+        with publishing(tmp_path / "x") as temporary:
+            fill(temporary)
+            other.rename(tmp_path / "x")
+
+    with pytest.raises(PublishError, match="with other content"):
+        late()
+    assert (tmp_path / "x" / "a").read_bytes() == b"theirs"
+    assert names(tmp_path) == ["elsewhere", "x"]
+
+
+def test_one_target_at_a_time_in_one_process(tmp_path: Path):
+    with publishing(tmp_path / "x") as temporary:
+        fill(temporary)
+        with pytest.raises(AssertionError, match="by another thread"):
+            published(tmp_path / "x")
+    assert damage(tmp_path / "x") == ""
+
+
+def test_a_link_is_not_published(tmp_path: Path):
+    with pytest.raises(PublishError, match="l is no plain file"), publishing(tmp_path / "x") as new:
+        (new / "l").symlink_to("/etc/passwd")
+    assert names(tmp_path) == []
+
+
+def test_files_that_only_their_owner_could_read_follow_the_folder(tmp_path: Path):
+    old = os.umask(0o022)
+    try:
+        with publishing(tmp_path / "x") as temporary:
+            fill(temporary)
+            (temporary / "a.bin").chmod(0o600)
+    finally:
+        os.umask(old)
+    assert (tmp_path / "x" / "a.bin").stat().st_mode & 0o777 == 0o644
+
+
+def flip(path: Path, offset: int, bit: int) -> None:
+    with path.open("r+b") as stream:  # in place: ext4 flushes a file that is written anew
+        stream.seek(offset)
+        byte = stream.read(1)[0]
+        stream.seek(offset)
+        stream.write(bytes([byte ^ (1 << bit)]))
+
+
+def emptied(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def turned_into_a_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+def linked(folder: Path) -> None:
+    (folder / "a.bin").unlink()
+    (folder / "a.bin").symlink_to("/dev/zero")
+
+
+def harmed_twice(folder: Path) -> None:
+    (folder / "a.bin").unlink()
+    os.truncate(folder / "sub/deep/b.txt", 1)
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda x: (x / "a.bin").unlink(), "a.bin is missing"),
+        (lambda x: os.truncate(x / "a.bin", 99), "a.bin has 99 bytes instead of 100"),
+        (lambda x: os.truncate(x / "a.bin", 0), "a.bin has 0 bytes instead of 100"),
+        (lambda x: flip(x / "a.bin", 50, 3), "a.bin has other bytes than DONE lists"),
+        (
+            lambda x: flip(x / "sub/deep/b.txt", 0, 0),
+            "sub/deep/b.txt has other bytes than DONE lists",
+        ),
+        (lambda x: (x / "sub/new").write_text(""), "sub/new is not listed in DONE"),
+        (lambda x: (x / DONE).unlink(), "DONE is missing, it was never finished"),
+        (lambda x: (x / DONE).write_text(""), "DONE is damaged"),
+        (lambda x: (x / DONE).write_text("[]"), "DONE is damaged"),
+        (lambda x: (x / DONE).write_text("[" * 100_000), "DONE is damaged"),
+        (lambda x: (x / DONE).write_text('{"a.bin": {"size": 100}}'), "DONE is damaged"),
+        (
+            lambda x: (x / DONE).write_text('{"a.bin": {"size": 1e2, "sha256": ""}}'),
+            "DONE is damaged",
+        ),
+        (lambda x: (x / DONE).write_bytes(b"\xff\xfe"), "DONE is damaged"),
+        (lambda x: os.truncate(x / DONE, 20_000_000), "DONE is too large to be a listing"),
+        (emptied, "it is empty"),
+        (lambda x: shutil.rmtree(x), "it does not exist"),
+        (turned_into_a_file, "it is no folder"),
+        (linked, "a.bin is no plain file"),
+        (harmed_twice, "a.bin is missing; sub/deep/b.txt has 1 bytes instead of 5"),
+    ],
+)
+def test_what_is_wrong_is_told_in_words(tmp_path: Path, harm, words: str):
+    target = published(tmp_path / "x")
+    harm(target)
+    assert damage(target) == words
+
+
+def test_a_listing_that_names_files_outside_reads_none_of_them(tmp_path: Path):
+    target = published(tmp_path / "x")
+    entry = {"size": 1, "sha256": hashlib.sha256(b"s").hexdigest()}
+    (tmp_path / "secret").write_text("s")
+    (target / DONE).write_text(json.dumps({"../secret": entry, str(tmp_path / "secret"): entry}))
+    assert "../secret is missing" in damage(target)
+    assert f"{tmp_path / 'secret'} is missing" in damage(target)
+
+
+def test_many_faults_are_counted(tmp_path: Path):
+    target = published(tmp_path / "x", {f"f{number}": b"" for number in range(9)})
+    for path in target.glob("f*"):
+        path.unlink()
+    assert damage(target).endswith("f4 is missing; and 4 more")
+
+
+def test_a_flip_of_any_bit_of_done_is_seen(tmp_path: Path):
+    target = published(tmp_path / "x", {"a": b"1"})
+    good = (target / DONE).read_bytes()
+    for offset in range(len(good)):
+        for bit in range(8):
+            flip(target / DONE, offset, bit)
+            assert damage(target), (offset, bit)
+            flip(target / DONE, offset, bit)
+    assert (target / DONE).read_bytes() == good
+    assert damage(target) == ""
+
+
+def test_sizes_alone_are_compared_without_reading(tmp_path: Path):
+    target = published(tmp_path / "x")
+    flip(target / "a.bin", 0, 0)
+    assert damage(target, contents=False) == ""
+    os.truncate(target / "a.bin", 1)
+    assert damage(target, contents=False) == "a.bin has 1 bytes instead of 100"
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    target = published(tmp_path / "x")
+
+    def fail(path: Path) -> str:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(publish, "_sha256", fail)
+    assert damage(target).startswith("a.bin cannot be read: Input/output error; ")
+
+
+def test_leftovers_of_dead_processes_are_removed_and_those_of_living_ones_stay(tmp_path: Path):
+    dead, living = dead_pid(), os.getppid()
+    gone = [f".tmp-x-{dead}", f".tmp-delete-step-000100-{dead}", f".tmp-y-{os.getpid()}"]
+    stay = [f".tmp-x-{living}", ".tmp-notes", "x", f"x-{dead}"]
+    for name in (*gone, *stay):
+        fill(tmp_path / name)
+    (tmp_path / f".tmp-link-{dead}").symlink_to(tmp_path / "x")
+    (tmp_path / f".tmp-file-{dead}").write_text("")
+    stay += [f".tmp-link-{dead}", f".tmp-file-{dead}"]
+    assert [path.name for path in sweep(tmp_path)] == sorted(gone)
+    assert names(tmp_path) == sorted(stay)
+    assert [path.name for path in sweep(tmp_path, alone=True)] == [f".tmp-x-{living}"]
+    assert (tmp_path / "x" / "a.bin").is_file()
+
+
+def test_a_folder_that_is_being_filled_is_not_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with publishing(tmp_path / "x") as temporary:
+        fill(temporary)
+        monkeypatch.chdir(tmp_path)
+        assert sweep(Path(), alone=True) == []
+        assert sweep(tmp_path) == []
+    assert damage(tmp_path / "x") == ""
+
+
+def test_an_earlier_process_with_the_same_number_is_no_obstacle(tmp_path: Path):
+    fill(tmp_path / f".tmp-x-{os.getpid()}", {"old": b"old"})
+    published(tmp_path / "x")
+    assert damage(tmp_path / "x") == ""
+    assert not (tmp_path / "x" / "old").exists()
+
+
+def test_a_folder_that_does_not_exist_has_no_leftovers(tmp_path: Path):
+    assert sweep(tmp_path / "none") == []
+
+
+def test_who_lives_is_known():
+    assert is_alive(os.getpid())
+    assert is_alive(1)
+    assert not is_alive(dead_pid())
+    assert not is_alive(0)
+    assert not is_alive(10**12)

@@ -1,0 +1,274 @@
+"""A run has a folder of its own, and one trainer at a time works in it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from expert.core import rundir
+from expert.core.errors import EXIT_USAGE
+from expert.core.rundir import RunFolder, RunFolderError, RunInUse, latest_run
+from tests.core.forking import fork, in_child
+
+NOON = time.mktime((2026, 5, 4, 12, 0, 0, 0, 0, -1))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "runs", "sql", clock=lambda: NOON)
+
+
+def started(parent: Path, name: str) -> RunFolder:
+    (parent / name).mkdir(parents=True)
+    (parent / name / "plan.json").write_text("{}")
+    return RunFolder(parent / name)
+
+
+def test_a_run_is_named_after_the_expert_and_the_time(tmp_path: Path):
+    made = [RunFolder.create(tmp_path / "runs", "sql", clock=lambda: NOON) for _ in range(3)]
+    names = ["sql-20260504-120000", "sql-20260504-120000-2", "sql-20260504-120000-3"]
+    assert [run.path for run in made] == [tmp_path / "runs" / name for name in names]
+    assert all(run.path.is_dir() for run in made)
+
+
+def test_many_that_start_in_one_second_get_folders_of_their_own(tmp_path: Path):
+    def create(_: int) -> Path:
+        return RunFolder.create(tmp_path, "sql", clock=lambda: NOON).path
+
+    with ThreadPoolExecutor(8) as threads:
+        made = list(threads.map(create, range(40)))
+    assert len(set(made)) == 40
+
+
+@pytest.mark.parametrize(
+    ("expert", "name"),
+    [("../../etc", "etc"), ("a b/c", "a-b-c"), ("..", "expert"), ("", "expert"), ("Ünit", "Ünit")],
+)
+def test_a_name_never_leaves_the_folder(tmp_path: Path, expert: str, name: str):
+    run = RunFolder.create(tmp_path, expert, clock=lambda: NOON)
+    assert run.path == tmp_path / f"{name}-20260504-120000"
+
+
+def test_a_place_where_nothing_can_be_made_is_told(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match=r"no run folder can be made here: .+training\.config"):
+        RunFolder.create(tmp_path / "file" / "runs", "sql")
+
+
+def test_the_places_in_it_are_those_of_the_architecture(run: RunFolder):
+    names = {
+        "manifest": "manifest.json",
+        "plan": "plan.json",
+        "environment": "environment.json",
+        "events": "events.jsonl",
+        "tensorboard": "tensorboard",
+        "checkpoints": "checkpoints",
+        "final": "final",
+        "validation": "validation.json",
+    }
+    assert {name: getattr(run, name) for name in names} == {
+        name: run.path / file for name, file in names.items()
+    }
+
+
+def test_opening_wants_the_plan_of_a_run(tmp_path: Path, run: RunFolder):
+    with pytest.raises(RunFolderError, match=r"none: there is no such folder  \(name"):
+        RunFolder.open(tmp_path / "none")
+    with pytest.raises(RunFolderError, match=r"is no run folder, it has no plan\.json  \(name"):
+        RunFolder.open(run.path)
+    run.write_json("plan.json", {})
+    assert RunFolder.open(run.path) == run
+    assert RunFolderError("x").exit_code == EXIT_USAGE
+
+
+def test_json_is_written_whole_readable_and_without_secrets(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HF_TOKEN", "hf_canary0123")
+    data = {"a": [1, 2.5, float("nan")], "token": "hf_canary0123", "name": "é"}
+    path = run.write_json("environment.json", data)
+    assert path == run.environment
+    assert json.loads(path.read_text()) == {"a": [1, 2.5, "nan"], "token": "***", "name": "é"}
+    assert path.read_text().endswith("}\n")
+    assert [item.name for item in run.path.iterdir()] == ["environment.json"]
+    with pytest.raises(AssertionError):
+        run.write_json("../out.json", {})
+
+
+def test_the_latest_run_is_found_by_the_time_in_its_name(tmp_path: Path):
+    assert latest_run(tmp_path / "none", "sql") is None
+    assert latest_run(tmp_path, "sql") is None
+    for name in (
+        "sql-20260504-120000-2",
+        "sql-20260504-120000-10",
+        "sql-20260504-120000",
+        "sql-20251231-235959",
+        "sql-fast-20270101-000000",
+        "sql-20270101",
+        "20270101-000000",
+    ):
+        started(tmp_path, name)
+    (tmp_path / "sql-20280101-000000").mkdir()  # ended before it had a plan
+    os.utime(tmp_path / "sql-20251231-235959", (NOON * 2, NOON * 2))
+    latest = latest_run(tmp_path, "sql")
+    assert latest
+    assert latest.path.name == "sql-20260504-120000-10"
+    fast = latest_run(tmp_path, "sql-fast")
+    assert fast
+    assert fast.path.name == "sql-fast-20270101-000000"
+
+
+def test_two_trainers_cannot_use_one_folder_and_the_holder_is_named(run: RunFolder):
+    def second() -> None:
+        with run.locked():
+            pass
+
+    with run.locked() as previous:
+        assert previous is None
+        code, text = in_child(second)
+        assert code == 1
+        assert f"RunInUse: {run.path}" in text.splitlines()[-1].replace("expert.core.rundir.", "")
+        assert f"is in use by process {os.getpid()} on " in text
+        assert f"(stop that one first; if it is surely gone, remove {run.lock_file})" in text
+        with pytest.raises(RunInUse, match=f"process {os.getpid()} on"), run.locked():
+            pass
+    assert in_child(second)[0] == 0
+    with run.locked() as previous:
+        assert previous is None
+
+
+def holding(run: RunFolder) -> subprocess.Popen[str]:
+    """Another program that holds the lock until it is killed."""
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom expert.core.rundir import RunFolder\n"
+        f"with RunFolder(Path({str(run.path)!r})).locked():\n"
+        "    print('locked', flush=True)\n    time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    assert process.stdout.readline() == "locked\n"
+    return process
+
+
+@pytest.mark.parametrize("locks", ["working", "given to everyone", "none"])
+def test_a_living_holder_is_respected_and_a_dead_one_is_not(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, locks: str
+):
+    if locks == "given to everyone":
+        monkeypatch.setattr(rundir, "_lock", lambda descriptor: True)
+    elif locks == "none":
+        monkeypatch.setattr(rundir, "_lock", lambda descriptor: False)
+    with holding(run) as process:
+        try:
+            for _ in range(2):  # looking must not loosen the lock
+                with pytest.raises(RunInUse, match=f"process {process.pid} "), run.locked():
+                    pass
+        finally:
+            process.send_signal(signal.SIGKILL)
+    assert json.loads(run.lock_file.read_text())["pid"] == process.pid
+    with run.locked() as previous:
+        assert previous
+        assert previous.pid == process.pid
+        assert json.loads(run.lock_file.read_text())["pid"] == os.getpid()
+        with pytest.raises(RunInUse), run.locked():
+            pass
+    assert run.lock_file.read_text() == ""
+
+
+def test_the_systems_lock_counts_before_the_holder_has_written_its_name(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rundir, "NAMING_WAIT_SECONDS", 0.0)
+    with run.lock_file.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(RunInUse, match="is in use by another  "), run.locked():
+            pass
+    with run.locked() as previous:
+        assert previous is None
+
+
+def test_a_worker_that_outlives_its_trainer_does_not_keep_the_lock(run: RunFolder):
+    reader, writer = os.pipe()
+
+    def trainer() -> None:
+        with run.locked():
+            worker = os.fork()
+            if worker == 0:
+                os.read(reader, 1)  # lives until the test lets it go
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        # The worker holds the pipe of the helper open, so this forks by hand.
+        child = fork()
+        if child == 0:
+            trainer()
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        with run.locked() as previous:
+            assert previous
+            assert previous.pid == child
+    finally:
+        os.write(writer, b"x")
+        os.close(writer)
+        os.close(reader)
+
+
+def test_a_number_that_another_process_got_since_is_no_holder(run: RunFolder):
+    told = {"pid": os.getppid(), "host": socket.gethostname(), "since": "x"}
+    run.lock_file.write_text(json.dumps({**told, "process": "an earlier boot:1"}))
+    with run.locked() as previous:
+        assert previous
+        assert previous.pid == os.getppid()
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_a_holder_on_another_machine_counts_only_where_there_are_no_locks(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, has_locks: bool
+):
+    monkeypatch.setattr(rundir, "_lock", lambda descriptor: has_locks)
+    told = {"pid": 1, "host": "elsewhere", "since": "yesterday", "process": "b:1"}
+    run.lock_file.write_text(json.dumps(told))
+    if has_locks:
+        with run.locked() as previous:
+            assert previous
+            assert previous.host == "elsewhere"
+    else:
+        with pytest.raises(RunInUse, match="process 1 on elsewhere since yesterday"), run.locked():
+            pass
+
+
+@pytest.mark.parametrize("content", ["", "rubbish", "[]", '{"pid": "x"}', "[" * 5000])
+def test_a_lock_file_that_says_nothing_is_free(run: RunFolder, content: str):
+    run.lock_file.write_text(content)
+    with run.locked() as previous:
+        assert previous is None
+
+
+def test_a_folder_that_cannot_be_written_is_told(run: RunFolder, tmp_path: Path):
+    run.lock_file.mkdir()
+    with (
+        pytest.raises(RunFolderError, match=r"cannot be written: Is a directory  \("),
+        run.locked(),
+    ):
+        pass
+    gone = RunFolder(tmp_path / "none")
+    with pytest.raises(RunFolderError, match="there is no such folder"), gone.locked():
+        pass
+
+
+def test_the_lock_is_given_back_after_an_exception(run: RunFolder):
+    with pytest.raises(ValueError, match="x"), run.locked():
+        raise ValueError("x")
+    with run.locked() as previous:
+        assert previous is None

@@ -1,0 +1,167 @@
+"""The thread that feeds the model: the numbers of filling by hand, none overwritten too soon."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from expert.data.batches import BatchArrays, BatchShape, fill_batch
+from expert.data.feed import PackedFeed, UpdateWork
+from expert.data.flat_documents import FlatDocuments, Shard
+from expert.data.order import DataOrder, micro_batches
+from expert.data.pack import pack_best_fit
+from expert.data.pack_index import PackIndex
+
+PAD = 7
+CPU = torch.device("cpu")
+
+
+def some_documents(count: int = 60, seed: int = 0) -> FlatDocuments:
+    random = np.random.default_rng(seed)
+    lengths = random.integers(2, 30, count)
+    tokens = [random.integers(10, 500, length).tolist() for length in lengths]
+    spans = [[(int(length) // 2, int(length))] for length in lengths]
+    return FlatDocuments([Shard.of_lists(tokens, spans)])
+
+
+class Case:
+    """Sixty documents, packed; updates of five bins."""
+
+    def __init__(self, soft_tokens: int = 0) -> None:
+        self.store = some_documents()
+        self.index: PackIndex = pack_best_fit(self.store.lengths, 64, 1, soft_tokens=soft_tokens)
+        self.order = DataOrder(self.index.bins, 5, seed=3)
+
+    def works(self, done: int, total: int):
+        for update in self.order.updates(done, total):
+            yield UpdateWork(update, self.index, self.store)
+
+    def feed(self, rows: int, done: int = 0, total: int = 9, device=CPU) -> PackedFeed:
+        return PackedFeed(
+            self.works(done, total),
+            BatchShape.for_index(self.index, rows),
+            batches_per_update=-(-5 // rows),
+            device=device,
+            pad_id=PAD,
+            soft=self.index.soft_tokens > 0,
+        )
+
+    def by_hand(self, done: int, rows: int) -> list[BatchArrays]:
+        made = []
+        for bins in micro_batches(self.order.update(done).bins, rows):
+            out = BatchArrays.allocate(BatchShape.for_index(self.index, rows))
+            fill_batch(out, self.index, bins, self.store, pad_id=PAD)
+            made.append(out)
+        return made
+
+
+def assert_equal_to_filling_by_hand(case: Case, feed: PackedFeed, rows: int) -> int:
+    seen = 0
+    with feed:
+        for fed in feed:
+            expected = case.by_hand(fed.update.done, rows)
+            assert len(fed.batches) == len(expected)
+            for batch, arrays in zip(fed.batches, expected, strict=True):
+                assert batch.tokens.shape == (rows, 64)
+                for name in ("tokens", "labels", "positions", "boundaries", "target_places"):
+                    there = getattr(batch, name).flatten().cpu().numpy()
+                    np.testing.assert_array_equal(there, getattr(arrays, name), err_msg=name)
+                if batch.soft_mask is not None:
+                    there = batch.soft_mask.flatten().cpu().numpy()
+                    np.testing.assert_array_equal(there, arrays.soft_mask)
+            seen += 1
+    return seen
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 8])
+def test_fed_updates_equal_the_same_bins_filled_by_hand(rows: int):
+    case = Case()
+    assert assert_equal_to_filling_by_hand(case, case.feed(rows), rows) == 9
+
+
+def test_places_of_a_soft_prompt_are_told():
+    case = Case(soft_tokens=3)
+    with case.feed(2) as feed:
+        masks = [batch.soft_mask for batch in next(iter(feed)).batches]
+    assert all(mask is not None and mask.dtype == torch.bool for mask in masks)
+    assert sum(int(mask.sum()) for mask in masks if mask is not None) % 3 == 0
+    assert assert_equal_to_filling_by_hand(case, case.feed(2), 2) == 9
+
+
+def test_without_a_soft_prompt_there_is_no_mask_for_it():
+    with Case().feed(2) as feed:
+        assert next(iter(feed)).batches[0].soft_mask is None
+
+
+def test_the_number_of_rows_at_once_changes_neither_order_nor_counts():
+    case = Case()
+
+    def seen(rows: int) -> list[tuple[Any, ...]]:
+        with case.feed(rows) as feed:
+            return [(sum((b.bins for b in fed.batches), ()), fed.counts) for fed in feed]
+
+    assert seen(1) == seen(2) == seen(5)
+
+
+def test_a_feed_goes_on_from_any_place():
+    case = Case()
+    with case.feed(2) as feed:
+        whole = [sum((b.bins for b in fed.batches), ()) for fed in feed]
+    with case.feed(2, done=4) as feed:
+        rest = [sum((b.bins for b in fed.batches), ()) for fed in feed]
+    assert rest == whole[4:]
+    assert len(rest) == 5
+
+
+def test_an_update_stays_as_it_is_until_the_next_one_is_taken():
+    case = Case()
+    with case.feed(2) as feed:
+        updates = iter(feed)
+        for done in range(6):
+            fed = next(updates)
+            time.sleep(0.01)  # the thread has filled whatever it may fill
+            expected = case.by_hand(done, 2)
+            for batch, arrays in zip(fed.batches, expected, strict=True):
+                np.testing.assert_array_equal(batch.tokens.flatten().numpy(), arrays.tokens)
+
+
+def test_what_goes_wrong_in_the_thread_is_raised_where_updates_are_taken():
+    case = Case()
+
+    def works():
+        yield from case.works(0, 2)
+        raise OSError("the disk is gone")
+
+    shape = BatchShape.for_index(case.index, 5)
+    feed = PackedFeed(works(), shape, batches_per_update=1, device=CPU, pad_id=PAD)
+    with feed, pytest.raises(OSError, match="the disk is gone"):
+        for _ in feed:
+            pass
+
+
+def test_leaving_early_ends_the_thread():
+    case = Case()
+    with case.feed(1, total=9) as feed:
+        next(iter(feed))
+    assert not any(thread.name == "expert-feed" for thread in threading.enumerate())
+
+
+def test_an_update_with_too_many_batches_is_an_error_rather_than_a_loss():
+    case = Case()
+    shape = BatchShape.for_index(case.index, 1)
+    feed = PackedFeed(case.works(0, 1), shape, batches_per_update=2, device=CPU, pad_id=PAD)
+    with feed, pytest.raises(ValueError, match="5 batches in an update with room for 2"):
+        next(iter(feed))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+def test_batches_arrive_on_the_card_as_they_were_filled():
+    case = Case(soft_tokens=2)
+    feed = case.feed(2, device=torch.device("cuda"))
+    assert assert_equal_to_filling_by_hand(case, feed, 2) == 9

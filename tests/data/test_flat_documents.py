@@ -1,0 +1,58 @@
+"""Documents in shards: the same as one after the other, and nothing of their size is copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expert.data.flat_documents import FlatDocuments, Shard
+
+NO_PLACE = -1
+document = st.lists(st.integers(0, 99), max_size=8).flatmap(
+    lambda tokens: st.tuples(
+        st.just(tokens), st.just([(0, len(tokens))]) if tokens else st.just([])
+    )
+)
+shards = st.lists(st.lists(document, max_size=5), max_size=4)
+
+
+def flat(some: list[Any]) -> FlatDocuments:
+    return FlatDocuments([Shard.of_lists([t for t, _ in s], [p for _, p in s]) for s in some])
+
+
+@given(some=shards, data=st.data())
+def test_documents_are_numbered_through_all_shards(some, data):
+    store = flat(some)
+    documents = [one for shard in some for one in shard]
+    assert len(store) == len(documents)
+    assert store.lengths.tolist() == [len(tokens) for tokens, _ in documents]
+    for number, (tokens, spans) in enumerate(documents):
+        assert store.tokens(number).tolist() == tokens
+        assert [tuple(pair) for pair in store.spans(number).tolist()] == spans
+    if not documents:
+        return
+    asked = data.draw(st.lists(st.integers(0, len(documents) - 1), max_size=6))
+    out = np.full(100, NO_PLACE, np.int32)
+    stops = np.array([len(documents[number][0]) for number in asked], np.int64)
+    starts, places = stops // 2, np.arange(len(asked)) * 10
+    numbers = np.array(asked, np.int64)
+    spans, counts = store.gather(numbers, starts, stops, out=out, places=places)
+    for place, number in enumerate(asked):
+        tokens = documents[number][0]
+        part = tokens[len(tokens) // 2 :]
+        row = out[place * 10 : place * 10 + 10].tolist()
+        assert row == part + [NO_PLACE] * (10 - len(part))
+    assert counts.tolist() == [len(documents[number][1]) for number in asked]
+    assert spans.tolist() == [list(pair) for number in asked for pair in documents[number][1]]
+
+
+def test_tokens_and_spans_of_a_store_are_views():
+    shard = Shard.of_lists([[0, 1], [2, 3, 4, 5]], [[], [(0, 4)]])
+    store = FlatDocuments([Shard.of_lists([[9]], [[]]), shard])
+    assert np.shares_memory(store.tokens(2), shard.tokens)
+    assert np.shares_memory(store.spans(2), shard.spans)
+    assert (store.tokens(2).tolist(), store.spans(2).tolist()) == ([2, 3, 4, 5], [[0, 4]])
+    assert store.spans(1).tolist() == []

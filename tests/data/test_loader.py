@@ -1,0 +1,148 @@
+"""Padded batches from torch's DataLoader, and the slow way that tokenises late."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from expert.data.documents import DocumentStore, write_dataset_files, write_shard
+from expert.data.encoder import CharacterEncoder
+from expert.data.loader import LoaderOptions, PaddedFeed, PreparedRows, RowsTokenisedLate
+from expert.data.order import DataOrder, Grouping
+from expert.data.pack import pack_none
+from expert.data.records import BadRow, DataError, Row, Segment
+
+LINES = [f"line {number}: {'la ' * (number % 7)}" for number in range(23)]
+ENCODER = CharacterEncoder("".join(LINES) + "?")
+CPU = torch.device("cpu")
+LENGTH = 40
+
+
+def segments_of(row: Row) -> list[Segment]:
+    text = str(row.values["text"])
+    return [Segment(text[:6], False), Segment(text[6:], True)]
+
+
+def rows() -> list[Row]:
+    return [Row({"text": text}, "lines.txt", n + 1) for n, text in enumerate(LINES)]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> PreparedRows:
+    batch = ENCODER.encode([segments_of(row) for row in rows()])
+    spans = np.concatenate([[6, length] for length in batch.lengths]).astype(np.int32)
+    batch = type(batch)(batch.ids, batch.lengths, spans, batch.span_counts)
+    write_shard(tmp_path / "data-00000.arrow", batch, np.arange(len(LINES), dtype=np.int32))
+    write_dataset_files(tmp_path, ["data-00000.arrow"], "f" * 16)
+    index = pack_none(DocumentStore(tmp_path).lengths, LENGTH, overlong="cut")
+    index.save(tmp_path / "index.arrow")
+    return PreparedRows([tmp_path], tmp_path / "index.arrow", pad_id=0)
+
+
+def an_order(grouped: bool = False) -> DataOrder:
+    lengths = np.array([min(len(text), LENGTH) for text in LINES])
+    grouping = Grouping(lengths, 4) if grouped else None
+    return DataOrder(len(LINES), 4, seed=5, grouping=grouping)
+
+
+def a_feed(dataset, *, done=0, total=14, rows=2, grouped=False, **options) -> PaddedFeed:
+    return PaddedFeed(
+        dataset,
+        an_order(grouped),
+        done=done,
+        total=total,
+        rows=rows,
+        device=CPU,
+        options=LoaderOptions(**options),
+    )
+
+
+def contents(feed: PaddedFeed) -> list[tuple[Any, ...]]:
+    with feed:
+        return [
+            (batch.bins, batch.tokens.tolist(), batch.labels.tolist(), batch.counts)
+            for fed in feed
+            for batch in fed.batches
+        ]
+
+
+@pytest.mark.parametrize("options", [{"workers": 1}, {"workers": 2, "persistent": True}])
+def test_workers_change_nothing_but_who_makes_the_batches(prepared, options):
+    alone = contents(a_feed(prepared))
+    assert len(alone) == 2 * 14
+    assert contents(a_feed(prepared, **options)) == alone
+
+
+def test_a_row_is_a_document_padded_to_the_longest(prepared):
+    with a_feed(prepared) as feed:
+        for fed in feed:
+            for batch in fed.batches:
+                texts = [LINES[number][:LENGTH] for number in batch.bins]
+                assert batch.tokens.shape == (len(texts), max(map(len, texts)))
+                assert batch.whole_rows
+                for text, tokens in zip(texts, batch.tokens.tolist(), strict=True):
+                    assert ENCODER.decode(tokens)[: len(text)] == text
+
+
+def test_targets_are_the_places_that_have_a_label(prepared):
+    with a_feed(prepared) as feed:
+        for fed in feed:
+            for batch in fed.batches:
+                labels = batch.labels.flatten()
+                places = batch.target_places
+                expected = torch.nonzero(labels >= 0).flatten()
+                torch.testing.assert_close(places[: batch.targets].long(), expected)
+                assert bool((labels[places[batch.targets :].long()] < 0).all())
+
+
+def test_a_feed_goes_on_from_any_place(prepared):
+    whole = contents(a_feed(prepared))
+    assert contents(a_feed(prepared, done=5)) == whole[10:]
+
+
+def test_the_rows_of_an_update_are_the_same_however_many_go_at_once(prepared):
+    def seen(rows: int) -> list[tuple[Any, ...]]:
+        with a_feed(prepared, rows=rows, grouped=True) as feed:
+            return [sum((b.bins for b in fed.batches), ()) for fed in feed]
+
+    assert seen(1) == seen(2) == seen(4)
+
+
+def test_grouping_by_length_pads_less(prepared):
+    def places(grouped: bool) -> int:
+        with a_feed(prepared, rows=4, grouped=grouped) as feed:
+            return sum(batch.tokens.numel() for fed in feed for batch in fed.batches)
+
+    assert places(True) < places(False)
+
+
+def test_feeding_leaves_the_global_random_numbers_alone(prepared):
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    contents(a_feed(prepared))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_tokenising_late_gives_the_batches_that_preparing_gives(prepared):
+    late = RowsTokenisedLate(rows(), segments_of, ENCODER, length=LENGTH, overlong="cut", pad_id=0)
+    expected = [(bins, tokens) for bins, tokens, _, _ in contents(a_feed(prepared, rows=1))]
+    found = [(bins, tokens) for bins, tokens, _, _ in contents(a_feed(late, rows=1))]
+    assert found == expected
+
+
+def test_a_bad_row_met_late_is_named():
+    late = RowsTokenisedLate(
+        rows(),
+        lambda row: BadRow(row.file, row.line, "no answer"),
+        ENCODER,
+        length=LENGTH,
+        overlong="cut",
+        pad_id=0,
+    )
+    with pytest.raises(DataError, match=r"lines\.txt:3: cannot be used"):
+        late[2]

@@ -1,0 +1,178 @@
+"""Streams: bounded windows, the same updates whoever tokenises them, and a place to go on from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from expert.data.batches import BatchArrays, fill_batch
+from expert.data.encoder import CharacterEncoder
+from expert.data.feed import PackedFeed
+from expert.data.loader import LoaderOptions
+from expert.data.pack import pack_best_fit
+from expert.data.records import BadRow, DataError, Row, Segment
+from expert.data.streaming import Place, Stream, StreamedRows, divided
+
+ENCODER = CharacterEncoder("abcdefghijklmnopqrstuvwxyz0123456789 ")
+LENGTH = 64
+ROWS = 150
+START = Place()
+
+
+class Source:
+    """Rows that count how many of them were read."""
+
+    def __init__(self, count: int = ROWS, bad: int | None = None) -> None:
+        self.count = count
+        self.bad = bad
+        self.read = 0
+
+    def __call__(self) -> Iterator[Row | BadRow]:
+        for number in range(self.count):
+            self.read += 1
+            if number == self.bad:
+                yield BadRow("rows.jsonl", number + 1, "broken")
+            else:
+                yield Row({"text": f"{number} {'x' * (number % 17)}"}, "rows.jsonl", number + 1)
+
+
+def segments_of(row: Row) -> list[Segment]:
+    return [Segment(str(row.values["text"]), True)]
+
+
+def pack(lengths, seed):
+    return pack_best_fit(lengths, LENGTH, seed)
+
+
+def a_stream(source: Source, workers: int = 0, **more) -> Stream:
+    streamed = StreamedRows(source, segments_of, ENCODER, window_rows=40)
+    options = LoaderOptions(workers=workers)
+    return Stream(streamed, pack, examples_per_update=10, seed=2, options=options, **more)
+
+
+def texts_of(work) -> list[str]:
+    return [
+        ENCODER.decode(work.store.tokens(document)[start:stop].tolist())
+        for number in work.update.bins.tolist()
+        for document, start, stop in work.index.pieces(number)
+    ]
+
+
+def works(stream: Stream, place: Place = START, done: int = 0, epochs: float = 1, total=None):
+    return stream.works(done=done, place=place, epochs=epochs, total=total)
+
+
+def seen(stream: Stream, **more) -> list[tuple[Any, ...]]:
+    found = works(stream, **more)
+    return [(w.update.done, w.update.epoch, w.update.window, texts_of(w)) for w in found]
+
+
+def test_every_row_comes_once_an_epoch():
+    updates = seen(a_stream(Source()), epochs=2)
+    for epoch in (0, 1):
+        texts = [text for _, at, _, some in updates if at == epoch for text in some]
+        assert len(texts) == ROWS
+        assert len(set(texts)) == ROWS
+    assert [done for done, *_ in updates] == list(range(len(updates)))
+
+
+def test_epochs_come_in_different_orders():
+    updates = seen(a_stream(Source()), epochs=2)
+    first = [texts for _, epoch, _, texts in updates if epoch == 0]
+    second = [texts for _, epoch, _, texts in updates if epoch == 1]
+    assert first != second
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_more_workers_change_no_update(workers: int):
+    assert seen(a_stream(Source(), workers)) == seen(a_stream(Source()))
+
+
+def test_updates_have_the_asked_for_examples_on_average():
+    counts = [len(texts) for *_, texts in seen(a_stream(Source()))]
+    assert np.mean(counts) == pytest.approx(10, rel=0.25)  # windows of 40 rows are cut evenly
+
+
+def test_a_stream_goes_on_from_any_place():
+    whole = seen(a_stream(Source()))
+    stream = a_stream(Source())
+    for at, work in enumerate(works(stream)):
+        place = Place(work.update.epoch, work.update.window, work.update.step + 1)
+        rest = seen(a_stream(Source()), place=place, done=at + 1)
+        assert rest == whole[at + 1 :]
+
+
+def test_no_more_is_read_than_the_windows_in_use():
+    source = Source(count=10_000)
+    taken = works(a_stream(source))
+    next(taken)
+    assert source.read <= 40 + 41  # looking at the first window, then reading it
+
+
+def test_a_total_stops_the_stream():
+    assert len(seen(a_stream(Source()), total=3)) == 3
+
+
+def test_bad_rows_stop_the_stream_and_are_named():
+    with pytest.raises(DataError, match=r"(?s)a row of the stream .*rows\.jsonl:91: broken"):
+        seen(a_stream(Source(bad=90)))
+
+
+def test_bad_rows_can_be_tolerated():
+    texts = [text for *_, some in seen(a_stream(Source(bad=90), max_bad_rows=1)) for text in some]
+    assert len(texts) == ROWS - 1
+
+
+def test_an_empty_stream_is_an_error():
+    with pytest.raises(DataError, match="no rows that can be used"):
+        a_stream(Source(count=0))
+
+
+def test_a_stream_with_nothing_to_learn_is_an_error():
+    streamed = StreamedRows(Source(), lambda row: [Segment("abc", False)], Unlearnt())
+    with pytest.raises(DataError, match="nothing to learn"):
+        Stream(streamed, pack, examples_per_update=4, seed=0, options=LoaderOptions())
+
+
+class Unlearnt(CharacterEncoder):
+    """Characters of which none is learnt."""
+
+    def __init__(self) -> None:
+        super().__init__("abc")
+
+    def encode(self, documents):
+        batch = super().encode(documents)
+        nothing = np.zeros(0, np.int32)
+        return type(batch)(batch.ids, batch.lengths, nothing, np.zeros_like(batch.span_counts))
+
+
+def test_fuller_bins_than_there_are_boundaries_for_are_divided():
+    index = pack_best_fit(np.full(90, 3, np.int32), LENGTH, 0)
+    most = divided(index, 8)
+    assert np.diff(most.bin_offsets).max() == 8
+    assert most.bin_offsets[-1] == index.bin_offsets[-1]
+    together = Counter(piece for number in range(most.bins) for piece in most.pieces(number))
+    assert together == Counter(p for number in range(index.bins) for p in index.pieces(number))
+
+
+def test_a_stream_is_fed_like_prepared_tokens():
+    stream = a_stream(Source())
+    shape = stream.shape.batch_shape(2, LENGTH)
+    feed = PackedFeed(
+        works(stream),
+        shape,
+        batches_per_update=stream.shape.batches_per_update(2),
+        device=torch.device("cpu"),
+        pad_id=0,
+    )
+    expected = list(works(a_stream(Source())))
+    with feed:
+        for fed, work in zip(feed, expected, strict=True):
+            out = BatchArrays.allocate(shape)
+            fill_batch(out, work.index, work.update.bins[:2], work.store, pad_id=0)
+            np.testing.assert_array_equal(fed.batches[0].tokens.flatten().numpy(), out.tokens)

@@ -1,0 +1,138 @@
+"""Small experts that really train, in a second or two."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from expert.core.events import read_events
+from expert.jobs.training import RunResult, train
+from expert.model.load import LoadedModel
+from expert.training import loop
+from tests.model.models import tiny_model
+
+WORDS = ("red", "green", "blue", "one", "two", "three", "cat", "dog")
+ROWS = [
+    {"instruction": f"say {word} {number}", "response": f"{word} {'and ' * (number % 4)}{number}"}
+    for number in range(6)
+    for word in WORDS
+]
+
+
+@cache
+def base_model(folder: Path, family: str = "qwen3") -> Path:
+    """A tiny random model, made once in a process."""
+    return tiny_model(folder / family, family)
+
+
+def write_expert(folder: Path, base: Path | str, config: dict[str, Any], **more: Any) -> Path:
+    """A manifest with 48 rows of training data beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = more.pop("rows", ROWS)
+    (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    dataset = {"path": "train.jsonl", **more.pop("dataset", {})}
+    manifest = {
+        "name": "demo",
+        "base_model": {"name": str(base), "prompt_template": "chatml", **more.pop("model", {})},
+        "training": {
+            "dataset": dataset,
+            "config": {
+                "adapter_type": "lora",
+                "rank": 4,
+                "max_seq_length": 64,
+                "batch_size": 8,
+                "epochs": 2,
+                "learning_rate": 1e-2,
+                "logging_steps": 1,
+                "trackers": [],
+                **config,
+            },
+        },
+        **more,
+    }
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    return path
+
+
+def run(manifest: Path, **more: Any) -> RunResult:
+    """Train it, with the facts of the run in its folder."""
+    return train(manifest, **more)
+
+
+def events_of(folder: Path, *names: str) -> list[dict[str, Any]]:
+    """Events of these kinds, or all, in the order they happened."""
+    found = list(read_events(folder / "events.jsonl"))
+    return [event for event in found if not names or event["event"] in names]
+
+
+def losses_of(folder: Path) -> dict[int, str]:
+    """The loss after each update, to the last bit; of an update taken twice the second."""
+    return {event["step"]: float(event["loss"]).hex() for event in events_of(folder, "step")}
+
+
+def weights_of(folder: Path) -> dict[str, bytes]:
+    """Every file of the finished expert."""
+    found = {p.name: p.read_bytes() for p in (folder / "final").glob("*.safetensors")}
+    assert found
+    return found
+
+
+@dataclass
+class Now:
+    """Where a run with an injected fault is."""
+
+    update: int | None = None
+    """Number of the update, from 0; None before the first."""
+    micro_batch: int = 0
+    """Micro-batches of this update before this one."""
+    learnt: int = 0
+    """Micro-batches so far."""
+
+
+Fault = Callable[[Tensor, Any, Now], Tensor]
+
+
+def inject(monkeypatch: Any, fault: Fault) -> Now:
+    """Let every loss pass through `fault` on its way to the backward pass."""
+    now = Now()
+    seed, loss_sum = loop.seed_update, LoadedModel.loss_sum
+
+    def seeded(number: int, step: int) -> None:
+        now.update, now.micro_batch = step, 0
+        seed(number, step)
+
+    def faulty(self: LoadedModel, batch: Any) -> Tensor:
+        loss = fault(loss_sum(self, batch), batch, now)
+        now.micro_batch += 1
+        now.learnt += 1
+        return loss
+
+    monkeypatch.setattr(loop, "seed_update", seeded)
+    monkeypatch.setattr(LoadedModel, "loss_sum", faulty)
+    return now
+
+
+def copied(folder: Path, to: Path, *, without: tuple[str, ...] = ("final",)) -> Path:
+    """The run folder once more, to be gone on with; the events begin anew."""
+    shutil.copytree(folder, to)
+    for name in without:
+        shutil.rmtree(to / name)
+    (to / "events.jsonl").unlink()
+    return to
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The updates after which there are checkpoints."""
+    return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
+
+
+def plan_of(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "plan.json").read_text(encoding="utf-8")))

@@ -1,0 +1,138 @@
+"""Whole runs: they learn, they can be taken up again at any update, they leave what they promise."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from expert.core.publish import damage
+from tests.jobs.runs import base_model, events_of, losses_of, run, weights_of, write_expert
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return base_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, base) -> tuple[Path, Path]:
+    """A run with two epochs, accumulation, dropout and evaluation, and a checkpoint each update."""
+    folder = tmp_path_factory.mktemp("whole")
+    settings = {
+        "dropout": 0.2,
+        "micro_batch_size": 1,
+        "save_steps": 1,
+        "save_total_limit": None,
+        "eval_steps": 3,
+    }
+    manifest = write_expert(folder, base, settings)
+    return manifest, run(manifest).folder
+
+
+def test_a_run_learns_and_leaves_a_whole_run_folder(whole):
+    _, folder = whole
+    losses = [float.fromhex(loss) for loss in losses_of(folder).values()]
+    assert losses[-1] < 0.8 * losses[0]
+    names = {path.name for path in folder.iterdir()}
+    assert {"manifest.json", "plan.json", "environment.json", "events.jsonl", "final"} <= names
+    assert damage(folder / "final") == ""
+    told = [event["event"] for event in events_of(folder)]
+    assert told[0] == "started"
+    assert told[-1] == "finished"
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit_at_every_update(whole, tmp_path):
+    manifest, folder = whole
+    expected, weights = losses_of(folder), weights_of(folder)
+    steps = sorted(int(path.name[5:]) for path in (folder / "checkpoints").iterdir())
+    assert steps == list(range(1, len(expected) + 1))
+    for step in steps[:-1]:
+        copy = tmp_path / f"from-{step}"
+        shutil.copytree(folder, copy)
+        (copy / "events.jsonl").unlink()
+        shutil.rmtree(copy / "final")
+        done = run(manifest, resume=str(copy / "checkpoints" / f"step-{step:06d}"))
+        rest = losses_of(done.folder)
+        assert rest == {number: expected[number] for number in expected if number > step}
+        assert weights_of(done.folder) == weights
+
+
+def test_evaluation_happens_when_asked_for_and_at_the_end(whole):
+    _, folder = whole
+    steps = [event["step"] for event in events_of(folder, "eval")]
+    last = max(losses_of(folder))
+    assert steps == sorted({*range(3, last + 1, 3), last})
+
+
+def test_how_many_rows_go_at_once_changes_no_loss(base, tmp_path):
+    """The same sums in another order: they differ by rounding, 1e-6 of a float32 loss."""
+    found = []
+    for rows in (1, 2, 4):
+        settings = {"micro_batch_size": rows, "epochs": 1}
+        made = run(write_expert(tmp_path / str(rows), base, settings))
+        found.append([float.fromhex(loss) for loss in losses_of(made.folder).values()])
+    assert len(found[0]) > 3
+    for other in found[1:]:
+        assert other == pytest.approx(found[0], rel=2e-5)
+
+
+def test_packed_unpacked_and_padded_runs_begin_with_the_same_loss(base, tmp_path):
+    """All rows in one update: the loss of the whole data set, however it is laid out."""
+    first = {}
+    for packing in (True, "concat", False):
+        settings = {"packing": packing, "batch_size": 64, "epochs": 1, "max_steps": 1}
+        folder = tmp_path / str(packing)
+        made = run(write_expert(folder, base, settings, dataset={"validation_split": 0}))
+        first[packing] = float.fromhex(losses_of(made.folder)[1])
+    assert first[True] == pytest.approx(first[False], rel=1e-6)
+    # Where join-and-cut divides a document, its parts are shorter contexts: another, near loss.
+    assert first["concat"] == pytest.approx(first[False], rel=0.05)
+
+
+def test_only_the_newest_checkpoints_and_the_best_are_kept(base, tmp_path):
+    settings = {"save_steps": 1, "save_total_limit": 2, "evaluation_strategy": "no"}
+    done = run(write_expert(tmp_path, base, settings))
+    kept = sorted(path.name for path in (done.folder / "checkpoints").iterdir())
+    assert kept == [f"step-{done.steps - 1:06d}", f"step-{done.steps:06d}"]
+
+
+def test_early_stopping_ends_a_run_that_no_longer_improves(base, tmp_path):
+    settings = {
+        "learning_rate": 1e-9,
+        "eval_steps": 1,
+        "early_stopping_patience": 2,
+        "early_stopping_threshold": 0.5,
+    }
+    done = run(write_expert(tmp_path, base, settings))
+    assert done.exit_code == 0
+    assert done.steps == 3  # one evaluation sets the mark, two bring nothing
+    assert events_of(done.folder, "finished")[0]["early"]
+
+
+def test_the_best_checkpoint_is_what_the_run_leaves(base, tmp_path):
+    # The highest loss counts as the best here, so that the best update is never the last.
+    settings = {"greater_is_better": True, "eval_steps": 1, "save_steps": 1}
+    done = run(write_expert(tmp_path, base, settings | {"save_total_limit": 1}))
+    evals = {event["step"]: event["loss"] for event in events_of(done.folder, "eval")}
+    best = max(evals, key=lambda step: evals[step])
+    assert best != done.steps
+    assert events_of(done.folder, "took_best")[0]["step"] == best
+    assert done.eval_loss == evals[best]
+    saved = load_file(done.folder / "checkpoints" / f"step-{best:06d}" / "model.safetensors")
+    final = load_file(done.folder / "final" / "adapter_model.safetensors")
+    assert {tuple(t.flatten().tolist()) for t in final.values()} == {
+        tuple(t.flatten().tolist()) for t in saved.values()
+    }
+
+
+def test_a_changed_run_is_not_resumed_without_being_told_to(whole, tmp_path):
+    manifest, folder = whole
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    shutil.rmtree(copy / "final")
+    checkpoint = str(copy / "checkpoints" / "step-000004")
+    with pytest.raises(Exception, match=r"learning_rate: was 0\.01, is 0\.0001"):
+        run(manifest, resume=checkpoint, overrides=("training.config.learning_rate=1e-4",))

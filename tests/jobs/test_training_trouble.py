@@ -1,0 +1,245 @@
+"""Runs whose numbers go wrong: what is not finite never reaches a weight, a leap is undone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from expert.jobs.training import RunFailed
+from expert.training.checkpoint import load_checkpoint
+from tests.jobs.runs import (
+    ROWS,
+    base_model,
+    copied,
+    events_of,
+    inject,
+    losses_of,
+    run,
+    saved_steps,
+    weights_of,
+    write_expert,
+)
+
+# A checkpoint after every update, of which there are 6 in an epoch.
+SETTINGS = {
+    "epochs": 1,
+    "save_steps": 1,
+    "save_total_limit": None,
+    "evaluation_strategy": "no",
+    "micro_batch_size": 2,
+}
+# Long enough that a leap can be told from noise: it needs 20 losses before it.
+LONG = SETTINGS | {"epochs": 6, "save_steps": 5, "learning_rate": 1e-3}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return base_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory, base) -> Path:
+    return run(write_expert(tmp_path_factory.mktemp("clean"), base, LONG)).folder
+
+
+def at(updates, change):
+    """A fault in these updates, numbered from 0."""
+    return lambda loss, batch, now: change(loss) if now.update in updates else loss
+
+
+def tensors_after(folder, step):
+    groups, _ = load_checkpoint(folder / "checkpoints" / f"step-{step:06d}")
+    return {(g, name): t.tolist() for g, named in groups.items() for name, t in named.items()}
+
+
+class OneBadGradient(torch.autograd.Function):
+    """The loss is as it was, and the gradient that comes back through it is not finite."""
+
+    @staticmethod
+    def forward(ctx, loss):
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * float("inf")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda loss: loss * float("nan"), id="a loss that is no number"),
+        pytest.param(lambda loss: loss + float("inf"), id="an infinite loss, finite gradients"),
+        pytest.param(OneBadGradient.apply, id="a gradient"),
+    ],
+)
+def test_what_is_not_finite_changes_no_weight_and_names_its_rows(
+    base, tmp_path, monkeypatch, change
+):
+    inject(monkeypatch, at({2}, change))
+    manifest = write_expert(tmp_path, base, SETTINGS | {"on_not_finite": "skip"})
+    folder = run(manifest).folder
+    assert tensors_after(folder, 3) == tensors_after(folder, 2) != tensors_after(folder, 1)
+    told = events_of(folder, "not_finite")
+    assert [(event["step"], event["policy"]) for event in told] == [(3, "skip")]
+    assert len(told[0]["bins"]) == 4
+    assert 4 <= len(told[0]["rows"]) <= 10
+    assert all(0 <= row < len(ROWS) for row in told[0]["rows"])
+    assert saved_steps(folder)[-1] == 6
+
+
+def test_the_rows_that_are_named_are_those_that_were_read(base, tmp_path, monkeypatch):
+    """Every row says its own number, so that the tokens of the bad batch tell which it was."""
+    from expert.data.encoder import TextEncoder
+
+    rows = [{"instruction": f"row {number}", "response": "yes " * 9} for number in range(20)]
+    seen = []
+
+    def fault(loss, batch, now):
+        if now.update == 1:
+            seen.append(batch.tokens.clone())
+            return loss * float("nan")
+        return loss
+
+    inject(monkeypatch, fault)
+    settings = SETTINGS | {"packing": False, "dataloader_num_workers": 0, "batch_size": 4}
+    manifest = write_expert(tmp_path, base, settings, rows=rows, dataset={"validation_split": 0})
+    with pytest.raises(RunFailed, match=r"update 2 is not finite; rows \d+, \d+, \d+, \d+ were"):
+        run(manifest)
+    folder = next((tmp_path / "runs").iterdir())
+    named = events_of(folder, "not_finite")[0]["rows"]
+    tokenizer = TextEncoder.of_folder(base, template_adds_bos=False)
+    words = " ".join(_decoded(tokenizer, batch) for batch in seen)
+    assert sorted(named) == sorted(n for n in range(20) if f"row {n}\n" in words or
+                                   f"row {n}<" in words)
+    assert len(named) == 4
+
+
+def _decoded(encoder, batch):
+    from tokenizers import Tokenizer
+
+    found = [value for value in vars(encoder).values() if isinstance(value, Tokenizer)]
+    return found[0].decode(batch.flatten().tolist(), skip_special_tokens=False)
+
+
+def test_by_default_a_run_stops_at_what_is_not_finite(base, tmp_path, monkeypatch):
+    inject(monkeypatch, at({2}, lambda loss: loss * float("nan")))
+    with pytest.raises(RunFailed, match="a loss or gradient of update 3 is not finite; rows"):
+        run(write_expert(tmp_path, base, SETTINGS))
+    folder = next((tmp_path / "runs").iterdir())
+    assert events_of(folder, "stopped")[0]["exit_code"] == 4
+    assert saved_steps(folder) == [1, 2]
+    step = events_of(folder, "step")[-1]
+    assert step["loss"] == "nan"  # what happened, never a repaired number
+
+
+def test_only_so_many_updates_in_a_row_are_skipped(base, tmp_path, monkeypatch):
+    settings = SETTINGS | {"on_not_finite": "skip", "max_skipped_updates": 2}
+    with monkeypatch.context() as patch:
+        inject(patch, at({1, 2, 4}, lambda loss: loss * float("nan")))
+        done = run(write_expert(tmp_path / "two", base, settings))
+    assert [event["step"] for event in events_of(done.folder, "not_finite")] == [2, 3, 5]
+    inject(monkeypatch, at({1, 2, 3}, lambda loss: loss * float("nan")))
+    manifest = write_expert(tmp_path / "three", base, settings)
+    with pytest.raises(RunFailed, match="update 4 is not finite"):
+        run(manifest)
+    # One who resumes cannot start to count anew.
+    with pytest.raises(RunFailed, match="update 4 is not finite"):
+        run(manifest, resume="auto")
+
+
+def test_a_rollback_passes_over_the_update_that_was_not_finite(base, tmp_path, monkeypatch):
+    inject(monkeypatch, at({3}, lambda loss: loss * float("nan")))
+    done = run(write_expert(tmp_path, base, SETTINGS | {"on_not_finite": "rollback"}))
+    told = events_of(done.folder, "rolled_back")
+    assert [(event["to_step"], event["skipped"]) for event in told] == [(3, [[3, 3]])]
+    steps = [event["step"] for event in events_of(done.folder, "step")]
+    assert steps == [1, 2, 3, 4, 5, 6]
+    assert saved_steps(done.folder) == [1, 2, 3, 5, 6]
+    rates = {event["step"]: event["rate"] for event in events_of(done.folder, "step")}
+    assert rates[5] < 0.05 * rates[3]  # half of the rate, and the warm-up of 100 updates anew
+
+
+def test_the_end_is_saved_although_the_last_update_is_passed_over(base, tmp_path, monkeypatch):
+    inject(monkeypatch, at({5}, lambda loss: loss * float("nan")))
+    settings = SETTINGS | {"on_not_finite": "rollback", "save_steps": 4, "eval_steps": 100}
+    settings.pop("evaluation_strategy")
+    done = run(write_expert(tmp_path, base, settings))
+    assert saved_steps(done.folder) == [4, 5]
+    assert [event["step"] for event in events_of(done.folder, "eval")] == [5]
+    assert events_of(done.folder, "finished")[0]["step"] == 5
+
+
+def test_a_loss_that_leaps_is_undone_and_the_rest_is_learnt(base, clean, tmp_path, monkeypatch):
+    inject(monkeypatch, at({27}, lambda loss: loss * 10))
+    manifest = write_expert(tmp_path, base, LONG)
+    done = run(manifest)
+    spike = events_of(done.folder, "spike")[0]
+    assert (spike["step"], spike["policy"]) == (28, "rollback")
+    assert spike["loss"] > 5 * spike["median"]
+    told = events_of(done.folder, "rolled_back")
+    assert [(e["from_step"], e["to_step"], e["skipped"]) for e in told] == [(28, 25, [[27, 27]])]
+    steps = [event["step"] for event in events_of(done.folder, "step")]
+    assert steps == [*range(1, 29), 26, 27, *range(29, 37)]
+    rates = {event["step"]: event["rate"] for event in events_of(done.folder, "step")}
+    planned = {event["step"]: event["rate"] for event in events_of(clean, "step")}
+    assert rates[26] == pytest.approx(planned[26] * 0.5 * 1 / 100)
+    assert rates[36] == pytest.approx(planned[36] * 0.5 * 11 / 100)
+    expected = {step: loss for step, loss in losses_of(clean).items() if step <= 26}
+    assert {s: loss for s, loss in losses_of(done.folder).items() if s <= 26} == expected
+    last = [float.fromhex(losses_of(folder)[36]) for folder in (done.folder, clean)]
+    assert last[0] < 1.1 * last[1]
+
+    # A run that is resumed after the rollback passes the window over too, and ends the same.
+    again = copied(done.folder, tmp_path / "again")
+    monkeypatch.undo()
+    resumed = run(manifest, resume=str(again / "checkpoints" / "step-000030"))
+    rest = {step: loss for step, loss in losses_of(done.folder).items() if step > 30}
+    assert losses_of(resumed.folder) == rest
+    assert weights_of(resumed.folder) == weights_of(done.folder)
+    state = json.loads((again / "checkpoints" / "step-000030" / "state.json").read_text())["state"]
+    assert state["state"]["skipped"] == [[27, 27]]
+    assert state["state"]["rollbacks"] == 1
+
+
+def test_a_resume_between_the_rollback_and_its_window_passes_it_over(base, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        inject(patch, at({29}, lambda loss: loss * 10))
+        manifest = write_expert(tmp_path, base, LONG | {"save_steps": 2})
+        folder = run(manifest).folder
+    told = events_of(folder, "rolled_back")[0]
+    assert (told["to_step"], told["skipped"]) == (28, [[29, 29]])
+    steps = [event["step"] for event in events_of(folder, "step")]
+    assert steps == [*range(1, 31), 29, *range(31, 37)]
+
+
+def test_leaps_without_end_stop_the_run_after_so_many_rollbacks(base, tmp_path, monkeypatch):
+    inject(monkeypatch, at(range(22, 52), lambda loss: loss * 10))
+    with pytest.raises(RunFailed, match="the loss leapt to"):
+        run(write_expert(tmp_path, base, LONG | {"max_rollbacks": 2, "epochs": 9}))
+    folder = next((tmp_path / "runs").iterdir())
+    policies = [event["policy"] for event in events_of(folder, "spike")]
+    assert policies == ["rollback", "rollback", "stop"]
+    assert len(events_of(folder, "rolled_back")) == 2
+
+
+def test_a_leap_is_only_told_where_the_manifest_says_so(base, clean, tmp_path, monkeypatch):
+    inject(monkeypatch, lambda loss, batch, now: loss * (10 if now.update == 27 else 1))
+    done = run(write_expert(tmp_path, base, LONG | {"on_loss_spike": "ignore"}))
+    assert [event["policy"] for event in events_of(done.folder, "spike")] == ["ignore"]
+    assert events_of(done.folder, "rolled_back") == []
+    assert list(losses_of(done.folder)) == list(range(1, 37))
+
+
+def test_without_a_checkpoint_a_rollback_begins_anew(base, tmp_path, monkeypatch):
+    inject(monkeypatch, at({2}, lambda loss: loss * float("nan")))
+    settings = SETTINGS | {"save_strategy": "no", "on_not_finite": "rollback"}
+    settings.pop("save_steps")
+    done = run(write_expert(tmp_path, base, settings))
+    assert events_of(done.folder, "rolled_back")[0]["to_step"] == 0
+    steps = [event["step"] for event in events_of(done.folder, "step")]
+    assert steps == [1, 2, 3, 1, 2, 4, 5, 6]
+    losses = [event["loss"] for event in events_of(done.folder, "step")]
+    assert losses[3] == losses[0]

@@ -1,0 +1,185 @@
+"""Tiny random model folders, plans for them, and batches made by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from expert.planning.run_plan import AdapterPlan, KernelPlan, ModelPlan
+from tests.data.tokenizers import model_folder
+
+VOCABULARY = 400
+# Rows of whole NF4 blocks: on a CPU bitsandbytes reads no others back rightly.
+WIDTH = 64
+NO_LABEL = -100
+_SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": WIDTH,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def family_config(family: str, **changes: Any) -> Any:
+    """The config of a tiny model; `family` is qwen3, llama or gpt2."""
+    import transformers
+
+    if family == "gpt2":
+        sizes = {"n_embd": WIDTH, "n_layer": 2, "n_head": 4, "n_positions": 256}
+        ends = {"bos_token_id": 2, "eos_token_id": 2, "vocab_size": VOCABULARY}
+        no_dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        return transformers.GPT2Config(**{**sizes, **ends, **no_dropout, **changes})
+    if family == "llama":
+        return transformers.LlamaConfig(**{**_SIZES, "tie_word_embeddings": False, **changes})
+    return transformers.Qwen3Config(
+        **{**_SIZES, "head_dim": 16, "tie_word_embeddings": True, **changes}
+    )
+
+
+def tiny_model(folder: Path, family: str = "qwen3", *, seed: int = 0, **changes: Any) -> Path:
+    """A folder with a random model and a tokenizer."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(family_config(family, **changes))
+        # Larger than a fresh model's, so that attention and documents matter to the loss.
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.12)
+    model.save_pretrained(folder)
+    return model_folder(folder)
+
+
+def model_plan(folder: Path | str, **changes: Any) -> ModelPlan:
+    own: dict[str, Any] = {
+        "name": str(folder),
+        "place": "folder",
+        "location": str(folder),
+        "revision": None,
+        "parameters": None,
+        "architecture": None,
+        "quantization": "none",
+        "prompt_template": None,
+    }
+    return ModelPlan(**{**own, **changes})
+
+
+def char_plan(**architecture: Any) -> ModelPlan:
+    return model_plan("char-gpt", place="built-in", architecture=architecture)
+
+
+def adapter_plan(kind: str = "lora", **changes: Any) -> AdapterPlan:
+    has_rank = kind in ("lora", "dora", "lokr", "adalora")
+    own: dict[str, Any] = {
+        "type": kind,
+        "rank": 4 if has_rank else None,
+        "alpha": 8.0 if has_rank else None,
+        "dropout": 0.0,
+        "target_modules": None if kind in ("full", "none") else "all-linear",
+        "feedforward_modules": ["down_proj"] if kind == "ia3" else [],
+        "soft_prompts": [],
+        "trainable_parameters": None,
+    }
+    return AdapterPlan(**{**own, **changes})
+
+
+def kernel_plan(**changes: Any) -> KernelPlan:
+    own: dict[str, Any] = {
+        "device": "cpu",
+        "precision": "fp32",
+        "loss_scaling": False,
+        "tf32": False,
+        "attention": "sdpa",
+        "fused_loss": True,
+        "compile": False,
+        "compile_mode": "default",
+        "compile_backend": "inductor",
+        "checkpointing": "none",
+        "recomputed_blocks": None,
+        "cudnn_benchmark": False,
+    }
+    return KernelPlan(**{**own, **changes})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What a model reads, as the data layer would hand it over."""
+
+    tokens: Tensor
+    positions: Tensor
+    labels: Tensor
+    boundaries: Tensor
+    soft_mask: Tensor | None
+    target_places: Tensor
+    targets: int
+    real_tokens: int
+    examples: int
+    whole_rows: bool
+
+
+def make_batch(
+    rows: Sequence[Sequence[Sequence[int]]], *, length: int | None = None, soft_tokens: int = 0
+) -> Batch:
+    """Rows of documents, every token of which is learnt; soft prompts stand before each."""
+    laid = [[[0] * soft_tokens + list(document) for document in row] for row in rows]
+    length = length or max(sum(map(len, row)) for row in laid)
+    shape = (len(rows), length)
+    tokens, positions = torch.zeros(shape, dtype=torch.int32), torch.zeros(shape, dtype=torch.int32)
+    labels = torch.full(shape, NO_LABEL, dtype=torch.int32)
+    soft = torch.zeros(shape, dtype=torch.bool)
+    starts = []
+    for index, row in enumerate(laid):
+        place = 0
+        for document in row:
+            end = place + len(document)
+            starts.append(index * length + place)
+            tokens[index, place:end] = torch.tensor(document)
+            positions[index, place:end] = torch.arange(len(document))
+            first = place + max(soft_tokens - 1, 0)
+            labels[index, first : end - 1] = tokens[index, first + 1 : end]
+            soft[index, place : place + soft_tokens] = True
+            place = end
+        if place < length:
+            starts.append(index * length + place)
+            positions[index, place:] = torch.arange(length - place)
+    places = (labels.flatten() != NO_LABEL).nonzero().flatten()
+    total = len(rows) * length
+    target_places = torch.full((total,), total - 1, dtype=torch.int32)
+    target_places[: len(places)] = places
+    return Batch(
+        tokens=tokens,
+        positions=positions,
+        labels=labels,
+        boundaries=torch.tensor([*starts, *[total] * 3], dtype=torch.int32),
+        soft_mask=soft if soft_tokens else None,
+        target_places=target_places,
+        targets=len(places),
+        real_tokens=sum(len(document) for row in laid for document in row),
+        examples=sum(map(len, rows)),
+        whole_rows=all(len(row) == 1 for row in rows),
+    )
+
+
+def documents(*lengths: int, vocabulary: int = VOCABULARY, seed: int = 0) -> list[list[int]]:
+    """Random documents of the given lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, vocabulary, (n,), generator=generator).tolist() for n in lengths]
+
+
+def rewrite_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    config = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**config, **changes}), encoding="utf-8")

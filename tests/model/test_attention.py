@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from expert.model import attention as attention_file
+from expert.model.attention import (
+    IMPLEMENTATIONS,
+    AttentionKind,
+    KernelUnavailable,
+    attention_kwargs,
+    attention_works,
+    document_block_mask,
+    document_mask,
+    eager_attention,
+    next_attention,
+    register_attention,
+    sdpa_attention,
+)
+
+WORDS = 40
+SMALL: dict[str, Any] = {
+    "vocab_size": WORDS,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.5,  # wide enough for attention to matter
+}
+# Both compute their norms in float32 whatever they are given, which rounds at 6e-8; logits here
+# are below 50 and gradients of their sum of squares below 5000.
+LOGITS: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-4}
+GRADIENTS: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-2}
+ROWS = [[7, 5, 4], [3, 13]]  # lengths of the documents in every row
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    tokens: Tensor
+    positions: Tensor
+    boundaries: Tensor
+    whole_rows: bool = False
+    soft_mask: Tensor | None = None
+    targets: int = 0
+    real_tokens: int = 0
+    examples: int = 0
+
+    @property
+    def labels(self) -> Tensor:
+        return self.tokens
+
+    @property
+    def target_places(self) -> Tensor:
+        return self.tokens.flatten()
+
+
+def a_batch(rows: list[list[int]], *, seed: int = 0, whole_rows: bool = False) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor([length for row in rows for length in row])
+    ends = lengths.cumsum(0)
+    positions = torch.cat([torch.arange(int(length)) for length in lengths])
+    tokens = torch.randint(0, WORDS, positions.shape, generator=generator)
+    return Batch(
+        tokens=tokens.view(len(rows), -1).int(),
+        positions=positions.view(len(rows), -1).int(),
+        boundaries=torch.cat([torch.zeros(1), ends, ends[-1:]]).int(),
+        whole_rows=whole_rows,
+    )
+
+
+def a_model(family: str, **options: Any) -> nn.Module:
+    config = getattr(transformers, f"{family}Config")(**SMALL, **options)
+    torch.manual_seed(0)
+    register_attention()
+    model: nn.Module = getattr(transformers, f"{family}ForCausalLM")(config).double()
+    return model
+
+
+def logits_of(model: Any, kind: AttentionKind, batch: Batch) -> Tensor:
+    model.set_attn_implementation(IMPLEMENTATIONS[kind])
+    inputs = {"input_ids": batch.tokens, "position_ids": batch.positions, "use_cache": False}
+    logits: Tensor = model(**inputs, **attention_kwargs(kind, batch)).logits
+    return logits
+
+
+def gradients_of(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def documents_alone(model: Any, batch: Batch, implementation: str) -> list[Tensor]:
+    """Logits of every document by itself, through an implementation of transformers."""
+    model.set_attn_implementation(implementation)
+    flat, bounds = batch.tokens.flatten(), batch.boundaries.tolist()
+    pairs = [(a, b) for a, b in itertools.pairwise(bounds) if b > a]
+    return [model(input_ids=flat[None, a:b], use_cache=False).logits[0] for a, b in pairs]
+
+
+@pytest.mark.parametrize("family", ["Qwen3", "Llama"])
+@pytest.mark.parametrize("kind", ["eager", "sdpa"])
+def test_packed_rows_give_what_every_document_gives_alone(family, kind):
+    model, batch = a_model(family), a_batch(ROWS)
+    alone = torch.cat(documents_alone(model, batch, "eager"))
+    expected = gradients_of(model, alone.square().sum())
+    packed = logits_of(model, kind, batch).flatten(0, 1)
+    found = gradients_of(model, packed.square().sum())
+    torch.testing.assert_close(packed, alone, **LOGITS)
+    assert found.keys() == expected.keys()
+    for name, gradient in found.items():
+        torch.testing.assert_close(gradient, expected[name], **GRADIENTS, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "flex"])
+def test_kernels_agree_with_the_written_out_one(kind):
+    model, batch = a_model("Qwen3"), a_batch(ROWS)
+    with torch.no_grad():
+        one, other = logits_of(model, "eager", batch), logits_of(model, kind, batch)
+    torch.testing.assert_close(one, other, **LOGITS)
+
+
+@pytest.mark.parametrize("kind", ["eager", "sdpa", "flex"])
+def test_a_document_does_not_see_its_neighbours(kind):
+    """Bit by bit: the same shapes and masks, so the same sums over exact zeros."""
+    model, batch = a_model("Llama"), a_batch(ROWS)
+    tokens = batch.tokens.clone()
+    tokens[0, 7:12] = (tokens[0, 7:12] + 1) % WORDS
+    with torch.no_grad():
+        before = logits_of(model, kind, batch)
+        after = logits_of(model, kind, dataclasses.replace(batch, tokens=tokens))
+    assert (before[0, 7:12] != after[0, 7:12]).any(-1).all()
+    assert torch.equal(before[0, :7], after[0, :7])
+    assert torch.equal(before[0, 12:], after[0, 12:])
+    assert torch.equal(before[1], after[1])
+
+
+def test_whole_rows_need_no_mask():
+    model, rows = a_model("Qwen3"), [[16], [16]]
+    whole, masked = a_batch(rows, whole_rows=True), a_batch(rows)
+    assert attention_kwargs("sdpa", whole) == {"document_mask": None}
+    one, other = logits_of(model, "sdpa", whole), logits_of(model, "sdpa", masked)
+    torch.testing.assert_close(one, other, **LOGITS)
+
+
+@pytest.mark.parametrize("kind", ["eager", "sdpa", "flex"])
+def test_sliding_windows_are_those_of_transformers(kind):
+    model, batch = a_model("Mistral", sliding_window=4), a_batch(ROWS)
+    with torch.no_grad():
+        alone = torch.cat(documents_alone(model, batch, "eager"))
+        packed = logits_of(model, kind, batch).flatten(0, 1)
+        model.config.sliding_window = None  # type: ignore[union-attr]
+        unlimited = logits_of(model, kind, batch).flatten(0, 1)
+    torch.testing.assert_close(packed, alone, **LOGITS)
+    assert (packed - unlimited).abs().max() > 0.1  # the window is narrow enough to matter
+
+
+def test_a_window_is_kept_in_whole_rows_too():
+    model, rows = a_model("Mistral", sliding_window=4), [[16], [16]]
+    with torch.no_grad():
+        one = logits_of(model, "sdpa", a_batch(rows, whole_rows=True))
+        other = logits_of(model, "eager", a_batch(rows))
+    torch.testing.assert_close(one, other, **LOGITS)
+
+
+@pytest.mark.parametrize("kind", ["eager", "flex"])
+def test_capped_scores_are_those_of_transformers(kind):
+    """Gemma 2: caps, windows in every other layer, and a scale of its own."""
+    options = {"attn_logit_softcapping": 0.5, "sliding_window": 4, "query_pre_attn_scalar": 3}
+    model, batch = a_model("Gemma2", **options), a_batch(ROWS)
+    with torch.no_grad():
+        alone = torch.cat(documents_alone(model, batch, "eager"))
+        packed = logits_of(model, kind, batch).flatten(0, 1)
+    torch.testing.assert_close(packed, alone, **LOGITS)
+
+
+def test_heads_that_are_not_grouped_work_too():
+    register_attention()
+    config = transformers.GPT2Config(
+        vocab_size=WORDS, n_embd=16, n_layer=2, n_head=4, n_positions=16
+    )
+    model, batch = transformers.GPT2LMHeadModel(config).eval(), a_batch(ROWS)
+    with torch.no_grad():
+        alone = torch.cat(documents_alone(model, batch, "eager"))
+        for kind in ("eager", "sdpa"):
+            packed = logits_of(model, kind, batch).flatten(0, 1)
+            # float32 rounds at 6e-8; logits are below 1
+            torch.testing.assert_close(packed, alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["eager", "sdpa"])
+def test_attention_dropout_is_honoured_while_learning_only(kind):
+    model, batch = a_model("Llama", attention_dropout=0.5), a_batch(ROWS)
+    plain = logits_of(model.eval(), kind, batch)
+    assert torch.equal(plain, logits_of(model, kind, batch))
+    dropped = logits_of(model.train(), kind, batch)
+    assert (dropped - plain).abs().max() > 0.1
+
+
+def test_transformers_builds_no_mask_for_these_names(monkeypatch):
+    seen: list[Any] = []
+
+    def noted(module: Any, *args: Any, **options: Any) -> tuple[Tensor, None]:
+        seen.append(args[3])
+        return eager_attention(module, *args, **options)
+
+    model = a_model("Llama")
+    monkeypatch.setitem(attention_file._FUNCTIONS, "eager", noted)
+    register_attention()
+    logits_of(model, "eager", a_batch(ROWS))
+    monkeypatch.undo()
+    register_attention()
+    assert seen == [None, None]
+
+
+def test_transformers_takes_every_name():
+    model: Any = a_model("Llama")
+    for name in IMPLEMENTATIONS.values():
+        model.set_attn_implementation(name)
+        assert model.config._attn_implementation == name
+
+
+def test_the_block_mask_is_the_document_mask():
+    positions = a_batch(ROWS).positions
+    blocks, plain = document_block_mask(positions), document_mask(positions)
+    row, place = torch.arange(2)[:, None, None], torch.arange(16)
+    seen = blocks.mask_mod(row, None, place[:, None], place[None, :])
+    assert torch.equal(seen, plain[:, 0])
+    assert plain[0, 0, 8].tolist() == [False] * 7 + [True, True] + [False] * 7
+
+
+def three() -> list[Tensor]:
+    return [torch.randn(2, 2, 16, 8) for _ in range(3)]
+
+
+def run(
+    kind: AttentionKind, parts: list[Tensor], mask: Tensor | None = None, **options: Any
+) -> None:
+    known = attention_kwargs(kind, a_batch(ROWS))
+    attention_file._FUNCTIONS[kind](None, *parts, mask, **known, **options)
+
+
+def test_what_a_kernel_cannot_do_names_the_kernel_and_another():
+    cases: list[tuple[AttentionKind, dict[str, Any], str]] = [
+        ("sdpa", {"softcap": 5.0}, "'sdpa': cannot cap scores .*attention: eager"),
+        ("flash", {"softcap": 5.0}, "'flash': cannot cap .*attention: flex"),
+        ("flash", {"dropout": 0.1}, "'flash': .*attention_dropout.*: sdpa, or"),
+        ("flex", {"dropout": 0.1}, "'flex': .*attention_dropout.*: sdpa, or"),
+        ("flash", {}, "'flash': needs bf16 or fp16 on a CUDA card, not .* on cpu"),
+        ("sdpa", {"s_aux": torch.ones(2)}, "'sdpa': attention sinks"),
+        ("eager", {"position_bias": torch.ones(2)}, "'eager': a position bias"),
+    ]
+    for kind, options, text in cases:
+        with pytest.raises(KernelUnavailable, match=text):
+            run(kind, three(), **options)
+    with pytest.raises(KernelUnavailable, match="'eager': the model makes an attention mask"):
+        run("eager", three(), mask=torch.ones(1))
+    with pytest.raises(KernelUnavailable, match="'flex': cannot learn on a CPU"):
+        run("flex", [each.requires_grad_() for each in three()])
+
+
+def test_old_versions_of_varlen_attention_are_told_in_their_words(monkeypatch):
+    def takes(*names: str) -> None:
+        monkeypatch.setattr(attention_file, "_VARLEN_TAKES", frozenset(names))
+
+    takes("window_size", "enable_gqa")  # torch 2.12 and newer
+    assert attention_file._varlen_options(3) == {"window_size": (3, 0), "enable_gqa": True}
+    takes("window_size")  # torch 2.11
+    assert attention_file._varlen_options(-1) == {"window_size": (-1, 0)}
+    takes("is_causal")  # torch 2.10
+    assert attention_file._varlen_options(-1) == {"is_causal": True}
+    with pytest.raises(KernelUnavailable, match="has no sliding window here"):
+        attention_file._varlen_options(3)
+    monkeypatch.setattr(attention_file, "_VARLEN_ATTN", None)
+    with pytest.raises(KernelUnavailable, match=r"needs torch 2\.10 or newer"):
+        attention_file._varlen_options(-1)
+
+
+def test_the_next_kernel_is_the_next_slower_one():
+    kind: AttentionKind | None = "flash"
+    order = []
+    while kind is not None:
+        order.append(kind)
+        kind = next_attention(kind)
+    assert order == ["flash", "flex", "sdpa", "eager"]
+
+
+def test_the_probe_says_why_a_kernel_cannot_be_used(monkeypatch):
+    sizes = (torch.device("cpu"), torch.float32, 8, 4, 2)
+    assert attention_works("eager", *sizes) == ""
+    assert attention_works("sdpa", *sizes) == ""
+    assert attention_works("flash", *sizes).startswith("KernelUnavailable: attention 'flash'")
+
+    def unmasked(*args: Any, **options: Any) -> tuple[Tensor, None]:
+        return sdpa_attention(*args, **{**options, "document_mask": None})
+
+    monkeypatch.setitem(attention_file._FUNCTIONS, "sdpa", unmasked)
+    why = attention_works("sdpa", *sizes)
+    assert why.startswith("output is off by")
+    assert "0.004 is allowed" in why
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+@pytest.mark.parametrize("kind", ["eager", "sdpa", "flash", "flex"])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 64), (16, 8, 128), (14, 2, 64)])
+def test_every_kernel_works_on_the_card(kind, heads, kv_heads, head_dim):
+    device = torch.device("cuda")
+    assert attention_works(kind, device, torch.bfloat16, head_dim, heads, kv_heads) == ""
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+@pytest.mark.parametrize("kind", ["flash", "flex"])
+@pytest.mark.parametrize("window", [None, 4])
+def test_packed_rows_on_the_card_give_what_written_out_attention_gives(kind, window):
+    sizes = {**SMALL, "head_dim": 16, "initializer_range": 0.1, "sliding_window": window}
+    register_attention()
+    torch.manual_seed(0)
+    model: Any = transformers.MistralForCausalLM(transformers.MistralConfig(**sizes))
+    model = model.to("cuda", torch.bfloat16)
+    cpu = a_batch(ROWS)
+    parts = {name: getattr(cpu, name).cuda() for name in ("tokens", "positions", "boundaries")}
+    batch = dataclasses.replace(cpu, **parts)
+    one, other = logits_of(model, "eager", batch), logits_of(model, kind, batch)
+    # bf16 rounds at 2^-9 in every one of some ten steps of two layers.
+    assert (one - other).norm() < 0.03 * one.norm()
+    left = gradients_of(model, one.float().square().sum())
+    right = gradients_of(model, other.float().square().sum())
+    for name, gradient in left.items():
+        assert (gradient - right[name]).norm() < 0.1 * gradient.norm(), name

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from expert.model.attention import IMPLEMENTATIONS, attention_kwargs
+from expert.model.blocks import CompileWatch, compile_blocks, find_blocks, recompute
+from tests.model.test_attention import SMALL, WORDS, a_batch, a_model, logits_of
+
+# torch's own tracing looks at .grad of every input, and is warned by torch.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+
+# Layouts of documents in two rows of sixteen places.
+LAYOUTS = [[[7, 5, 4], [3, 13]], [[16], [1, 15]], [[2, 2, 12], [8, 8]]]
+
+
+def with_lora(model: Any, dropout: float = 0.0) -> nn.Module:
+    config = peft.LoraConfig(r=2, lora_dropout=dropout, target_modules=["q_proj", "down_proj"])
+    adapted: nn.Module = peft.get_peft_model(model, config)
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:  # zero at first: nothing would depend on the other factor
+            nn.init.normal_(parameter)
+    return adapted
+
+
+def forward(model: Any, layout: int = 0, seed: int = 0) -> Tensor:
+    """Logits of a batch of changing content and constant shape."""
+    torch.manual_seed(seed)
+    batch = a_batch(LAYOUTS[layout], seed=seed)
+    inputs = {"input_ids": batch.tokens, "position_ids": batch.positions, "use_cache": False}
+    logits: Tensor = model(**inputs, **attention_kwargs("sdpa", batch)).logits
+    return logits
+
+
+def gradients(model: nn.Module, seed: int = 0) -> list[Tensor]:
+    model.zero_grad()
+    forward(model, seed=seed).square().sum().backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def a_trained_model(*, lora: bool = False, dropout: float = 0.0) -> nn.Module:
+    model: Any = a_model("Qwen3", attention_dropout=dropout)
+    model.set_attn_implementation(IMPLEMENTATIONS["sdpa"])
+    return (with_lora(model, dropout) if lora else model).train()
+
+
+def counted(model: nn.Module) -> list[int]:
+    """Counts how often the MLP of every block runs from now on."""
+    runs = [0 for _ in find_blocks(model)]
+    for index, block in enumerate(find_blocks(model)):
+
+        def note(*args: Any, index: int = index) -> None:
+            runs[index] += 1
+
+        block.mlp.register_forward_pre_hook(note)  # type: ignore[union-attr]
+    return runs
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen3", "Mistral", "Gemma2"])
+def test_the_blocks_of_known_families_are_found(family):
+    model: Any = a_model(family)
+    assert find_blocks(model) == list(model.model.layers)
+    assert find_blocks(with_lora(model)) == list(model.model.layers)
+
+
+def test_the_blocks_of_gpt2_are_found():
+    config = transformers.GPT2Config(vocab_size=WORDS, n_embd=16, n_layer=3, n_head=4)
+    model = transformers.GPT2LMHeadModel(config)
+    assert find_blocks(model) == list(model.transformer.h)
+
+
+def test_experts_inside_blocks_are_not_taken_for_blocks():
+    def block() -> nn.Module:
+        return nn.Sequential(nn.ModuleList(nn.Linear(2, 2) for _ in range(8)))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mixed = nn.ModuleList([nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)])
+            self.short = nn.ModuleList([nn.Linear(2, 2)])
+            self.blocks = nn.ModuleList([block(), block()])
+
+    model = Model()
+    assert find_blocks(model) == list(model.blocks)
+    assert find_blocks(nn.Linear(2, 2)) == []
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("count", [1, 2])
+def test_recomputed_gradients_are_the_plain_ones_bit_by_bit(lora, dropout, count):
+    model = a_trained_model(lora=lora, dropout=dropout)
+    plain = gradients(model)
+    runs = counted(model)
+    recompute(find_blocks(model), count)
+    again = gradients(model)
+    assert runs == [2 if index < count else 1 for index in range(2)]
+    assert len(plain) == len(again) > 0
+    assert all(torch.equal(one, other) for one, other in zip(plain, again, strict=True))
+    if dropout:
+        other_noise = gradients(model, seed=1)
+        assert not all(torch.equal(a, b) for a, b in zip(again, other_noise, strict=True))
+
+
+def test_evaluation_does_not_recompute():
+    model = a_trained_model()
+    recompute(find_blocks(model), 2)
+    with torch.no_grad():
+        runs = counted(model)
+        forward(model)
+    assert runs == [1, 1]
+
+
+def test_names_and_values_of_parameters_stay_the_same():
+    model = a_trained_model(lora=True)
+    before = copy.deepcopy(model.state_dict())
+    modules = [name for name, _ in model.named_modules()]
+    recompute(find_blocks(model), 1)
+    compile_blocks(find_blocks(model), backend="eager")
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert [name for name, _ in model.named_modules()] == modules
+
+
+def test_both_can_be_undone_in_any_order():
+    for first in (0, 1):
+        model = a_trained_model()
+        blocks = find_blocks(model)
+        undo = [recompute(blocks, 1), compile_blocks(blocks, backend="eager")]
+        undo[first]()
+        assert "forward" in blocks[0].__dict__
+        assert ("forward" in blocks[1].__dict__) == (first == 0)  # the second is compiled only
+        undo[1 - first]()
+        assert not any("forward" in block.__dict__ for block in blocks)
+        undo[first]()  # a second time does nothing
+        runs = counted(model)
+        gradients(model)
+        assert runs == [1, 1]
+
+
+def test_a_forward_that_someone_else_replaced_is_put_back():
+    block = nn.Linear(2, 2)
+    own = block.forward
+    block.forward = lambda x: own(x) + 1  # type: ignore[method-assign,assignment]
+    replaced, one = block.forward, torch.ones(1, 2)
+    expected = block(one)
+    undo = recompute([block], 1)
+    assert torch.equal(block(one), expected)
+    undo()
+    assert block.forward is replaced
+
+
+@pytest.mark.parametrize(("backend", "lora"), [("eager", True), ("aot_eager", False)])
+def test_compiled_blocks_give_equal_outputs_and_compile_once(backend, lora):
+    torch._dynamo.reset()
+    model = a_trained_model(lora=lora)
+    plain = [gradients(model, seed) for seed in range(3)]
+    logits = [forward(model, layout) for layout in range(3)]
+    recompute(find_blocks(model), 1)
+    watch = CompileWatch()
+    compile_blocks(find_blocks(model), backend=backend, fullgraph=True)
+    compiled = [gradients(model, 0)]
+    # One graph for all blocks; with an adapter the first has an input that needs no gradient.
+    assert watch.recompiles() == (2 if lora else 1)
+    watch.mark()
+    compiled += [gradients(model, seed) for seed in (1, 2)]
+    again = [forward(model, layout) for layout in range(3)]
+    assert watch.recompiles() == 0
+    # The same operations in float64; only their fusion could round differently.
+    for one, other in zip(logits, again, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    for seed in range(3):
+        for one, other in zip(plain[seed], compiled[seed], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_a_changed_shape_counts_as_a_recompile():
+    torch._dynamo.reset()
+    model = a_trained_model()
+    watch = CompileWatch()
+    compile_blocks(find_blocks(model), backend="eager")
+    forward(model)
+    watch.mark()
+    logits_of(model, "sdpa", a_batch([[4, 4], [8]]))
+    assert watch.recompiles() == 1
+
+
+def test_compiled_recomputation_draws_the_same_dropout():
+    torch._dynamo.reset()
+    model = a_trained_model(lora=True, dropout=0.3)
+    compile_blocks(find_blocks(model), backend="eager")
+    kept = gradients(model)
+    recompute(find_blocks(model), 2)
+    recomputed = gradients(model)
+    assert all(torch.equal(one, other) for one, other in zip(kept, recomputed, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+@pytest.mark.parametrize("kind", ["sdpa", "flash", "flex"])
+def test_compiled_and_recomputed_blocks_on_the_card_stay_compiled(kind):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(**{**SMALL, "head_dim": 16, "num_hidden_layers": 4})
+    model: Any = transformers.Qwen3ForCausalLM(config)
+    model.set_attn_implementation(IMPLEMENTATIONS[kind])
+    model = with_lora(model, dropout=0.1).to("cuda", torch.bfloat16).train()
+    recompute(find_blocks(model), 2)
+    compile_blocks(find_blocks(model), fullgraph=True)
+
+    def step(layout: int) -> float:
+        cpu = a_batch([row * 8 for row in LAYOUTS[layout]], seed=layout)
+        documents = cpu.boundaries[-1].repeat(65)
+        documents[: len(cpu.boundaries)] = cpu.boundaries
+        batch: Any = type(cpu)(
+            tokens=cpu.tokens.cuda(), positions=cpu.positions.cuda(), boundaries=documents.cuda()
+        )
+        loss = logits_of(model, kind, batch).float().square().mean()
+        loss.backward()
+        return loss.item()
+
+    step(0)
+    watch = CompileWatch()
+    losses = [step(layout) for layout in (1, 2, 0)]
+    assert watch.recompiles() == 0
+    assert all(loss == loss for loss in losses)

@@ -1,0 +1,227 @@
+"""The built-in character model."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from expert.manifest.schema import CharGptShape
+from expert.model.attention import document_mask
+from expert.model.chargpt import CharGpt, load_char_gpt, sampled, save_char_gpt
+from expert.model.errors import ModelError
+from expert.model.load import load_model
+from expert.model.saving import save_trained
+from tests.model.models import adapter_plan, char_plan, documents, kernel_plan, make_batch
+
+SIZE = CharGptShape(layers=2, heads=2, width=8, block_size=12)
+# Float32 keeps 24 bits; sums of a few hundred terms in another order differ by tens of roundings.
+FLOAT_ERROR = 100 * 2**-24
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz "
+
+
+def norm(x: Tensor, weight: Tensor) -> Tensor:
+    spread = ((x - x.mean(-1, keepdim=True)) ** 2).mean(-1, keepdim=True)
+    return (x - x.mean(-1, keepdim=True)) / (spread + 1e-5).sqrt() * weight
+
+
+def obvious_logits(model: CharGpt, tokens: list[int]) -> Tensor:
+    """One document, one head and one place at a time."""
+    weights = dict(model.named_parameters())
+    x = weights["embedding.weight"][tokens] + weights["positions.weight"][: len(tokens)]
+    size = model.size.width // model.size.heads
+    for index in range(model.size.layers):
+        own = {k.split(".", 2)[2]: v for k, v in weights.items() if k.startswith(f"blocks.{index}")}
+        query, key, value = (norm(x, own["attention_norm.weight"]) @ own["qkv.weight"].T).chunk(
+            3, -1
+        )
+        mixed = torch.zeros_like(x)
+        for head in range(model.size.heads):
+            part = slice(head * size, (head + 1) * size)
+            for place in range(len(tokens)):
+                scores = key[: place + 1, part] @ query[place, part] / math.sqrt(size)
+                mixed[place, part] = scores.softmax(0) @ value[: place + 1, part]
+        x = x + mixed @ own["attention_out.weight"].T
+        inner = F.gelu(norm(x, own["mlp_norm.weight"]) @ own["mlp_in.weight"].T)
+        x = x + inner @ own["mlp_out.weight"].T
+    return norm(x, weights["norm.weight"]) @ weights["embedding.weight"].T
+
+
+def rough(model: CharGpt) -> CharGpt:
+    """The model with weights large enough for attention to matter."""
+    generator = torch.Generator().manual_seed(7)
+    for parameter in model.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator) * 0.5
+    return model
+
+
+def test_logits_equal_a_slow_and_obvious_reckoning():
+    model = rough(CharGpt(SIZE, 11))
+    tokens = documents(9, vocabulary=11)[0]
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model(torch.tensor([tokens]))[0],
+            obvious_logits(model, tokens),
+            rtol=FLOAT_ERROR,
+            atol=FLOAT_ERROR * 10,
+        )
+
+
+def test_packed_documents_see_themselves_alone():
+    model = rough(CharGpt(SIZE, 11))
+    first, second, third = documents(5, 4, 7, vocabulary=11)
+    batch = make_batch([[first, second], [third]], length=10)
+    mask = document_mask(batch.positions)
+    with torch.no_grad():
+        packed = model(batch.tokens, batch.positions, mask)
+        for found, document in [
+            (packed[0, :5], first),
+            (packed[0, 5:9], second),
+            (packed[1, :7], third),
+        ]:
+            alone = model(torch.tensor([document]))[0]
+            torch.testing.assert_close(found, alone, rtol=FLOAT_ERROR, atol=FLOAT_ERROR * 10)
+
+
+def test_the_first_weights_depend_on_the_seed_alone():
+    torch.manual_seed(1)
+    one = CharGpt(SIZE, 11, seed=3)
+    after = torch.rand(1)
+    torch.manual_seed(1)
+    assert torch.equal(torch.rand(1), after)
+    torch.manual_seed(2)
+    other = CharGpt(SIZE, 11, seed=3)
+    same = zip(one.parameters(), other.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in same)
+    assert not torch.equal(one.head(), CharGpt(SIZE, 11, seed=4).head())
+
+
+def test_projections_into_the_residual_stream_start_smaller():
+    model = CharGpt(CharGptShape(layers=8, heads=2, width=64, block_size=8), 64)
+    weights = dict(model.named_parameters())
+    inner = torch.cat([weights[f"blocks.{i}.mlp_in.weight"].flatten() for i in range(8)])
+    into = torch.cat([weights[f"blocks.{i}.mlp_out.weight"].flatten() for i in range(8)])
+    # 131,072 draws know their spread to 1 / sqrt(2 * 131072) = 0.2 %; five times that is asked.
+    assert inner.std().item() == pytest.approx(0.02, rel=0.01)
+    assert into.std().item() == pytest.approx(0.02 / 4, rel=0.01)
+
+
+def test_the_head_is_the_embedding():
+    model = CharGpt(SIZE, 11)
+    assert model.head() is model.embedding.weight
+    assert sum(p.numel() for p in model.parameters()) == 11 * 8 + 12 * 8 + 2 * (12 * 64 + 16) + 8
+
+
+def test_the_loss_falls_on_a_small_text():
+    text = "the cat sat on the mat and the rat sat on the cat " * 2
+    tokens = [CHARACTERS.index(character) for character in text]
+    plan = char_plan(layers=2, heads=2, width=32, block_size=32)
+    loaded = load_model(
+        plan, adapter_plan("full"), kernel_plan(), vocabulary=CHARACTERS, device="cpu", seed=0
+    )
+    batch = make_batch([[tokens[start : start + 32]] for start in range(0, 64, 16)])
+    optimizer = torch.optim.AdamW([p for _, p in loaded.trainable], lr=1e-2)
+    losses = []
+    for _ in range(20):
+        loss = loaded.loss_sum(batch) / batch.targets
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[0] == pytest.approx(math.log(len(CHARACTERS)), abs=0.2)  # knows nothing yet
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_packed_loss_equals_the_loss_of_documents_alone():
+    loaded = load_model(
+        char_plan(layers=2, heads=2, width=16, block_size=16),
+        adapter_plan("full"),
+        kernel_plan(),
+        vocabulary=30,
+        device="cpu",
+        seed=0,
+    )
+    found = documents(6, 9, 12, vocabulary=30)
+    packed = loaded.loss_sum(make_batch([found[:2], found[2:]], length=16))
+    alone = sum(loaded.loss_sum(make_batch([[document]])) for document in found)
+    torch.testing.assert_close(packed, alone, rtol=FLOAT_ERROR, atol=0)
+
+
+def test_dropout_acts_in_training_alone():
+    model = CharGpt(SIZE.model_copy(update={"dropout": 0.5}), 11)
+    tokens = torch.tensor(documents(6, vocabulary=11))
+    assert not torch.equal(model(tokens), model(tokens))
+    model.eval()
+    assert torch.equal(model(tokens), model(tokens))
+
+
+def test_generation_repeats_with_its_generator_and_sees_the_last_block():
+    model = rough(CharGpt(SIZE, 11))
+    start = torch.tensor(documents(10, vocabulary=11), dtype=torch.int32)
+    runs = [
+        model.generate(start, 6, generator=torch.Generator().manual_seed(seed))
+        for seed in (0, 0, 1)
+    ]
+    assert runs[0].shape == (1, 16)
+    assert runs[0].dtype == torch.int32
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+    assert model.training
+    greedy = model.generate(start, 1, temperature=0)
+    assert greedy[0, -1] == model(start)[0, -1].argmax()
+
+
+def test_top_k_draws_from_the_likeliest_alone():
+    logits = torch.tensor([[3.0, 0.0, 2.9, 1.0]]).repeat(200, 1)
+    drawn = sampled(logits, 1.0, 2, torch.Generator().manual_seed(0))
+    assert set(drawn.flatten().tolist()) == {0, 2}
+
+
+def test_a_saved_model_comes_back(tmp_path: Path):
+    loaded = load_model(
+        char_plan(layers=1, heads=2, width=8, block_size=8, dropout=0.25),
+        adapter_plan("full"),
+        kernel_plan(),
+        vocabulary="cab",
+        device="cpu",
+        seed=5,
+    )
+    save_trained(loaded, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config == {
+        "model_type": "char-gpt",
+        "layers": 1,
+        "heads": 2,
+        "width": 8,
+        "block_size": 8,
+        "dropout": 0.25,
+        "vocabulary": 3,
+    }
+    vocabulary = json.loads((tmp_path / "vocabulary.json").read_text())
+    assert vocabulary == {"type": "characters", "characters": "cab"}
+    model, characters = load_char_gpt(tmp_path)
+    assert characters == "cab"
+    assert model.size == CharGptShape(**{k: config[k] for k in CharGptShape.model_fields})
+    for name, parameter in loaded.trainable:
+        assert torch.equal(model.get_parameter(name), parameter)
+
+
+def test_a_row_longer_than_the_block_is_refused():
+    with pytest.raises(ModelError) as caught:
+        CharGpt(SIZE, 11)(torch.zeros(1, 13, dtype=torch.int32))
+    assert str(caught.value) == (
+        "char-gpt: a row of 13 characters is longer than block_size 12  "
+        "(raise architecture.block_size or cut the rows)"
+    )
+
+
+def test_a_torn_model_file_is_refused(tmp_path: Path):
+    save_char_gpt(CharGpt(SIZE, 3), tmp_path, None)
+    (tmp_path / "model.safetensors").write_bytes(b"torn")
+    with pytest.raises(ModelError, match=r"no readable character model: .*train it anew"):
+        load_char_gpt(tmp_path)

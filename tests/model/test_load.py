@@ -1,0 +1,375 @@
+"""Models of the plan: what they compute, what they train, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from expert.model.base_folder import built_in_folder, model_folder
+from expert.model.errors import ModelError
+from expert.model.load import LoadedModel, load_model
+from expert.model.saving import save_trained
+from tests.model.models import (
+    adapter_plan,
+    char_plan,
+    documents,
+    kernel_plan,
+    make_batch,
+    model_plan,
+    rewrite_config,
+    tiny_model,
+)
+
+# Float32 keeps 24 bits; packed rows and single documents sum in other orders: some roundings.
+FLOAT_ERROR = 100 * 2**-24
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("qwen3"))
+
+
+def load(folder: Path, kind: str = "lora", **kernels: Any) -> LoadedModel:
+    return load_model(
+        model_plan(folder),
+        adapter_plan(kind),
+        kernel_plan(**kernels),
+        vocabulary=None,
+        device="cpu",
+        seed=0,
+    )
+
+
+def refusal(call: Any) -> str:
+    with pytest.raises(ModelError) as caught:
+        call()
+    return str(caught.value)
+
+
+def other_model(folder: Path, family: str) -> Path:
+    """Families that do something of their own between hidden states and logits."""
+    import transformers
+
+    sizes: dict[str, Any] = {
+        "vocab_size": 400,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    configs: dict[str, Any] = {
+        "gemma2": lambda: transformers.Gemma2Config(
+            **sizes, head_dim=8, final_logit_softcapping=2.0, initializer_range=0.3
+        ),
+        "granite": lambda: transformers.GraniteConfig(
+            **sizes, logits_scaling=3.0, initializer_range=0.3
+        ),
+        "cohere": lambda: transformers.CohereConfig(
+            **sizes, logit_scale=0.25, initializer_range=0.3
+        ),
+        "phi": lambda: transformers.PhiConfig(
+            **{**sizes, "num_key_value_heads": 4}, initializer_range=0.3
+        ),
+    }
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(configs[family]())
+    if family == "phi":
+        torch.nn.init.normal_(model.lm_head.bias)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gpt2", "gemma2", "granite", "cohere", "phi"])
+def test_packed_loss_equals_that_of_transformers_on_documents_alone(family: str, tmp_path: Path):
+    from transformers import AutoModelForCausalLM
+
+    own = family in ("qwen3", "llama", "gpt2")
+    folder = tiny_model(tmp_path, family) if own else other_model(tmp_path, family)
+    loaded = load(folder, "none", attention="eager")
+    found = documents(9, 6, 12)
+    batch = make_batch([found[:2], found[2:]], length=16)
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    expected, correct = 0.0, 0
+    with torch.no_grad():
+        for document in found:
+            ids = torch.tensor([document])
+            output = plain(input_ids=ids, labels=ids)
+            expected += output.loss.item() * (len(document) - 1)
+            correct += int((output.logits[0, :-1].argmax(-1) == ids[0, 1:]).sum())
+        loss, hits = loaded.evaluate(batch)
+        assert loss.item() == pytest.approx(expected, rel=FLOAT_ERROR)
+        assert hits.item() == correct
+        whole = LoadedModel(**{**vars(loaded), "kernels": kernel_plan(fused_loss=False)})
+        assert loaded.loss_sum(batch).item() == pytest.approx(expected, rel=FLOAT_ERROR)
+        assert whole.loss_sum(batch).item() == pytest.approx(expected, rel=FLOAT_ERROR)
+
+
+def test_evaluation_is_without_dropout_and_leaves_the_mode_as_it_was(qwen: Path):
+    loaded = load_model(
+        model_plan(qwen),
+        adapter_plan(dropout=0.5),
+        kernel_plan(),
+        vocabulary=None,
+        device="cpu",
+        seed=0,
+    )
+    with torch.no_grad():
+        for _, parameter in loaded.trainable:
+            parameter.fill_(0.05)
+    batch = make_batch([documents(10)])
+    assert loaded.module.training
+    assert loaded.loss_sum(batch).item() != loaded.loss_sum(batch).item()
+    first, second = loaded.evaluate(batch)[0], loaded.evaluate(batch)[0]
+    assert first.item() == second.item()
+    assert loaded.module.training
+    loaded.module.eval()
+    loaded.evaluate(batch)
+    assert not loaded.module.training
+
+
+def test_hidden_states_come_flat_and_in_order(qwen: Path):
+    loaded = load(qwen)
+    batch = make_batch([documents(10), documents(7, seed=1)])
+    hidden = loaded.hidden(batch)
+    assert hidden.shape == (20, 64)
+    alone = loaded.hidden(make_batch([documents(7, seed=1)]))
+    torch.testing.assert_close(hidden[10:17], alone, rtol=1e-4, atol=FLOAT_ERROR * 10)
+    assert loaded.head().shape == (400, 64)
+    assert [type(block).__name__ for block in loaded.blocks] == ["Qwen3DecoderLayer"] * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision", "dtype"),
+    [
+        ("lora", "bf16", torch.bfloat16),
+        ("lora", "fp16", torch.float16),
+        ("lora", "fp32", torch.float32),
+        ("full", "bf16", torch.float32),
+    ],
+)
+def test_bases_of_adapters_have_the_precision_and_full_training_keeps_float32(
+    qwen: Path, kind: str, precision: str, dtype: torch.dtype
+):
+    loaded = load(qwen, kind, precision=precision)
+    assert {parameter.dtype for parameter in loaded.module.parameters()} == {dtype}
+
+
+def test_tied_weights_are_trained_once(qwen: Path):
+    names = [name for name, _ in load(qwen, "full").trainable]
+    assert len(names) == len(set(names))
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
+
+
+def test_pickled_weights_are_refused(tmp_path: Path):
+    folder = tiny_model(tmp_path)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert refusal(lambda: load(folder)) == (
+        f"{folder}: its weights are pickled (pytorch_model.bin), which can hide a program  "
+        "(convert them to model.safetensors, or name a model that has it)"
+    )
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path):
+    folder = tiny_model(tmp_path)
+    (folder / "model.safetensors").unlink()
+    assert "there are no weights in it" in refusal(lambda: load(folder))
+
+
+@pytest.mark.parametrize(("text", "what"), [("{", "no readable config"), ("[]", "not an object")])
+def test_an_unreadable_config_is_refused(tmp_path: Path, text: str, what: str):
+    (tmp_path / "config.json").write_text(text)
+    found = refusal(lambda: load(tmp_path))
+    assert found.startswith(f"{tmp_path}: ")
+    assert what in found
+    assert "name the folder of a transformers model, or a hub id" in found
+
+
+def test_a_missing_folder_is_refused(tmp_path: Path):
+    assert "no readable config.json" in refusal(lambda: load(tmp_path / "gone"))
+
+
+def test_torn_weights_are_refused(tmp_path: Path):
+    folder = tiny_model(tmp_path)
+    (folder / "model.safetensors").write_bytes(b"\x10\x00")
+    assert "it could not be loaded: " in refusal(lambda: load(folder))
+
+
+def test_missing_weights_are_refused(tmp_path: Path):
+    from safetensors.torch import load_file, save_file
+
+    folder = tiny_model(tmp_path)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert refusal(lambda: load(folder)) == (
+        f"{folder}: 1 weights are missing in its files: model.layers.1.mlp.up_proj.weight  "
+        "(fetch the model again; the folder is not whole)"
+    )
+
+
+def test_an_unknown_architecture_is_refused(tmp_path: Path):
+    folder = tiny_model(tmp_path)
+    rewrite_config(folder, model_type="nobody-knows")
+    assert "model_type is one transformers knows" in refusal(lambda: load(folder))
+
+
+def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path: Path):
+    from transformers import BloomConfig, BloomForCausalLM
+
+    BloomForCausalLM(
+        BloomConfig(vocab_size=50, n_layer=1, hidden_size=8, n_head=2)
+    ).save_pretrained(tmp_path)
+    assert refusal(lambda: load(tmp_path, "none")) == (
+        f"{tmp_path}: BloomForCausalLM mixes places by an attention of its own, which cannot keep "
+        "documents apart  (use a model of plain attention layers)"
+    )
+
+
+def test_a_model_that_mixes_places_by_other_layers_is_refused(tmp_path: Path):
+    from transformers import Lfm2Config, Lfm2ForCausalLM
+
+    config = Lfm2Config(
+        hidden_size=16,
+        intermediate_size=16,
+        vocab_size=50,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        layer_types=["conv", "full_attention"],
+    )
+    Lfm2ForCausalLM(config).save_pretrained(tmp_path)
+    text = refusal(lambda: load(tmp_path, "none"))
+    assert "Lfm2ForCausalLM mixes places by conv, which cannot keep documents apart" in text
+
+
+FOREIGN = {"AutoModelForCausalLM": "modeling_evil.Evil", "AutoConfig": "modeling_evil.EvilConfig"}
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """A model that brings a program, which leaves a trace when it runs."""
+    folder = tiny_model(tmp_path / "model")
+    rewrite_config(folder, model_type="evil", auto_map=FOREIGN)
+    (folder / "modeling_evil.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w').write('ran')")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("revision", "allowed"), [(None, False), (None, True), ("main", True), (COMMIT, False)]
+)
+def test_a_model_with_a_program_of_its_own_is_refused(
+    foreign: Path, revision: str | None, allowed: bool
+):
+    plan = model_plan(foreign, revision=revision)
+    text = refusal(
+        lambda: load_model(
+            plan,
+            adapter_plan(),
+            kernel_plan(),
+            vocabulary=None,
+            device="cpu",
+            seed=0,
+            allow_remote_code=allowed,
+        )
+    )
+    assert text == (
+        f"{foreign}: its config.json (auto_map) asks to run a program that comes with the model  "
+        "(pin a commit you have read as revision and allow remote code, or use another model)"
+    )
+    assert not (foreign.parent / "trace").exists()
+
+
+def test_a_pinned_and_allowed_program_passes_the_gate(foreign: Path):
+    plan = model_plan(foreign, revision=COMMIT)
+    assert model_folder(plan, allow_remote_code=True) == foreign
+
+
+def test_a_model_that_transformers_knows_is_built_by_its_own_classes(tmp_path: Path):
+    folder = tiny_model(tmp_path / "model")
+    rewrite_config(folder, auto_map=FOREIGN)
+    (folder / "modeling_evil.py").write_text(f"open({str(tmp_path / 'trace')!r}, 'w').write('ran')")
+    loaded = load_model(
+        model_plan(folder),
+        adapter_plan(),
+        kernel_plan(),
+        vocabulary=None,
+        device="cpu",
+        seed=0,
+        allow_remote_code=True,
+    )
+    assert type(loaded.causal_lm).__name__ == "Qwen3ForCausalLM"
+    assert not (tmp_path / "trace").exists()
+
+
+def test_weights_that_are_quantised_already_are_refused(tmp_path: Path):
+    folder = tiny_model(tmp_path)
+    rewrite_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    assert refusal(lambda: load(folder)) == (
+        f"{folder}: its weights are quantised already (gptq)  "
+        "(name the model they were made from, and quantization)"
+    )
+
+
+def test_a_model_that_cannot_be_fetched_is_refused(monkeypatch: pytest.MonkeyPatch):
+    import huggingface_hub.errors
+
+    def offline(*args: Any, **options: Any) -> str:
+        assert not any("bin" in pattern for pattern in options["allow_patterns"])
+        raise huggingface_hub.errors.LocalEntryNotFoundError("no network\nand more")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    plan = model_plan("nobody/nothing", place="hub")
+    assert refusal(lambda: model_folder(plan)) == (
+        "nobody/nothing: it is not on this machine and could not be fetched: no network  "
+        "(check the name and the network, or put its folder into models/)"
+    )
+
+
+def test_a_fetched_model_is_loaded_from_the_cache(qwen: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **o: str(qwen))
+    assert model_folder(model_plan("somebody/qwen", place="hub")) == qwen
+
+
+def test_an_unknown_built_in_model_is_refused():
+    plan = model_plan("huge", place="built-in")
+    assert "huge does not come with this version" in refusal(lambda: model_folder(plan))
+    assert built_in_folder("char-gpt") is None
+
+
+def test_the_character_model_is_trained_whole():
+    text = refusal(
+        lambda: load_model(
+            char_plan(), adapter_plan(), kernel_plan(), vocabulary=9, device="cpu", seed=0
+        )
+    )
+    assert "write adapter_type: full" in text
+
+
+def test_a_saved_character_model_is_a_base(tmp_path: Path):
+    size = {"layers": 1, "heads": 2, "width": 8, "block_size": 8}
+    full = adapter_plan("full")
+    options: dict[str, Any] = {"device": "cpu", "seed": 3}
+    first = load_model(char_plan(**size), full, kernel_plan(), vocabulary="abc", **options)
+    save_trained(first, tmp_path)
+    again = load_model(model_plan(tmp_path), full, kernel_plan(), vocabulary=None, **options)
+    assert again.characters == "abc"
+    batch = make_batch([[[0, 1, 2, 1]]])
+    assert torch.equal(first.loss_sum(batch), again.loss_sum(batch))
+
+
+def test_the_config_names_our_attention(qwen: Path):
+    config = load(qwen).causal_lm.config
+    assert config._attn_implementation == "expert_sdpa"
+    assert config.use_cache is False
+    assert json.loads((qwen / "config.json").read_text())["model_type"] == "qwen3"

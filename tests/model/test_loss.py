@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from expert.model import loss as loss_file
+from expert.model.loss import Kernel, default_chunk, evaluated, kernel_for, summed_loss
+
+WORDS, WIDTH = 23, 7
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    hidden: Tensor
+    head: Tensor
+    labels: Tensor
+    target_places: Tensor
+    targets: int
+
+    def loss(self, **options: Any) -> Tensor:
+        places = (self.labels, self.target_places, self.targets)
+        return summed_loss(self.hidden, self.head, *places, **options)
+
+
+def a_case(learnt: list[bool], *, dtype: torch.dtype = torch.float64, **sizes: int) -> Case:
+    """Places of which some are learnt; the last one never is, as in every batch."""
+    words, width = sizes.get("words", WORDS), sizes.get("width", WIDTH)
+    generator = torch.Generator().manual_seed(len(learnt))
+    learnt = [*learnt[:-1], False]
+    places = [place for place, yes in enumerate(learnt) if yes]
+    labels = torch.full((len(learnt),), -100, dtype=torch.int32)
+    drawn = torch.randint(0, words, (len(places),), generator=generator)
+    labels[places] = drawn.to(torch.int32)
+    filled = places + [len(learnt) - 1] * (len(learnt) - len(places))
+    return Case(
+        hidden=torch.randn(len(learnt), width, generator=generator).to(dtype).requires_grad_(),
+        head=torch.randn(words, width, generator=generator).to(dtype).requires_grad_(),
+        labels=labels,
+        target_places=torch.tensor(filled, dtype=torch.int32),
+        targets=len(places),
+    )
+
+
+def reference(case: Case, bias: Tensor | None, softcap: float | None, scale: float) -> Tensor:
+    """The definition, in float64, one place at a time."""
+    total = torch.zeros((), dtype=torch.float64)
+    for place in range(len(case.labels)):
+        if case.labels[place] >= 0:
+            logits = case.head.double() @ case.hidden[place].double()
+            logits = (logits if bias is None else logits + bias.double()) * scale
+            logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+            total = total - F.log_softmax(logits, -1)[int(case.labels[place])]
+    return total
+
+
+RULES = [(False, None, 1.0), (True, None, 1.0), (False, 2.0, 1.0), (True, 3.0, 0.25)]
+TARGETS = {
+    "none": [False] * 12,
+    "one": [False] * 5 + [True] + [False] * 6,
+    "all but the last": [True] * 12,
+    "some": [True, False, True, True, False, False, True, True, True, False, True, False],
+}
+
+
+@pytest.mark.parametrize("learnt", TARGETS.values(), ids=TARGETS.keys())
+@pytest.mark.parametrize("chunk", [1, 4, 5, 100, None])
+@pytest.mark.parametrize(("biased", "softcap", "scale"), RULES)
+def test_fused_and_plain_losses_and_gradients_are_the_definition(
+    learnt, chunk, biased, softcap, scale
+):
+    case = a_case(learnt)
+    bias = torch.randn(WORDS, dtype=torch.float64).requires_grad_() if biased else None
+    inputs = [case.hidden, case.head, *([bias] if bias is not None else [])]
+    right = reference(case, bias, softcap, scale) * 3
+    expected = (
+        torch.autograd.grad(right, inputs, allow_unused=True, materialize_grads=True)
+        if case.targets
+        else [torch.zeros_like(each) for each in inputs]
+    )
+    for fused in (True, False):
+        options: dict[str, Any] = {"bias": bias, "softcap": softcap, "scale": scale}
+        loss = case.loss(fused=fused, chunk=chunk, **options) * 3  # a gradient that is not 1
+        found = torch.autograd.grad(loss, inputs)
+        # float64 rounds at 1e-16; sums of at most 23 products of numbers below 10.
+        torch.testing.assert_close(loss, right, rtol=0, atol=1e-12)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    if not case.targets:
+        assert loss.item() == 0
+        assert all((each == 0).all() for each in found)
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 50))
+def test_any_set_of_targets_in_any_chunk_gives_the_plain_loss(learnt, chunk):
+    case = a_case(learnt)
+    inputs = (case.hidden, case.head)
+    fused, plain = case.loss(fused=True, chunk=chunk), case.loss(fused=False)
+    torch.testing.assert_close(fused, plain, rtol=0, atol=1e-12)  # float64, see above
+    pairs = zip(torch.autograd.grad(fused, inputs), torch.autograd.grad(plain, inputs), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lower_precision_stays_within_its_rounding(dtype):
+    case = a_case(TARGETS["some"], dtype=dtype, words=300, width=64)
+    loss = case.loss(fused=True, chunk=4)
+    assert loss.dtype == torch.float32
+    right = reference(case, None, None, 1.0)
+    # Logits near 30 carry an error of eps * 30 each; 8 targets are summed up.
+    tolerance = 8 * 30 * torch.finfo(dtype).eps
+    torch.testing.assert_close(loss.double(), right, rtol=0, atol=tolerance)
+    found = torch.autograd.grad(loss, (case.hidden, case.head))
+    expected = torch.autograd.grad(right, (case.hidden, case.head))
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == dtype
+        # An error of 30 * eps in a logit moves its probability by that much, relatively.
+        assert (one.double() - other.double()).norm() < 30 * torch.finfo(dtype).eps * other.norm()
+
+
+def test_a_frozen_head_gets_no_gradient_and_none_is_allocated(monkeypatch):
+    case = a_case(TARGETS["some"])
+    case.head.requires_grad_(False)
+    shapes = []
+    real = torch.zeros_like
+
+    def counted(tensor: Tensor, **options: Any) -> Tensor:
+        shapes.append(tuple(tensor.shape))
+        return real(tensor, **options)
+
+    monkeypatch.setattr(torch, "zeros_like", counted)
+    case.loss(fused=True).backward()
+    assert shapes == [tuple(case.hidden.shape)]
+    assert case.head.grad is None
+    assert case.hidden.grad is not None
+
+
+def test_without_gradients_the_loss_is_the_same_and_none_are_made(monkeypatch):
+    case = a_case(TARGETS["some"])
+    with torch.no_grad(), monkeypatch.context() as patch:
+        patch.setattr(torch, "zeros_like", None)  # what gradients would be written to
+        first, second = case.loss(fused=True, chunk=4), case.loss(fused=True, chunk=4)
+    assert not first.requires_grad
+    assert first == second == case.loss(fused=True, chunk=4)
+
+
+def test_a_second_backward_over_one_loss_is_refused_and_not_wrong():
+    case = a_case(TARGETS["some"])
+    loss = case.loss(fused=True) * 3
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_every_chunk_has_the_same_shape(monkeypatch):
+    shapes = set()
+    real = loss_file._torch_rows
+
+    def seen(logits: Tensor, labels: Tensor, *args: Any, **options: Any) -> Tensor:
+        shapes.add((logits.shape, labels.shape, logits.data_ptr()))
+        return real(logits, labels, *args, **options)
+
+    monkeypatch.setattr(loss_file, "_torch_rows", seen)
+    a_case([True] * 30).loss(fused=True, chunk=8)
+    assert len(shapes) == 1
+
+
+def test_padding_that_holds_no_number_does_not_reach_the_loss():
+    case = a_case([True] * 9)
+    broken = case.hidden.detach().clone()
+    broken[-1] = float("nan")
+    case = dataclasses.replace(case, hidden=broken.requires_grad_())
+    loss = case.loss(fused=True, chunk=5)
+    loss.backward()
+    assert loss.isfinite()
+    assert case.hidden.grad is not None
+    assert case.hidden.grad.isfinite().all()
+
+
+def test_autocast_computes_in_its_type_and_gives_gradients_in_the_weights_own():
+    case = a_case(TARGETS["some"], dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        fused, plain = case.loss(fused=True), case.loss(fused=False)
+    exact = case.loss(fused=False)
+    # Logits below 16 rounded to bf16 are off by at most 2^-5, 8 targets are summed up.
+    assert 0 < abs(fused - exact) < 8 * 2**-5
+    torch.testing.assert_close(fused, plain, rtol=0, atol=1e-4)  # the same bf16 logits
+    fused.backward()
+    assert case.head.grad is not None
+    assert case.head.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("learnt", TARGETS.values(), ids=TARGETS.keys())
+@pytest.mark.parametrize(("biased", "softcap", "scale"), RULES)
+def test_evaluation_gives_the_loss_and_counts_the_hits(learnt, biased, softcap, scale):
+    case = a_case(learnt)
+    bias = torch.randn(WORDS, dtype=torch.float64) if biased else None
+    logits = F.linear(case.hidden, case.head, bias)
+    best = logits.argmax(-1).to(torch.int32)
+    half = torch.arange(12) % 2 == 0  # every other target is what the model would say
+    labels = torch.where(half & (case.labels >= 0), best, case.labels)
+    case = dataclasses.replace(case, labels=labels)
+    places = (case.labels, case.target_places, case.targets)
+    options: dict[str, Any] = {"bias": bias, "softcap": softcap, "scale": scale}
+    loss, correct = evaluated(case.hidden, case.head, *places, chunk=5, **options)
+    torch.testing.assert_close(loss, reference(case, bias, softcap, scale), rtol=0, atol=1e-12)
+    assert correct == ((best == case.labels) & (case.labels >= 0)).sum()
+    assert correct.dtype == torch.int64
+    assert not loss.requires_grad
+
+
+def test_a_chunk_of_logits_stays_below_a_gibibyte():
+    cuda = torch.device("cuda")
+    assert default_chunk(151_936, cuda) == 2048
+    assert default_chunk(128_256, cuda) == 4096
+    assert default_chunk(65, cuda) * 65 * 2 < 2**30
+    assert default_chunk(10_000_000, cuda) == 256
+    assert default_chunk(151_936, torch.device("cpu")) == 1024
+
+
+def test_a_cpu_uses_torchs_own_operations():
+    assert kernel_for(torch.device("cpu")) == "torch"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("words", [65, 1000, 50_257])
+@pytest.mark.parametrize(("biased", "softcap", "scale"), RULES)
+def test_the_triton_kernel_gives_what_torchs_operations_give(dtype, words, biased, softcap, scale):
+    cpu = a_case([place % 3 > 0 for place in range(300)], dtype=dtype, words=words, width=64)
+    case = Case(
+        hidden=(cpu.hidden.detach() / 4).cuda().requires_grad_(),
+        head=cpu.head.detach().cuda().requires_grad_(),
+        labels=cpu.labels.cuda(),
+        target_places=cpu.target_places.cuda(),
+        targets=cpu.targets,
+    )
+    bias = torch.randn(words, device="cuda", dtype=dtype).requires_grad_() if biased else None
+    inputs = [case.hidden, case.head, *([bias] if bias is not None else [])]
+    kernels: list[Kernel] = ["torch", "triton"]
+    options: dict[str, Any] = {"bias": bias, "softcap": softcap, "scale": scale}
+    losses = [case.loss(fused=True, chunk=64, kernel=kernel, **options) for kernel in kernels]
+    one, other = (torch.autograd.grad(loss, inputs) for loss in losses)
+    # The same logits, statistics in float32: 199 losses of about 5, each to 1e-6 relative.
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-3)
+    for left, right in zip(one, other, strict=True):
+        # Both round the same float32 gradient to the type of the logits, once.
+        bound = max(2 * torch.finfo(dtype).eps, 1e-5)
+        assert (left.double() - right.double()).norm() <= bound * left.double().norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
+def test_the_incoming_gradient_is_not_rounded_to_sixteen_bits():
+    """1/3 in bf16 is 0.2 % off, for all values alike; a product of the right factor is not."""
+    cpu = a_case([True] * 400, dtype=torch.bfloat16)
+    parts = (cpu.hidden, cpu.head, cpu.labels, cpu.target_places)
+    hidden, head, labels, places = (each.detach().cuda() for each in parts)
+    case = Case(
+        hidden=hidden.requires_grad_(),
+        head=head,
+        labels=labels,
+        target_places=places,
+        targets=cpu.targets,
+    )
+    (once,) = torch.autograd.grad(case.loss(fused=True), case.hidden)
+    (third,) = torch.autograd.grad(case.loss(fused=True) / 3, case.hidden)
+    nonzero = once.abs() > 1e-3
+    ratio = (third[nonzero].double() / once[nonzero].double()).mean()
+    # 2800 values with rounding errors below 0.2 % of either sign: their mean is 50 times closer.
+    assert abs(ratio * 3 - 1) < 2e-4

@@ -1,0 +1,236 @@
+"""What leaves a run, read back by the libraries that users have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from expert.model.errors import ModelError
+from expert.model.load import LoadedModel, load_model
+from expert.model.saving import load_trainable, merged, save_trained, trainable_tensors
+from tests.model.models import (
+    adapter_plan,
+    documents,
+    kernel_plan,
+    make_batch,
+    model_plan,
+    tiny_model,
+)
+
+KINDS = ("lora", "dora", "ia3", "lokr", "adalora")
+# Float32 keeps 24 bits; packed rows and single documents sum in other orders: some roundings.
+FLOAT_ERROR = 200 * 2**-24
+DOCUMENT = documents(11)[0]
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("qwen3"))
+
+
+def load(
+    folder: Path,
+    kind: str = "lora",
+    quantization: str = "none",
+    precision: str = "fp32",
+    seed: int = 0,
+    **adapter: Any,
+) -> LoadedModel:
+    return load_model(
+        model_plan(folder, quantization=quantization),
+        adapter_plan(kind, **adapter),
+        kernel_plan(precision=precision),
+        vocabulary=None,
+        device="cpu",
+        seed=seed,
+        total_steps=8,
+    )
+
+
+def trained(loaded: LoadedModel, steps: int = 8) -> LoadedModel:
+    """The model after a whole small run."""
+    batch = make_batch([documents(9, 6)])
+    optimizer = torch.optim.AdamW([p for _, p in loaded.trainable], lr=0.02)
+    for step in range(1, steps + 1):
+        (loaded.loss_sum(batch) / batch.targets).backward()
+        optimizer.step()
+        loaded.after_update(step)
+        optimizer.zero_grad()
+    return loaded
+
+
+def our_logits(loaded: LoadedModel) -> Tensor:
+    loaded.module.eval()
+    with torch.no_grad():
+        return loaded.hidden(make_batch([[DOCUMENT]])) @ loaded.head().T
+
+
+def plain_logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = model.eval()(input_ids=torch.tensor([DOCUMENT])).logits[0]
+        return logits
+
+
+def assert_same(ours: Tensor, theirs: Tensor, error: float = FLOAT_ERROR) -> None:
+    largest = theirs.abs().max().item()
+    torch.testing.assert_close(ours, theirs, rtol=error, atol=error * largest)
+
+
+def plain_base(folder: Path, **options: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_plain_peft_loads_a_saved_adapter(qwen: Path, kind: str, tmp_path: Path):
+    from peft import PeftModel
+
+    loaded = trained(load(qwen, kind))
+    before = plain_logits(plain_base(qwen))
+    ours = our_logits(loaded)
+    assert not torch.allclose(ours, before, atol=0.01), "the adapter does nothing"
+    save_trained(loaded, tmp_path)
+    assert_same(ours, plain_logits(PeftModel.from_pretrained(plain_base(qwen), tmp_path)))
+    assert_same(ours, our_logits(loaded))  # saving changed nothing
+
+
+def test_an_adapter_finds_its_base_by_itself(qwen: Path, tmp_path: Path):
+    from peft import AutoPeftModelForCausalLM
+
+    loaded = trained(load(qwen))
+    save_trained(loaded, tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(qwen)
+    assert config["target_modules"] == sorted(config["target_modules"])
+    assert config["inference_mode"] is True
+    assert_same(
+        our_logits(loaded), plain_logits(AutoPeftModelForCausalLM.from_pretrained(tmp_path))
+    )
+
+
+def test_an_adapter_of_a_gpt2_loads_too(tmp_path: Path):
+    from peft import PeftModel
+
+    folder = tiny_model(tmp_path / "base", "gpt2")
+    loaded = trained(load(folder, feedforward_modules=[]))
+    save_trained(loaded, tmp_path / "out")
+    plain = PeftModel.from_pretrained(plain_base(folder), tmp_path / "out")
+    assert_same(our_logits(loaded), plain_logits(plain))
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora"])
+def test_an_adapter_of_a_quantised_base_loads_on_the_same_base(
+    qwen: Path, kind: str, tmp_path: Path
+):
+    from peft import PeftModel
+    from transformers import BitsAndBytesConfig
+
+    loaded = trained(load(qwen, kind, "int4"))
+    save_trained(loaded, tmp_path)
+    options = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    config = BitsAndBytesConfig(
+        **options, bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.float32
+    )
+    base = plain_base(qwen, quantization_config=config, device_map={"": "cpu"})
+    plain = PeftModel.from_pretrained(base, tmp_path).train()  # see quantised.py on evaluation
+    with torch.no_grad():
+        theirs = plain(input_ids=torch.tensor([DOCUMENT])).logits[0]
+    assert_same(our_logits(loaded), theirs)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+def test_a_whole_model_loads_with_transformers(family: str, tmp_path: Path):
+    folder = tiny_model(tmp_path / "base", family)
+    loaded = trained(load(folder, "full"))
+    save_trained(loaded, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.bin"))
+    again = plain_base(tmp_path / "out")
+    assert again.config._attn_implementation == "sdpa"
+    assert_same(our_logits(loaded), plain_logits(again))
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert "expert" not in json.dumps(config)
+
+
+def test_tokenizer_files_lie_beside_what_was_trained(qwen: Path, tmp_path: Path):
+    (qwen / "chat_template.jinja").write_text("{{ messages }}")
+    loaded = load(qwen)
+    loaded.save(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        assert (tmp_path / name).read_bytes() == (qwen / name).read_bytes()
+
+
+def test_the_same_adapter_is_saved_as_the_same_bytes(qwen: Path, tmp_path: Path):
+    loaded = load(qwen)
+    for name in ("one", "two"):
+        save_trained(loaded, tmp_path / name)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "full", "none"])
+def test_trainable_tensors_come_back(qwen: Path, kind: str):
+    prompts = [{"name": "style", "tokens": 2}] if kind in ("none", "lora") else []
+    first = load(qwen, kind, soft_prompts=prompts)
+    with torch.no_grad():
+        for _, parameter in first.trainable:
+            parameter.add_(0.1)
+    other = load(qwen, kind, seed=4, soft_prompts=prompts)
+    load_trainable(other, trainable_tensors(first))
+    expected, found = trainable_tensors(first), trainable_tensors(other)
+    assert list(expected) == list(found)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert all(found[name] is not expected[name] for name in expected)
+
+
+def test_tensors_of_another_model_are_refused_and_change_nothing(qwen: Path):
+    loaded = load(qwen, target_modules=["q_proj"])
+    before = {name: value.clone() for name, value in trainable_tensors(loaded).items()}
+    other = {name: value + 1 for name, value in before.items()}
+    first = next(iter(other))
+    other[first] = other[first][:1]
+    other["stranger"] = torch.zeros(1)
+    with pytest.raises(ModelError) as caught:
+        load_trainable(loaded, other)
+    assert str(caught.value) == (
+        f"checkpoint: 2 tensors do not fit this model: stranger, {first}  "
+        "(resume with the manifest the checkpoint was made with)"
+    )
+    after = trainable_tensors(loaded)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_merged_model_gives_the_logits_of_the_adapter(qwen: Path, kind: str):
+    loaded = trained(load(qwen, kind))
+    ours = our_logits(loaded)
+    whole = merged(loaded)
+    assert not any("lora" in name for name, _ in whole.named_parameters())
+    # Merged weights are rounded once more: a hundred times as many roundings as a sum's order.
+    assert_same(ours, plain_logits(whole), 10 * FLOAT_ERROR)
+    assert_same(ours, our_logits(loaded))  # which stays as it was
+
+
+def test_an_adapter_of_a_quantised_base_is_merged_into_the_originals(qwen: Path, tmp_path: Path):
+    from peft import PeftModel
+
+    loaded = trained(load(qwen, quantization="int4", soft_prompts=[]))
+    save_trained(loaded, tmp_path)
+    plain = PeftModel.from_pretrained(plain_base(qwen), tmp_path)
+    assert_same(plain_logits(merged(loaded)), plain_logits(plain), 10 * FLOAT_ERROR)
+
+
+def test_a_merged_model_is_saved_as_a_plain_one(qwen: Path, tmp_path: Path):
+    loaded = trained(load(qwen))
+    merged(loaded).save_pretrained(tmp_path)
+    assert_same(our_logits(loaded), plain_logits(plain_base(tmp_path)), 10 * FLOAT_ERROR)
+
+
+def test_there_is_nothing_to_merge_without_an_adapter(qwen: Path):
+    with pytest.raises(ModelError, match="full has no adapter to merge"):
+        merged(load(qwen, "full"))

@@ -1,0 +1,166 @@
+"""Soft prompts: first values, places in packed rows, and PEFT's own reading of what is saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from expert.model.errors import ModelError
+from expert.model.load import LoadedModel, load_model
+from expert.model.saving import save_trained
+from expert.model.soft_prompts import SoftPrompts, make_soft_prompts
+from expert.model.tokens import text_encoder
+from tests.model.models import (
+    adapter_plan,
+    documents,
+    kernel_plan,
+    make_batch,
+    model_plan,
+    tiny_model,
+)
+
+# Float32 keeps 24 bits; packed rows and single documents sum in other orders: some roundings.
+FLOAT_ERROR = 200 * 2**-24
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("qwen3"))
+
+
+def load(folder: Path, kind: str, *prompts: dict[str, Any], seed: int = 0) -> LoadedModel:
+    return load_model(
+        model_plan(folder),
+        adapter_plan(kind, soft_prompts=list(prompts)),
+        kernel_plan(),
+        vocabulary=None,
+        device="cpu",
+        seed=seed,
+    )
+
+
+def made(*prompts: dict[str, Any], seed: int = 0, **options: Any) -> SoftPrompts:
+    embedding = torch.randn(50, 8, generator=torch.Generator().manual_seed(1)) * 0.3
+    options.setdefault("encode", lambda text: [ord(character) - 97 for character in text])
+    found = make_soft_prompts(prompts, embedding, seed=seed, dtype=torch.float32, **options)
+    assert found is not None
+    return found
+
+
+EMBEDDING = torch.randn(50, 8, generator=torch.Generator().manual_seed(1)) * 0.3
+
+
+def test_random_first_values_have_the_spread_of_the_embedding():
+    rows = made({"name": "a", "tokens": 500}).rows()
+    assert rows.shape == (500, 8)
+    # 4,000 draws know their spread to 1 / sqrt(8000) = 1.1 %; five times that.
+    assert rows.std().item() == pytest.approx(EMBEDDING.std().item(), rel=0.055)
+
+
+def test_text_is_repeated_or_cut_to_the_length():
+    long = made({"name": "a", "tokens": 5, "init_method": "text", "init_text": "bc"})
+    assert torch.equal(long.rows(), EMBEDDING[[1, 2, 1, 2, 1]])
+    short = made({"name": "a", "tokens": 2, "init_method": "text", "init_text": "defg"})
+    assert torch.equal(short.rows(), EMBEDDING[[3, 4]])
+
+
+def test_sampled_vocabulary_is_rows_of_the_embedding():
+    rows = made({"name": "a", "tokens": 6, "init_method": "vocab_sample"}).rows()
+    assert (rows[:, None] == EMBEDDING).all(-1).any(-1).all()
+
+
+def test_first_values_depend_on_the_seed_alone():
+    wanted = [{"name": "a", "tokens": 4}, {"name": "b", "tokens": 3, "init_method": "vocab_sample"}]
+    torch.manual_seed(1)
+    first = made(*wanted).rows()
+    torch.manual_seed(2)
+    assert torch.equal(first, made(*wanted).rows())
+    assert not torch.equal(first, made(*wanted, seed=1).rows())
+
+
+def test_several_prompts_lie_one_after_the_other():
+    prompts = made({"name": "a", "tokens": 2}, {"name": "b", "tokens": 3})
+    rows = prompts.rows()
+    embedding = torch.nn.Embedding.from_pretrained(EMBEDDING)
+    tokens = torch.tensor([[0, 0, 0, 0, 0, 7, 8, 0, 0, 0, 0, 0, 9]], dtype=torch.int32)
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 0, 1, 2, 3, 4, 5]], dtype=torch.int32)
+    mask = (positions < 5) & (tokens == 0)
+    found = prompts.embed(embedding, tokens, positions, mask)[0]
+    assert torch.equal(found[:5], rows)
+    assert torch.equal(found[7:12], rows)
+    assert torch.equal(found[[5, 6, 12]], EMBEDDING[[7, 8, 9]])
+    found.sum().backward()
+    assert torch.equal(prompts.prompts[0].grad, torch.full((2, 8), 2.0))
+    assert torch.equal(prompts.prompts[1].grad, torch.full((3, 8), 2.0))
+
+
+def test_the_model_s_own_tokenizer_reads_the_text(qwen: Path):
+    prompt = {"name": "a", "tokens": 4, "init_method": "text", "init_text": "SELECT name"}
+    loaded = load(qwen, "none", prompt)
+    ids = text_encoder(qwen)("SELECT name")
+    assert ids
+    expected = loaded.causal_lm.get_input_embeddings().weight[(ids * 4)[:4]]
+    assert torch.equal(loaded.trainable[0][1], expected)
+
+
+def test_plain_peft_gives_the_logits_of_our_packed_rows(qwen: Path, tmp_path: Path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    loaded = load(qwen, "none", {"name": "style", "tokens": 3})
+    found = documents(7, 5)
+    batch = make_batch([found], soft_tokens=3)
+    with torch.no_grad():
+        logits = loaded.hidden(batch) @ loaded.head().T
+    save_trained(loaded, tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(qwen, dtype=torch.float32)
+    plain = PeftModel.from_pretrained(base, tmp_path).eval()
+    for document, ours in zip(found, [logits[:10], logits[10:18]], strict=True):
+        with torch.no_grad():
+            theirs = plain(input_ids=torch.tensor([document])).logits[0]
+        largest = theirs.abs().max().item()
+        torch.testing.assert_close(ours, theirs, rtol=FLOAT_ERROR, atol=FLOAT_ERROR * largest)
+
+
+def test_prompts_beside_an_adapter_have_folders_of_their_own(qwen: Path, tmp_path: Path):
+    loaded = load(qwen, "lora", {"name": "style", "tokens": 3}, {"name": "task", "tokens": 2})
+    save_trained(loaded, tmp_path)
+    files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("adapter_*")}
+    parts = ("", "soft_prompts/style/", "soft_prompts/task/")
+    names = ("adapter_config.json", "adapter_model.safetensors")
+    assert files == {part + name for part in parts for name in names}
+
+
+def refusal(call: Any) -> str:
+    with pytest.raises(ModelError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_text_without_a_text_is_refused():
+    text = refusal(lambda: made({"name": "a", "tokens": 2, "init_method": "text"}))
+    assert text == (
+        "soft_prompts: a: init_method text needs an init_text and a tokenizer  "
+        "(add init_text, or use init_method: random)"
+    )
+
+
+def test_two_prompts_of_one_name_are_refused():
+    text = refusal(lambda: made({"name": "a"}, {"name": "a"}))
+    assert "two prompts have the same name: a, a" in text
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", ".."])
+def test_a_name_that_leads_elsewhere_is_refused(name: str):
+    assert "cannot be the name of a folder" in refusal(lambda: made({"name": name}))
+
+
+def test_a_folder_without_tokenizer_cannot_read_a_text(tmp_path: Path):
+    assert "no tokenizer.json" in refusal(lambda: text_encoder(tmp_path))
+
+
+def test_no_prompts_are_none():
+    assert make_soft_prompts([], EMBEDDING, seed=0, dtype=torch.float32, encode=None) is None

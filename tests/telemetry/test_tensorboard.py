@@ -1,0 +1,183 @@
+"""Event files for TensorBoard, written with a stand-in and read back from the real thing."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.telemetry.tensorboard import TensorBoardSink, TrackerUnavailable
+
+STEP = {
+    "event": "step",
+    "time": 1000.0,
+    "step": 10,
+    "loss": 1.5,
+    "rate": 2e-4,
+    "grad_norm": 0.7,
+    "tokens_per_second": 104_000.0,
+    "mfu": None,
+    "gpu_utilization": 98.0,
+}
+
+
+class FakeWriter:
+    """Keeps what it is told; `full` makes every write fail as a full disk does."""
+
+    def __init__(self, first_step: int | None = None) -> None:
+        self.first_step = first_step
+        self.scalars: list[tuple[str, float, int, float | None]] = []
+        self.flushes = 0
+        self.closed = False
+        self.full = False
+
+    def add_scalar(
+        self, tag: str, scalar_value: float, global_step: int, walltime: float | None
+    ) -> None:
+        if self.full:
+            raise OSError(28, "No space left on device")
+        self.scalars.append((tag, scalar_value, global_step, walltime))
+
+    def flush(self) -> None:
+        self.flushes += 1
+
+    def close(self) -> None:
+        if self.full:
+            raise OSError(28, "No space left on device")
+        self.closed = True
+
+
+class Desk:
+    """A sink with its writers and what it said."""
+
+    def __init__(self, **options: Any) -> None:
+        self.said: list[str] = []
+        self.writers: list[FakeWriter] = []
+        self.sink = TensorBoardSink(
+            Path("run/tensorboard"), tell=self.said.append, make_writer=self.make, **options
+        )
+
+    def make(self, folder: Path, first_step: int | None) -> FakeWriter:
+        assert folder == Path("run/tensorboard")
+        self.writers.append(FakeWriter(first_step))
+        return self.writers[-1]
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_a_step_becomes_one_point_of_every_curve_it_has_a_value_for(desk):
+    desk.sink(STEP)
+    assert desk.writers[0].scalars == [
+        ("loss/train", 1.5, 10, 1000.0),
+        ("rate", 2e-4, 10, 1000.0),
+        ("grad_norm", 0.7, 10, 1000.0),
+        ("tokens_per_second", 104_000.0, 10, 1000.0),
+        ("gpu/utilization_percent", 98.0, 10, 1000.0),
+    ]
+
+
+def test_evaluations_have_curves_of_their_own(desk):
+    desk.sink({"event": "eval", "step": 10, "loss": 1.25, "perplexity": 3.5, "best": True})
+    assert desk.writers[0].scalars == [
+        ("loss/eval", 1.25, 10, None),
+        ("eval/perplexity", 3.5, 10, None),
+    ]
+
+
+def test_a_loss_that_is_no_number_is_drawn_as_such(desk):
+    desk.sink({"event": "step", "step": 3, "loss": "nan"})
+    [(tag, value, step, _)] = desk.writers[0].scalars
+    assert (tag, step) == ("loss/train", 3)
+    assert math.isnan(value)
+
+
+@pytest.mark.parametrize(
+    ("event", "flushes"), [("eval", 1), ("saved", 1), ("finished", 1), ("stopped", 1), ("step", 0)]
+)
+def test_files_are_brought_up_to_date_at_the_moments_that_matter(desk, event, flushes):
+    desk.sink({"event": event, "step": 5})
+    assert desk.writers[0].flushes == flushes
+
+
+def test_after_a_failure_it_says_so_once_and_is_silent(desk):
+    desk.writers[0].full = True
+    for _ in range(3):
+        desk.sink(STEP)
+    desk.sink.close()
+    [sentence] = desk.said
+    assert "no longer written: OSError: [Errno 28] No space left on device" in sentence
+    assert "events.jsonl has all values" in sentence
+
+
+def test_what_it_says_may_come_back_to_it_as_an_event():
+    writer = FakeWriter()
+    writer.full = True
+    sink: TensorBoardSink
+    heard = []
+
+    def tell(text: str) -> None:
+        heard.append(text)
+        sink({"event": "warning", "text": text})
+
+    sink = TensorBoardSink(Path("x"), tell=tell, make_writer=lambda folder, step: writer)
+    sink(STEP)
+    assert len(heard) == 1
+
+
+def test_a_folder_that_cannot_be_made_is_no_reason_to_fail(desk):
+    def refuse(folder: Path, first_step: int | None) -> FakeWriter:
+        raise PermissionError(13, "Permission denied")
+
+    sink = TensorBoardSink(Path("x"), tell=desk.said.append, make_writer=refuse)
+    sink(STEP)
+    sink.close()
+    assert len(desk.said) == 1
+
+
+def test_a_full_disk_at_the_end_is_said_not_raised(desk):
+    desk.writers[0].full = True
+    desk.sink.close()
+    assert len(desk.said) == 1
+
+
+def test_a_roll_back_hides_the_points_that_were_undone(desk):
+    desk.sink({"event": "rolled_back", "step": 340, "to_step": 300, "skipped": [4]})
+    desk.sink(STEP)
+    first, second = desk.writers
+    assert (first.closed, second.first_step) == (True, 301)
+    assert second.scalars
+
+
+def test_a_resumed_run_hides_points_after_its_checkpoint():
+    assert Desk(resume_step=401).writers[0].first_step == 401
+
+
+def test_a_missing_package_is_told_in_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(TrackerUnavailable, match="needs the Python package tensorboard") as caught:
+        TensorBoardSink(tmp_path, tell=pytest.fail)
+    assert "pip install 'expert-cli[tensorboard]'" in str(caught.value)
+
+
+def test_tensorboard_reads_what_was_written(tmp_path):
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
+    sink = TensorBoardSink(tmp_path / "tensorboard", tell=pytest.fail)
+    sink(STEP)
+    sink(STEP | {"step": 20, "loss": 1.25})
+    sink({"event": "eval", "time": 1001.0, "step": 20, "loss": 1.125})
+    sink.close()
+    [file] = (tmp_path / "tensorboard").iterdir()
+    points = {
+        (value.tag, event.step): value.simple_value
+        for event in loader.LegacyEventFileLoader(str(file)).Load()
+        for value in event.summary.value
+    }
+    assert points[("loss/train", 10)] == 1.5
+    assert points[("loss/train", 20)] == 1.25
+    assert points[("loss/eval", 20)] == 1.125

@@ -1,0 +1,336 @@
+"""Phases of updates, on the host's clock and on a stand-in for a device that lags behind it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expert.telemetry import timeline as timeline_module
+from expert.telemetry.timeline import PHASES, StepTimes, Timeline
+from tests.telemetry.clocks import HandClock
+
+
+class FakeDevice:
+    """A stream: `work` takes device time, events are stamped with it, `reached` is how far it is.
+
+    `now` is device time at the end of everything launched so far.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.reached = 0.0
+        self.made: list[FakeEvent] = []
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+
+    def new_event(self) -> FakeEvent:
+        self.made.append(FakeEvent(self))
+        return self.made[-1]
+
+
+class FakeEvent:
+    def __init__(self, device: FakeDevice) -> None:
+        self.device = device
+        self.at: float | None = None
+        self.waited = 0
+
+    def record(self, stream: object = None) -> None:
+        self.at = self.device.now
+
+    def query(self) -> bool:
+        assert self.at is not None
+        return self.at <= self.device.reached
+
+    def synchronize(self) -> None:
+        assert self.at is not None
+        self.waited += 1
+        self.device.reached = max(self.device.reached, self.at)
+
+    def elapsed_time(self, end_event: FakeEvent, /) -> float:
+        assert self.at is not None
+        assert end_event.at is not None
+        assert end_event.query(), "the device has not come this far"
+        return 1000 * (end_event.at - self.at)
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    return FakeDevice()
+
+
+@pytest.fixture
+def on_host(clock) -> Timeline:
+    return Timeline("cpu", clock=clock)
+
+
+@pytest.fixture
+def on_device(clock, device) -> Timeline:
+    return Timeline("cpu", clock=clock, new_event=device.new_event)
+
+
+def launch(timeline: Timeline, device: FakeDevice, step: int, forward: float = 0.5) -> None:
+    timeline.begin(step)
+    with timeline.phase("forward"):
+        device.work(forward)
+    timeline.end()
+
+
+def test_on_the_cpu_phases_take_the_time_of_the_clock(on_host, clock):
+    on_host.begin(7)
+    with on_host.phase("data_wait"):
+        clock.turn(0.25)
+    with on_host.phase("forward"):
+        clock.turn(1.0)
+    clock.turn(0.5)
+    on_host.end()
+    phases = dict.fromkeys(PHASES, 0.0) | {"data_wait": 0.25, "forward": 1.0, "other": 0.5}
+    assert on_host.ready(lag=0) == [
+        StepTimes(step=7, wall=1.75, phases=phases, host_wall=1.75, host=phases)
+    ]
+
+
+def test_phases_of_all_micro_batches_of_an_update_add_up(on_host, clock):
+    on_host.begin(1)
+    for seconds in (1.0, 2.0, 4.0):
+        with on_host.phase("forward"):
+            clock.turn(seconds)
+        with on_host.phase("backward"):
+            clock.turn(2 * seconds)
+    on_host.end()
+    [times] = on_host.ready(lag=0)
+    assert (times.phases["forward"], times.phases["backward"]) == (7.0, 14.0)
+
+
+def test_micro_batches_add_up_on_a_device_too(on_device, device):
+    on_device.begin(1)
+    for seconds in (1.0, 2.0, 4.0):
+        with on_device.phase("forward"):
+            device.work(seconds)
+        with on_device.phase("backward"):
+            device.work(2 * seconds)
+    on_device.end()
+    [times] = on_device.drain()
+    assert (times.phases["forward"], times.phases["backward"]) == (7.0, 14.0)
+
+
+def test_phases_that_round_to_more_than_the_wall_time_leave_nothing_over(on_device, device):
+    launch(on_device, device, 1, forward=1.0)
+    begin, _, _, end = device.made
+    end.at = begin.at + 0.999
+    device.reached = device.now
+    [times] = on_device.drain()
+    assert times.phases["other"] == 0.0
+
+
+def test_device_time_is_told_apart_from_host_time(on_device, clock, device):
+    on_device.begin(1)
+    with on_device.phase("data_wait"):
+        clock.turn(0.3)  # the host waits, the device still has work
+    with on_device.phase("forward"):
+        clock.turn(0.125)
+        device.work(2.0)
+    on_device.end()
+    [times] = on_device.drain()
+    assert (times.wall, times.phases["forward"], times.phases["data_wait"]) == (2.0, 2.0, 0.0)
+    assert times.host_wall == pytest.approx(0.425)  # sums of clock readings round
+    assert times.host["data_wait"] == pytest.approx(0.3)
+    assert times.host["forward"] == pytest.approx(0.125)
+
+
+def test_an_update_is_not_given_out_before_the_device_has_finished_it(on_device, device):
+    launch(on_device, device, 1, forward=1.0)
+    launch(on_device, device, 2, forward=1.0)
+    assert on_device.ready(lag=0) == []
+    device.reached = 1.5
+    assert [times.step for times in on_device.ready(lag=0)] == [1]
+    device.reached = 2.0
+    assert [times.step for times in on_device.ready(lag=0)] == [2]
+
+
+def test_reading_late_never_waits_and_draining_does(on_device, device):
+    launch(on_device, device, 1)
+    on_device.ready(lag=0)
+    assert sum(event.waited for event in device.made) == 0
+    assert [times.step for times in on_device.drain()] == [1]
+    assert sum(event.waited for event in device.made) == 1
+
+
+def test_the_newest_updates_are_held_back_by_the_lag(on_device, device):
+    for step in (1, 2, 3):
+        launch(on_device, device, step)
+    device.reached = device.now
+    assert [times.step for times in on_device.ready()] == [1, 2]
+    assert [times.step for times in on_device.ready()] == []
+    assert [times.step for times in on_device.drain()] == [3]
+
+
+def test_events_are_used_again(on_device, device):
+    for step in range(50):
+        launch(on_device, device, step)
+        device.reached = device.now
+        on_device.ready()
+    # begin, end and two of the phase, for the update just made and the one held back
+    assert len(device.made) <= 8
+
+
+def test_a_copy_on_another_stream_is_reported_and_not_taken_off_the_rest(on_device, device):
+    start, end = on_device.take_event(), on_device.take_event()
+    start.at, end.at = 0.0, 0.75
+    on_device.add_events("copy", start, end)
+    on_device.begin(1)
+    with on_device.phase("forward"):
+        device.work(1.0)
+    device.work(0.25)
+    on_device.end()
+    [times] = on_device.drain()
+    assert times.phases["copy"] == 0.75
+    assert times.phases["other"] == 0.25
+
+
+def test_an_update_waits_for_its_copies_too(on_device, device):
+    start, end = on_device.take_event(), on_device.take_event()
+    start.at, end.at = 0.0, 9.0
+    on_device.add_events("copy", start, end)
+    launch(on_device, device, 1, forward=1.0)
+    device.reached = 8.0
+    assert on_device.ready(lag=0) == []
+    device.reached = 9.0
+    assert len(on_device.ready(lag=0)) == 1
+
+
+def test_of_updates_that_are_thinned_out_every_nth_is_timed(clock, device):
+    timeline = Timeline("cpu", every=4, clock=clock, new_event=device.new_event)
+    for step in range(1, 13):
+        start, end = timeline.take_event(), timeline.take_event()
+        start.record()
+        end.record()
+        timeline.add_events("copy", start, end)
+        launch(timeline, device, step, forward=float(step))
+        device.reached = device.now
+    found = timeline.drain()
+    forward = {times.step: times.phases["forward"] for times in found}
+    assert forward == {4: 4.0, 8: 8.0, 12: 12.0}
+    assert len(device.made) <= 3 * 6  # the copies of the others gave their events back
+
+
+def test_phases_outside_an_update_measure_nothing(on_device, device):
+    with on_device.phase("forward"):
+        device.work(5.0)
+    launch(on_device, device, 1, forward=1.0)
+    [times] = on_device.drain()
+    assert times.phases["forward"] == 1.0
+
+
+def test_an_update_that_fails_is_forgotten_and_its_error_comes_through(on_device, device):
+    on_device.begin(1)
+    before = len(device.made)
+
+    def fail() -> None:
+        with on_device.phase("forward"):
+            raise MemoryError("full")
+
+    with pytest.raises(MemoryError, match="full"):
+        fail()
+    assert len(device.made) == before + 1  # nothing is recorded on a device that may be broken
+    launch(on_device, device, 1)
+    assert [times.step for times in on_device.drain()] == [1]
+
+
+def test_an_update_begun_twice_counts_once(on_device, device):
+    on_device.begin(1)
+    with on_device.phase("forward"):
+        device.work(3.0)
+    device.work(1.0)
+    launch(on_device, device, 1, forward=1.0)
+    [times] = on_device.drain()
+    assert times.wall == 1.0
+    assert len(device.made) == 4  # those of the first attempt were used again
+
+
+def test_a_phase_inside_another_is_a_mistake(on_host):
+    on_host.begin(1)
+    with (
+        pytest.raises(AssertionError, match="phase backward inside forward"),
+        on_host.phase("forward"),
+        on_host.phase("backward"),
+    ):
+        pass
+
+
+def test_an_unknown_phase_is_a_mistake(on_host):
+    with pytest.raises(KeyError):
+        on_host.phase("sideways")
+
+
+def test_updates_that_nobody_reads_are_dropped_and_counted(on_device, device, monkeypatch):
+    monkeypatch.setattr(timeline_module, "KEPT_UPDATES", 3)
+    for step in range(10):
+        launch(on_device, device, step)
+    assert on_device.dropped == 7
+    assert [times.step for times in on_device.drain()] == [7, 8, 9]
+    assert len(device.made) <= 4 * 4
+
+
+def test_a_share_is_a_part_of_the_wall_time():
+    times = StepTimes(step=1, wall=2.0, phases={"copy": 0.5}, host_wall=0.0, host={})
+    assert times.share("copy") == 0.25
+    empty = StepTimes(step=1, wall=0.0, phases={"copy": 0.0}, host_wall=0.0, host={})
+    assert empty.share("copy") == 0.0
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(PHASES), st.floats(0, 10), st.floats(0, 10)), max_size=20)
+)
+def test_the_rest_is_never_negative_and_all_adds_up(stretches):
+    clock = HandClock()
+    timeline = Timeline("cpu", clock=clock)
+    timeline.begin(0)
+    for phase, inside, between in stretches:
+        with timeline.phase(phase):
+            clock.turn(inside)
+        clock.turn(between)
+    timeline.end()
+    [times] = timeline.ready(lag=0)
+    assert times.phases["other"] >= 0
+    # 42 readings of a clock near 500 round by 500 * 2**-53 each
+    assert sum(times.phases.values()) == pytest.approx(times.wall, abs=42 * 500 * 2**-52)
+
+
+@pytest.mark.gpu
+def test_real_events_measure_what_the_device_did():
+    import torch
+
+    timeline = Timeline(torch.device("cuda", 0))
+    matrix = torch.ones(4096, 4096, device="cuda")
+    torch.mm(matrix, matrix)
+    torch.cuda.synchronize()
+    beside = torch.cuda.Stream()
+    for step in range(3):
+        timeline.begin(step)
+        with torch.cuda.stream(beside):
+            start, end = timeline.take_event(), timeline.take_event()
+            start.record()
+            torch.ones(2**24, device="cuda")
+            end.record()
+        timeline.add_events("copy", start, end)
+        with timeline.phase("forward"):
+            for _ in range(20):
+                torch.mm(matrix, matrix)
+        with timeline.phase("optimizer"):
+            torch.mm(matrix, matrix)
+        timeline.end()
+    found = timeline.ready() + timeline.drain()
+    assert [times.step for times in found] == [0, 1, 2]
+    for times in found:
+        # twenty products against one: far apart whatever else the card does
+        assert times.phases["forward"] > 4 * times.phases["optimizer"] > 0
+        assert times.phases["copy"] > 0
+        assert times.wall >= times.phases["forward"] + times.phases["optimizer"]
+        assert times.phases["forward"] > times.host["forward"]  # launched, not waited for

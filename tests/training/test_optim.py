@@ -1,0 +1,467 @@
+"""Optimizers: who decays, exact round trips, steps that are not taken, float32 masters."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import Parameter
+
+from expert.training import optim
+from expert.training.optim import (
+    Masters,
+    OptimizerUnavailable,
+    StateDoesNotFit,
+    build_optimizer,
+    clip,
+    decays,
+    load_optimizer_tensors,
+    optimizer_tensors,
+    pieces,
+    set_rate,
+    step_if_finite,
+)
+from tests.training.test_schedule import optim_plan
+
+CPU = torch.device("cpu")
+OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "sgd")
+SHAPES = {
+    # 8-bit states begin at 4096 weights; below, bitsandbytes keeps float32.
+    "blocks.0.q_proj.lora_A.default.weight": (8, 640),
+    "blocks.0.q_proj.lora_B.default.weight": (48, 96),
+    "blocks.0.up.weight": (16, 16),
+    "blocks.0.norm.weight": (16,),
+    "blocks.0.up.bias": (16,),
+    "embed_tokens.weight": (32, 16),
+}
+
+
+def parameters(seed: int = 0) -> list[tuple[str, Parameter]]:
+    draw = torch.Generator().manual_seed(seed)
+    return [(name, Parameter(torch.randn(shape, generator=draw))) for name, shape in SHAPES.items()]
+
+
+def give_gradients(named: list[tuple[str, Parameter]], seed: int) -> None:
+    draw = torch.Generator().manual_seed(1000 + seed)
+    for _, parameter in named:
+        parameter.grad = torch.randn(parameter.shape, generator=draw)
+
+
+def made(kind: str, named: list[tuple[str, Parameter]], **changes):
+    values = {"optimizer": kind, "weight_decay": 0.1, "learning_rate": 1e-2, **changes}
+    return build_optimizer(named, optim_plan(**values), device=CPU)
+
+
+def train(optimizer, named, seeds) -> None:
+    for seed in seeds:
+        give_gradients(named, seed)
+        step_if_finite(optimizer, clip([p for _, p in named], 1.0))
+
+
+def bits(tensors) -> dict[str, bytes]:
+    """Every tensor as its bytes: equal means equal to the last bit, NaN included."""
+    return {name: t.detach().contiguous().numpy().tobytes() for name, t in dict(tensors).items()}
+
+
+# --- building ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("model.layers.0.mlp.up_proj.weight", (8, 4), True),
+        ("lm_head.weight", (8, 4), True),
+        ("layers.0.q_proj.lora_A.default.weight", (1, 4), True),
+        ("embed_tokens.lora_embedding_A.default", (2, 4), True),
+        ("layers.0.q_proj.lora_E", (4, 1), False),
+        ("layers.0.q_proj.lora_magnitude_vector.default.weight", (4,), False),
+        ("layers.0.k_proj.ia3_l.default", (4, 1), False),
+        ("layers.0.down_proj.ia3_l.default", (1, 4), False),
+        ("layers.0.input_layernorm.weight", (4,), False),
+        ("layers.0.up_proj.bias", (4,), False),
+        ("model.embed_tokens.weight", (8, 4), False),
+        ("transformer.wte.weight", (8, 4), False),
+        ("token_embedding.weight", (8, 4), False),
+        ("soft_prompts.style", (8, 4), False),
+    ],
+)
+def test_only_matrices_that_are_no_embeddings_decay(name, shape, expected):
+    assert decays(name, torch.zeros(shape)) is expected
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_every_parameter_is_in_one_of_two_groups(kind):
+    named = parameters()
+    optimizer = made(kind, named)
+    decayed, others = (group["params"] for group in optimizer.param_groups)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+    assert [p.shape for p in decayed] == [(8, 640), (48, 96), (16, 16)]
+    assert [p.shape for p in others] == [(16,), (16,), (32, 16)]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS[:-1])
+def test_adam_gets_its_numbers_from_the_plan(kind):
+    optimizer = made(kind, parameters(), betas=(0.8, 0.95), epsilon=1e-6, learning_rate=3e-3)
+    for group in optimizer.param_groups:
+        assert (tuple(group["betas"]), group["eps"], group["lr"]) == ((0.8, 0.95), 1e-6, 3e-3)
+
+
+def test_the_fused_kernel_is_the_fused_one():
+    assert made("adamw_torch_fused", parameters()).defaults["fused"] is True
+    assert not made("adamw_torch", parameters()).defaults["fused"]
+
+
+def test_fused_adamw_agrees_with_the_plain_one():
+    results = []
+    for kind in ("adamw_torch", "adamw_torch_fused"):
+        named = parameters()
+        train(made(kind, named), named, range(5))
+        results.append(torch.cat([p.detach().flatten() for _, p in named]))
+    # Five steps of 1e-2, each rounded in another order: float32 spacing at 4 is 5e-7 a step.
+    assert torch.allclose(results[0], results[1], rtol=0, atol=5e-6)
+
+
+def test_a_set_without_matrices_has_one_group():
+    optimizer = made("adamw_torch", [("norm.weight", Parameter(torch.zeros(4)))])
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.0]
+
+
+def test_a_parameter_the_fused_kernel_cannot_take_is_said_aloud():
+    named = [("weight", Parameter(torch.zeros(4, 4, device="meta")))]
+    with pytest.raises(OptimizerUnavailable) as caught:
+        made("adamw_torch_fused", named)
+    assert caught.value.optimizer == "adamw_torch_fused"
+    assert str(caught.value).startswith("optim: adamw_torch_fused cannot run here: `fused=True`")
+    assert str(caught.value).endswith("(optim: adamw_torch can)")
+
+
+def test_missing_bitsandbytes_is_said_aloud(monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(OptimizerUnavailable, match=r"bitsandbytes is not installed .*pip install"):
+        made("adamw_bnb_8bit", parameters())
+
+
+def test_an_unknown_optimizer_is_an_error():
+    with pytest.raises(ValueError, match="optim: lion is not known"):
+        made("lion", parameters())
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_rate_is_set_for_all_groups(kind):
+    named = parameters()
+    optimizer = made(kind, named)
+    train(optimizer, named, [0])
+    before = bits(named)
+    set_rate(optimizer, 0.0)
+    train(optimizer, named, [1])
+    assert bits(named) == before
+
+
+# --- the state as tensors ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_resumed_optimizer_steps_exactly_as_the_first_would_have(kind, tmp_path: Path):
+    named = parameters()
+    optimizer = made(kind, named)
+    train(optimizer, named, range(3))
+    save_file(optimizer_tensors(optimizer, named), tmp_path / "optimizer.safetensors")
+    resumed = [(name, Parameter(p.detach().clone())) for name, p in named]
+    again = made(kind, resumed)
+    load_optimizer_tensors(again, resumed, load_file(tmp_path / "optimizer.safetensors"))
+    assert bits(optimizer_tensors(again, resumed)) == bits(optimizer_tensors(optimizer, named))
+    for step in range(3, 6):
+        train(optimizer, named, [step])
+        train(again, resumed, [step])
+        assert bits(resumed) == bits(named)
+    assert bits(optimizer_tensors(again, resumed)) == bits(optimizer_tensors(optimizer, named))
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_without_its_state_the_next_step_is_another(kind):
+    named = parameters()
+    optimizer = made(kind, named)
+    train(optimizer, named, range(3))
+    fresh = [(name, Parameter(p.detach().clone())) for name, p in named]
+    train(optimizer, named, [3])
+    train(made(kind, fresh), fresh, [3])
+    assert bits(fresh) != bits(named)
+
+
+def test_large_states_are_held_in_eight_bits():
+    named = parameters()
+    optimizer = made("adamw_bnb_8bit", named)
+    train(optimizer, named, [0])
+    tensors = optimizer_tensors(optimizer, named)
+    assert tensors["blocks.0.q_proj.lora_A.default.weight.state1"].dtype == torch.uint8
+    assert tensors["blocks.0.up.weight.state1"].dtype == torch.float32
+    assert tensors["shared.qmap1"].shape == (256,)
+
+
+def test_a_loaded_state_is_a_copy():
+    named = parameters()
+    optimizer = made("adamw_torch", named)
+    train(optimizer, named, [0])
+    tensors = {name: t.clone() for name, t in optimizer_tensors(optimizer, named).items()}
+    before = bits(tensors)
+    load_optimizer_tensors(optimizer, named, tensors)
+    train(optimizer, named, [1])
+    assert bits(tensors) == before
+
+
+def test_plain_and_fused_adamw_take_each_others_state():
+    named = parameters()
+    fused = made("adamw_torch_fused", named)
+    train(fused, named, range(2))
+    plain = made("adamw_torch", named)
+    load_optimizer_tensors(plain, named, optimizer_tensors(fused, named))
+    assert bits(optimizer_tensors(plain, named)) == bits(optimizer_tensors(fused, named))
+    train(plain, named, [2])
+
+
+def test_an_optimizer_that_has_not_stepped_has_no_tensors_and_loads_none():
+    named = parameters()
+    optimizer = made("sgd", named)
+    assert optimizer_tensors(optimizer, named) == {}
+    train(optimizer, named, [0])
+    load_optimizer_tensors(optimizer, named, {})
+    assert optimizer_tensors(optimizer, named) == {}
+
+
+def saved_adamw() -> tuple[list[tuple[str, Parameter]], dict[str, Tensor]]:
+    named = parameters()
+    optimizer = made("adamw_torch", named)
+    train(optimizer, named, [0])
+    return named, optimizer_tensors(optimizer, named)
+
+
+def test_state_of_a_parameter_that_is_not_there_is_refused():
+    named, tensors = saved_adamw()
+    with pytest.raises(StateDoesNotFit, match=r"no parameter of this run is called embed_tokens"):
+        load_optimizer_tensors(made("adamw_torch", named[:-1]), named[:-1], tensors)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw_bnb_8bit"])
+def test_state_of_another_optimizer_is_refused_and_changes_nothing(kind):
+    named, tensors = saved_adamw()
+    optimizer = made(kind, named)
+    train(optimizer, named, [0])
+    before = bits(optimizer_tensors(optimizer, named))
+    with pytest.raises(StateDoesNotFit, match="has exp_avg, exp_avg_sq, step, this optimizer"):
+        load_optimizer_tensors(optimizer, named, tensors)
+    assert bits(optimizer_tensors(optimizer, named)) == before
+
+
+def test_half_a_state_is_refused():
+    named, tensors = saved_adamw()
+    del tensors["blocks.0.up.bias.exp_avg"]
+    with pytest.raises(StateDoesNotFit, match=r"blocks\.0\.up\.bias: the saved optimizer state"):
+        load_optimizer_tensors(made("adamw_torch", named), named, tensors)
+
+
+def test_state_of_another_shape_is_refused():
+    named, tensors = saved_adamw()
+    tensors["blocks.0.up.bias.exp_avg"] = torch.zeros(17)
+    with pytest.raises(StateDoesNotFit, match=r"saved with shape \[17\], the parameter has \[16\]"):
+        load_optimizer_tensors(made("adamw_torch", named), named, tensors)
+
+
+# --- clipping, and steps that are not taken ------------------------------------------------------
+
+
+def test_clipping_scales_all_gradients_to_the_norm():
+    named = parameters()
+    give_gradients(named, 0)
+    whole = torch.cat([p.grad.flatten() for _, p in named if p.grad is not None])
+    norm = clip([p for _, p in named], 0.5)
+    after = torch.cat([p.grad.flatten() for _, p in named if p.grad is not None])
+    # Sums of 1e4 squares in float32: relative error far below 1e-5; 1e-6 guards the division.
+    assert torch.allclose(norm, whole.double().norm().float(), rtol=1e-5)
+    assert torch.allclose(after, whole * (0.5 / norm), rtol=1e-5)
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 1e9])
+def test_gradients_that_need_no_clipping_keep_every_bit(max_norm):
+    named = parameters()
+    give_gradients(named, 0)
+    before = bits((name, p.grad) for name, p in named if p.grad is not None)
+    clip([p for _, p in named], max_norm)
+    assert bits((name, p.grad) for name, p in named if p.grad is not None) == before
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_gradients_with_a_norm_that_is_not_finite_stay_as_they_are(poison):
+    named = parameters()
+    give_gradients(named, 0)
+    first = named[0][1].grad
+    assert first is not None
+    first[0, 0] = poison
+    before = bits((name, p.grad) for name, p in named if p.grad is not None)
+    norm = clip([p for _, p in named], 1.0)
+    assert not torch.isfinite(norm)
+    assert bits((name, p.grad) for name, p in named if p.grad is not None) == before
+
+
+def test_parameters_without_gradients_have_no_norm():
+    assert clip([p for _, p in parameters()], 1.0) == 0
+
+
+def test_sixteen_bit_gradients_are_measured_in_float32():
+    parameter = Parameter(torch.zeros(10_100, dtype=torch.bfloat16))
+    parameter.grad = torch.full_like(parameter, 0.5)
+    # bfloat16 would make it 50.25.
+    assert clip([parameter], 0.0).item() == pytest.approx(2525**0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("good_before", [0, 2])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_bad_gradient_changes_nothing_and_leaves_no_trace(kind, good_before, poison):
+    named, clean = parameters(), parameters()
+    optimizer, clean_optimizer = made(kind, named), made(kind, clean)
+    train(optimizer, named, range(good_before))
+    train(clean_optimizer, clean, range(good_before))
+    before, moments = bits(named), bits(optimizer_tensors(optimizer, named))
+    give_gradients(named, 77)
+    last = named[2][1].grad
+    assert last is not None
+    last[0, 0] = poison
+    applied = step_if_finite(optimizer, clip([p for _, p in named], 1.0))
+    assert not applied
+    assert bits(named) == before
+    if good_before:
+        assert bits(optimizer_tensors(optimizer, named)) == moments
+    train(optimizer, named, [5])
+    train(clean_optimizer, clean, [5])
+    assert bits(named) == bits(clean)
+    assert bits(optimizer_tensors(optimizer, named)) == bits(
+        optimizer_tensors(clean_optimizer, clean)
+    )
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_good_step_is_the_optimizers_own(kind):
+    named, plain = parameters(), parameters()
+    optimizer, plain_optimizer = made(kind, named), made(kind, plain)
+    for step in range(2):
+        give_gradients(named, step)
+        give_gradients(plain, step)
+        assert step_if_finite(optimizer, torch.tensor(1.0))
+        plain_optimizer.step()
+    assert bits(named) == bits(plain)
+
+
+def test_the_fused_step_does_not_read_the_norm_back(monkeypatch):
+    named = parameters()
+    optimizer = made("adamw_torch_fused", named)
+    give_gradients(named, 0)
+
+    def forbidden(_self):
+        raise AssertionError("a tensor was read back")
+
+    monkeypatch.setattr(Tensor, "__bool__", forbidden)
+    monkeypatch.setattr(Tensor, "item", forbidden)
+    step_if_finite(optimizer, clip([p for _, p in named], 1.0))
+
+
+# --- masters -------------------------------------------------------------------------------------
+
+
+def sixteen_bit() -> list[tuple[str, Parameter]]:
+    named = parameters()
+    return [(name, Parameter(p.detach().bfloat16()) if p.ndim == 2 else p) for name, p in named]
+
+
+@pytest.mark.parametrize("scratch", [100, 700, 6000, 2**24])
+def test_masters_add_up_gradients_exactly_as_float32_does(scratch, monkeypatch):
+    monkeypatch.setattr(optim, "SCRATCH_WEIGHTS", scratch)
+    named = sixteen_bit()
+    masters = Masters(named)
+    expected = {name: torch.zeros(p.shape) for name, p in named}
+    for seed in range(4):
+        draw = torch.Generator().manual_seed(seed)
+        for name, parameter in named:
+            grad = torch.randn(parameter.shape, generator=draw).to(parameter.dtype)
+            expected[name] += grad.float()
+            parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+        masters.collect()
+        assert all(p.grad is None for _, p in named if p.dtype != torch.float32)
+    found = {name: m.grad for name, m in masters.named if m.grad is not None}
+    assert bits(found) == bits(expected)
+
+
+def test_a_new_update_does_not_remember_the_gradients_of_the_last():
+    weight = Parameter(torch.zeros(4, 4, dtype=torch.bfloat16))
+    masters = Masters([("weight", weight)])
+    master = masters.named[0][1]
+    for value in (float("nan"), 2.0):
+        master.grad = None
+        weight.grad = torch.full_like(weight, value)
+        masters.collect()
+    assert master.grad is not None
+    assert torch.equal(master.grad, torch.full((4, 4), 2.0))
+
+
+@given(st.lists(st.integers(0, 30)), st.integers(1, 40))
+def test_pieces_are_all_of_them_in_order_and_small_enough(sizes, most):
+    found = pieces(sizes, most)
+    assert [index for piece in found for index in piece] == list(range(len(sizes)))
+    for piece in found:
+        assert len(piece) == 1 or sum(sizes[index] for index in piece) <= most
+
+
+def test_masters_keep_small_steps_that_sixteen_bits_would_round_away():
+    weight = Parameter(torch.ones(4, 4, dtype=torch.bfloat16))
+    masters = Masters([("weight", weight)])
+    optimizer = torch.optim.SGD([m for _, m in masters.named], lr=1e-3)
+    for _ in range(10):
+        weight.grad = torch.ones_like(weight)
+        masters.collect()
+        optimizer.step()
+        optimizer.zero_grad()
+        masters.publish()
+    # 1 - 10 * 0.001 = 0.99; bfloat16 has 0.98828 and 0.99219 there, and 1 - 0.001 rounds to 1.
+    assert torch.equal(weight.detach(), torch.full((4, 4), 0.98828125, dtype=torch.bfloat16))
+    assert torch.allclose(masters.named[0][1], torch.full((4, 4), 0.99), atol=1e-6)
+
+
+def test_a_float32_parameter_is_its_own_master():
+    named = sixteen_bit()
+    masters = Masters(named)
+    for (name, parameter), (master_name, master) in zip(named, masters.named, strict=True):
+        assert name == master_name
+        assert (master is parameter) is (parameter.dtype == torch.float32)
+        assert master.dtype == torch.float32
+        assert master.requires_grad
+
+
+def test_a_parameter_without_a_gradient_leaves_its_master_without_one():
+    named = sixteen_bit()
+    masters = Masters(named)
+    named[0][1].grad = torch.ones_like(named[0][1])
+    masters.collect()
+    assert [m.grad is not None for _, m in masters.named] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_masters_round_trip_with_their_optimizer():
+    named = sixteen_bit()
+    masters = Masters(named)
+    optimizer = made("adamw_torch_fused", masters.named)
+    train(optimizer, masters.named, range(2))
+    masters.publish()
+    for (_, parameter), (_, master) in zip(named, masters.named, strict=True):
+        assert torch.equal(parameter, master.to(parameter.dtype))
+    assert "blocks.0.up.weight.exp_avg" in optimizer_tensors(optimizer, masters.named)

@@ -1,0 +1,342 @@
+"""The plan after a failure: what changes, what never does, and when there is nothing left."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from expert.planning.run_plan import RunPlan
+from expert.training.recovery import (
+    CompileFailed,
+    DataBound,
+    Failure,
+    KernelUnavailable,
+    LossSpike,
+    NotFinite,
+    OutOfMemory,
+    PrecisionUnsupported,
+    RecompileStorm,
+    changes,
+    plan_after,
+)
+from tests.planning.planning import decision, manifest, plan
+
+NO_ROOM = OutOfMemory(where="training", message="CUDA out of memory.\nTried to allocate 2 GiB")
+
+
+def changed(made: RunPlan, **slices) -> RunPlan:
+    """The plan with some values replaced, as if they had been settled so."""
+    tree = made.model_dump()
+    for name, values in slices.items():
+        tree[name].update(values)
+    return RunPlan.model_validate(tree)
+
+
+def with_batch(made: RunPlan, sequences: int | None, micro: int) -> RunPlan:
+    accumulation = None if sequences is None else -(-sequences // micro)
+    batch = {
+        "sequences_per_update": sequences,
+        "micro_batch": micro,
+        "accumulation": accumulation,
+    }
+    return changed(made, batch=batch)
+
+
+def after(made: RunPlan, failure: Failure) -> RunPlan:
+    found = plan_after(made, failure)
+    assert found is not None
+    return found
+
+
+def changed_values(before: RunPlan, later: RunPlan) -> dict[str, object]:
+    return {d.path: d.value for d in changes(before, later)}
+
+
+@pytest.fixture(scope="module")
+def usual() -> RunPlan:
+    """LoRA on a card; sixteen rows an update, all at once."""
+    return with_batch(plan(manifest({"packing": False})), 16, 16)
+
+
+# --- out of memory -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["training", "probe"])
+def test_out_of_memory_halves_the_micro_batch_and_doubles_the_accumulation(usual, where):
+    found = after(usual, OutOfMemory(where=where, message="CUDA out of memory.\nTried to ..."))
+    assert (found.batch.micro_batch, found.batch.accumulation) == (8, 2)
+    assert changed_values(usual, found) == {"batch.micro_batch": 8, "batch.accumulation": 2}
+    value, because, source = decision(found, "batch.micro_batch")
+    assert (value, source) == (8, "fallback")
+    assert because == f"out of memory in {where} with 16 at once: CUDA out of memory."
+
+
+@pytest.mark.parametrize(
+    ("sequences", "micro", "expected"),
+    [(7, 7, (3, 3)), (7, 3, (1, 7)), (2, 64, (2, 1)), (6, 5, (2, 3)), (None, 9, (4, None))],
+)
+def test_odd_batches_are_halved_downwards_and_still_covered(usual, sequences, micro, expected):
+    found = after(with_batch(usual, sequences, micro), NO_ROOM)
+    assert (found.batch.micro_batch, found.batch.accumulation) == expected
+    assert found.batch.sequences_per_update == sequences
+
+
+def test_with_one_row_at_once_half_and_then_all_blocks_are_recomputed(usual):
+    failure = OutOfMemory(where="training", message="no room", blocks=28)
+    one = with_batch(usual, 16, 1)
+    half = after(one, failure)
+    assert (half.kernels.checkpointing, half.kernels.recomputed_blocks) == ("selective", 14)
+    every = after(half, failure)
+    assert (every.kernels.checkpointing, every.kernels.recomputed_blocks) == ("full", 28)
+
+
+def test_without_a_count_of_blocks_the_kind_says_how_many_are_recomputed(usual):
+    half = after(with_batch(usual, 16, 1), NO_ROOM)
+    assert (half.kernels.checkpointing, half.kernels.recomputed_blocks) == ("selective", None)
+    every = after(half, NO_ROOM)
+    assert (every.kernels.checkpointing, every.kernels.recomputed_blocks) == ("full", None)
+
+
+@pytest.mark.parametrize(("count", "following"), [(3, 14), (13, 14), (14, 28), (20, 28)])
+def test_some_recomputed_blocks_become_half_and_then_all(usual, count, following):
+    kernels = {"checkpointing": "selective", "recomputed_blocks": count}
+    some = changed(with_batch(usual, 16, 1), kernels=kernels)
+    found = after(some, OutOfMemory(where="training", message="no room", blocks=28))
+    assert found.kernels.recomputed_blocks == following
+
+
+def test_a_model_of_one_block_recomputes_it_at_once(usual):
+    failure = OutOfMemory(where="training", message="no room", blocks=1)
+    found = after(with_batch(usual, 4, 1), failure)
+    assert (found.kernels.checkpointing, found.kernels.recomputed_blocks) == ("full", 1)
+
+
+def everything_given_up(config=None, quantization="auto", card="rtx-4090", **options) -> RunPlan:
+    base = {"name": "Qwen3-0.6B", "quantization": quantization}
+    made = plan(manifest(config, base_models=[base]), card, **options)
+    kernels = {"checkpointing": "full", "recomputed_blocks": 28}
+    return changed(with_batch(made, 16, 1), kernels=kernels)
+
+
+def test_at_last_the_base_is_quantised_where_that_was_left_open():
+    before = everything_given_up()
+    found = after(before, NO_ROOM)
+    assert changed_values(before, found) == {"model.quantization": "int4"}
+    assert decision(found, "model.quantization")[2] == "fallback"
+    assert plan_after(found, NO_ROOM) is None
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        everything_given_up(quantization="none"),
+        everything_given_up({"adapter_type": "full"}),
+        everything_given_up(card=None, device="cpu"),
+    ],
+    ids=["the manifest says none", "every weight learns", "no card"],
+)
+def test_a_base_that_may_not_be_quantised_is_the_end(before):
+    assert plan_after(before, NO_ROOM) is None
+
+
+def test_out_of_memory_in_evaluation_halves_only_its_own_batch(usual):
+    failure = OutOfMemory(where="evaluation", message="no room")
+    before = changed(usual, batch={"eval_batch": 5})
+    found = after(before, failure)
+    assert changed_values(before, found) == {"batch.eval_batch": 2}
+    found = after(found, failure)
+    assert found.batch.eval_batch == 1
+    assert plan_after(found, failure) is None
+
+
+@settings(max_examples=60)
+@given(
+    sequences=st.none() | st.integers(1, 5000),
+    micro=st.integers(1, 5000),
+    blocks=st.none() | st.integers(1, 200),
+    count=st.integers(0, 200),
+    wheres=st.lists(st.sampled_from(["training", "evaluation", "probe"]), max_size=8),
+    quantization=st.sampled_from(["auto", "none", "int4"]),
+)
+def test_running_out_of_memory_ends_and_never_changes_an_update(
+    sequences, micro, blocks, count, wheres, quantization
+):
+    made = PLANS[quantization]
+    kernels = {"checkpointing": "selective" if count else "none", "recomputed_blocks": count}
+    here: RunPlan | None = changed(with_batch(made, sequences, micro), kernels=kernels)
+    tried = []
+    while here is not None:
+        tried.append(here)
+        assert len(tried) < 40, "micro_batch 5000 halves 12 times, eval_batch 6, and 3 more steps"
+        assert here.batch.examples_per_update == made.batch.examples_per_update
+        assert here.batch.sequences_per_update == sequences
+        if sequences is not None:
+            assert here.batch.accumulation is not None
+            assert here.batch.micro_batch * here.batch.accumulation >= sequences
+            assert here.batch.micro_batch * (here.batch.accumulation - 1) < sequences
+        assert RunPlan.model_validate_json(here.model_dump_json()) == here
+        where: Any = wheres[len(tried)] if len(tried) < len(wheres) else "training"
+        here = plan_after(here, OutOfMemory(where=where, message="no room", blocks=blocks))
+    assert len({made.model_dump_json() for made in tried}) == len(tried)
+
+
+PLANS = {
+    asked: plan(manifest(base_models=[{"name": "Qwen3-0.6B", "quantization": asked}]))
+    for asked in ("auto", "none", "int4")
+}
+
+
+# --- kernels, precision --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("failure", "because"),
+    [
+        (CompileFailed(reason="ptxas exited\nwith 1"), "compilation failed: ptxas exited"),
+        (RecompileStorm(count=9), "blocks were compiled 9 times: shapes vary"),
+        (
+            KernelUnavailable(kernel="compile", reason="no Triton"),
+            "compile cannot run here: no Tri",
+        ),
+    ],
+)
+def test_a_compiler_that_fails_is_left_out(usual, failure, because):
+    before = changed(usual, kernels={"compile": True})
+    found = after(before, failure)
+    assert changed_values(before, found) == {"kernels.compile": False}
+    assert decision(found, "kernels.compile")[1].startswith(because)
+    assert plan_after(found, failure) is None
+
+
+def test_attention_falls_from_flash_to_flex_to_sdpa_to_eager(usual):
+    here = changed(usual, kernels={"attention": "flash"})
+    for named, following in [("flash", "flex"), ("attention", "sdpa"), ("sdpa", "eager")]:
+        here = after(here, KernelUnavailable(kernel=named, reason="no kernel image"))
+        assert here.kernels.attention == following
+    assert "sdpa cannot run here: no kernel image" in decision(here, "kernels.attention")
+    assert plan_after(here, KernelUnavailable(kernel="attention", reason="?")) is None
+
+
+def test_a_kernel_that_the_plan_does_not_use_changes_nothing(usual):
+    before = changed(usual, kernels={"attention": "sdpa"}, optim={"optimizer": "sgd"})
+    for kernel in ("flash", "adamw_torch_fused", "sgd", "unheard of"):
+        assert plan_after(before, KernelUnavailable(kernel=kernel, reason="?")) is None
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit"])
+@pytest.mark.parametrize("by_role", [True, False])
+def test_an_optimizer_without_its_kernel_becomes_the_plain_one(usual, optimizer, by_role):
+    before = changed(usual, optim={"optimizer": optimizer})
+    kernel = "fused_optimizer" if by_role else optimizer
+    found = after(before, KernelUnavailable(kernel=kernel, reason="missing"))
+    assert changed_values(before, found) == {"optim.optimizer": "adamw_torch"}
+    assert decision(found, "optim.optimizer")[1] == f"{optimizer} cannot run here: missing"
+    assert plan_after(found, KernelUnavailable(kernel="adamw_torch", reason="?")) is None
+
+
+@pytest.mark.parametrize("kernel", ["fused_loss", "tf32", "cudnn_benchmark"])
+def test_other_kernels_are_switched_off(usual, kernel):
+    before = changed(usual, kernels={kernel: True})
+    failure = KernelUnavailable(kernel=kernel, reason="?")
+    found = after(before, failure)
+    assert changed_values(before, found) == {f"kernels.{kernel}": False}
+    assert plan_after(found, failure) is None
+
+
+def test_bf16_becomes_fp16_with_loss_scaling_and_then_fp32(usual):
+    assert usual.kernels.precision == "bf16"
+    half = after(usual, PrecisionUnsupported(precision="bf16", reason="compute capability 7.5"))
+    assert (half.kernels.precision, half.kernels.loss_scaling) == ("fp16", True)
+    failure = PrecisionUnsupported(precision="fp16", reason="no kernel")
+    whole = after(half, failure)
+    assert (whole.kernels.precision, whole.kernels.loss_scaling) == ("fp32", False)
+    assert plan_after(whole, failure) is None
+    assert plan_after(whole, PrecisionUnsupported(precision="fp32", reason="?")) is None
+
+
+def test_on_a_cpu_bf16_becomes_fp32_at_once(usual):
+    before = changed(usual, kernels={"device": "cpu"})
+    found = after(before, PrecisionUnsupported(precision="bf16", reason="no such instruction"))
+    assert (found.kernels.precision, found.kernels.loss_scaling) == ("fp32", False)
+
+
+# --- data, numbers -------------------------------------------------------------------------------
+
+
+def with_loader(made: RunPlan, workers: int, prefetch: int) -> RunPlan:
+    loader = {"workers": workers, "prefetch": prefetch, "persistent_workers": workers > 0}
+    return changed(made, loader=loader)
+
+
+def test_a_starving_card_gets_more_workers_up_to_the_cores_and_more_batches_ahead(usual):
+    here, seen = with_loader(usual, 0, 8), []
+    for _ in range(10):
+        failure = DataBound(share=0.3, workers=here.loader.workers, cores=6)
+        found = plan_after(here, failure)
+        if found is None:
+            break
+        here = found
+        seen.append((here.loader.workers, here.loader.prefetch, here.loader.persistent_workers))
+    assert seen == [(1, 16, True), (2, 32, True), (4, 64, True), (6, 64, True)]
+    because = "30% of the time went on waiting for data, with 4 workers on 6 cores"
+    assert decision(here, "loader.workers") == (6, because, "fallback")
+
+
+def test_workers_in_each_others_way_become_fewer(usual):
+    here, seen = with_loader(usual, 12, 4), []
+    for _ in range(10):
+        failure = DataBound(share=0.2, workers=here.loader.workers, cores=4, thrashing=True)
+        found = plan_after(here, failure)
+        if found is None:
+            break
+        here = found
+        seen.append((here.loader.workers, here.loader.prefetch, here.loader.persistent_workers))
+    assert seen == [(6, 2, True), (3, 1, True), (1, 1, True), (0, 1, False)]
+
+
+def test_more_than_the_cores_asked_for_by_hand_are_not_taken_away_while_it_starves(usual):
+    found = after(with_loader(usual, 12, 4), DataBound(share=0.2, workers=12, cores=4))
+    assert (found.loader.workers, found.loader.prefetch) == (12, 8)
+
+
+@pytest.mark.parametrize(
+    "failure", [NotFinite(step=3, bins=(1, 2)), LossSpike(step=3, z=20.0, loss=9.0, median=1.0)]
+)
+def test_numbers_gone_wrong_are_not_mended_by_another_plan(usual, failure):
+    assert plan_after(usual, failure) is None
+
+
+# --- records -------------------------------------------------------------------------------------
+
+
+def test_a_fallback_replaces_the_decision_where_it_stood(usual):
+    found = after(usual, NO_ROOM)
+    assert [d.path for d in found.decisions] == [d.path for d in usual.decisions]
+    assert changes(usual, usual) == []
+    assert {d.source for d in changes(usual, found)} == {"fallback"}
+
+
+def test_the_plan_it_was_asked_about_is_not_touched(usual):
+    before = usual.model_dump_json()
+    after(usual, NO_ROOM)
+    assert usual.model_dump_json() == before
+
+
+def test_a_plan_after_several_failures_comes_back_from_json(usual):
+    here = changed(usual, kernels={"attention": "flash", "compile": True})
+    for failure in (
+        NO_ROOM,
+        CompileFailed(reason="?"),
+        KernelUnavailable(kernel="flash", reason="?"),
+        DataBound(share=0.5, workers=0, cores=8),
+    ):
+        here = after(here, failure)
+    assert RunPlan.model_validate_json(here.model_dump_json()) == here
+    settled = {d.path: d.value for d in here.decisions}
+    tree = here.model_dump(mode="json")
+    for path in ("batch.micro_batch", "kernels.compile", "kernels.attention", "loader.workers"):
+        name, key = path.split(".")
+        assert tree[name][key] == settled[path]

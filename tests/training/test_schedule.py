@@ -1,0 +1,223 @@
+"""The learning rate: its formulas, its edges, and what a rollback does to it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expert.planning.run_plan import OptimPlan
+from expert.training.schedule import (
+    Schedule,
+    after_rollback,
+    learning_rate,
+    schedule_from,
+    schedule_of,
+)
+
+KINDS = ("linear", "cosine", "constant", "polynomial", "cosine_with_restarts")
+# Rates are a handful of float64 operations: a few units in the last place.
+ROUNDING = 1e-12
+
+
+def optim_plan(**changes) -> OptimPlan:
+    values = {
+        "optimizer": "adamw_torch",
+        "learning_rate": 1e-3,
+        "scheduler": "cosine",
+        "scheduler_options": {},
+        "warmup_steps": None,
+        "warmup_ratio": None,
+        "weight_decay": 0.0,
+        "betas": (0.9, 0.999),
+        "epsilon": 1e-8,
+        "max_grad_norm": 1.0,
+        "seed": 42,
+    }
+    return OptimPlan.model_validate({**values, **changes})
+
+
+def schedule(kind: str = "cosine", total: int = 10, warmup: int = 0, **options: float) -> Schedule:
+    return Schedule(kind=kind, peak=1.0, warmup_steps=warmup, total_steps=total, options=options)
+
+
+def rates(made: Schedule) -> list[float]:
+    return [learning_rate(step, made) for step in range(made.total_steps)]
+
+
+@st.composite
+def schedules(draw) -> Schedule:
+    kind = draw(st.sampled_from(KINDS))
+    possible = {
+        "num_cycles": st.floats(0.1, 5),
+        "power": st.floats(0.5, 3),
+        "lr_end": st.floats(0, 2),
+        "min_lr": st.floats(0, 2),
+    }
+    names = draw(st.sets(st.sampled_from(sorted(possible))))
+    return Schedule(
+        kind=kind,
+        peak=draw(st.floats(1e-7, 1)),
+        warmup_steps=draw(st.integers(0, 60)),
+        total_steps=draw(st.integers(1, 50)),
+        options={name: draw(possible[name]) for name in sorted(names)},
+    )
+
+
+@given(schedules())
+def test_every_update_has_a_rate_above_zero_and_at_most_the_peak(made):
+    for rate in rates(made):
+        assert 0 < rate <= made.peak
+
+
+@given(schedules())
+def test_warm_up_rises_evenly_up_to_the_peak(made):
+    rising = rates(made)[: made.warmup_steps]
+    assert rising == [made.peak * ((n + 1) / made.warmup_steps) for n in range(len(rising))]
+    assert all(before < after for before, after in pairwise(rising))
+
+
+@given(st.sampled_from(["linear", "cosine", "polynomial"]), st.integers(1, 80), st.integers(0, 90))
+def test_after_warm_up_the_rate_only_falls(kind, total, warmup):
+    falling = rates(schedule(kind, total, warmup))[warmup:]
+    assert all(before > after for before, after in pairwise(falling))
+
+
+@given(st.sampled_from(["linear", "cosine", "polynomial"]), st.integers(20, 200))
+def test_the_rate_never_jumps(kind, total):
+    warmup = 10
+    all_rates = rates(schedule(kind, total, warmup))
+    # Warm-up moves a tenth at a time; the steepest of the curves, the cosine, pi/2 of an even fall.
+    most = max(1 / warmup, math.pi / 2 / (total - warmup))
+    assert all(abs(after - before) <= most + ROUNDING for before, after in pairwise(all_rates))
+
+
+def test_linear_falls_in_even_steps_that_would_reach_zero_after_the_last():
+    assert rates(schedule("linear", 4)) == [1.0, 0.75, 0.5, 0.25]
+
+
+def test_cosine_is_half_a_wave_down_to_its_floor():
+    made = schedule("cosine", 8, min_lr=0.2)
+    assert rates(made) == pytest.approx(
+        [0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi * n / 8)) for n in range(8)], rel=ROUNDING
+    )
+    assert learning_rate(4, made) == pytest.approx(0.6, rel=ROUNDING)
+
+
+def test_cosine_with_whole_waves_keeps_a_trace_where_the_wave_touches_zero():
+    made = schedule("cosine", 8, num_cycles=1.0)
+    assert learning_rate(2, made) == pytest.approx(0.5, rel=ROUNDING)
+    assert learning_rate(4, made) == 1e-12
+    assert learning_rate(6, made) == pytest.approx(0.5, rel=ROUNDING)
+
+
+def test_constant_stays_at_the_peak_after_warm_up():
+    made = schedule("constant", 6, 2)
+    assert [learning_rate(step, made) for step in range(8)] == [0.5, 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_polynomial_has_its_power_and_its_end():
+    made = schedule("polynomial", 4, power=2.0, lr_end=0.1)
+    assert rates(made) == pytest.approx(
+        [0.1 + 0.9 * (1 - n / 4) ** 2 for n in range(4)], rel=ROUNDING
+    )
+    assert learning_rate(4, made) == pytest.approx(0.1, rel=ROUNDING)
+
+
+def test_restarts_begin_again_at_the_peak():
+    made = schedule("cosine_with_restarts", 8, num_cycles=2.0)
+    half = [0.5 * (1 + math.cos(math.pi * n / 4)) for n in range(4)]
+    assert rates(made) == pytest.approx([*half, *half], rel=ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("made", "floor"),
+    [
+        (schedule("linear"), 0.0),
+        (schedule("cosine", min_lr=0.2), 0.2),
+        (schedule("cosine", total=3, warmup=9), 0.0),
+        (schedule("polynomial"), 1e-7),
+        (schedule("polynomial", lr_end=0.3), 0.3),
+        (schedule("cosine_with_restarts", num_cycles=2.5, min_lr=0.1), 0.1),
+    ],
+)
+def test_past_the_last_update_the_rate_keeps_its_floor(made, floor):
+    for step in (made.total_steps, made.total_steps + 1, made.total_steps + 1000):
+        assert learning_rate(step, made) == pytest.approx(floor, rel=ROUNDING, abs=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_a_run_of_one_update_gets_the_peak(kind, warmup):
+    assert rates(schedule(kind, 1, warmup)) == [1.0]
+
+
+def test_a_warm_up_longer_than_the_run_never_arrives():
+    assert rates(schedule("cosine", 3, 4)) == [0.25, 0.5, 0.75]
+
+
+def test_rounding_does_not_lift_a_rate_above_the_peak():
+    peak, floor = 0.00042636586502253657, 0.00011039326420748342
+    assert floor + (peak - floor) > peak
+    made = Schedule(
+        kind="cosine", peak=peak, warmup_steps=0, total_steps=3, options={"min_lr": floor}
+    )
+    assert learning_rate(0, made) == peak
+
+
+def test_a_floor_above_the_peak_is_the_peak():
+    assert rates(schedule("cosine", 3, min_lr=2.0)) == [1.0, 1.0, 1.0]
+    assert rates(schedule("polynomial", 3, lr_end=2.0)) == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("total", "ratio", "steps"),
+    [(100, 0.03, 3), (101, 0.03, 4), (100, 0.07, 7), (1, 0.03, 1), (10, 0.0, 0), (10, 1.0, 10)],
+)
+def test_a_ratio_of_warm_up_is_rounded_up_to_whole_updates(total, ratio, steps):
+    assert schedule_of(optim_plan(warmup_ratio=ratio), total).warmup_steps == steps
+
+
+def test_the_plan_settles_the_schedule():
+    plan = optim_plan(
+        scheduler="polynomial", scheduler_options={"power": 2.0}, warmup_steps=7, learning_rate=3e-4
+    )
+    made = schedule_of(plan, 90)
+    assert made == Schedule(
+        kind="polynomial", peak=3e-4, warmup_steps=7, total_steps=90, options={"power": 2.0}
+    )
+    assert schedule_of(optim_plan(), 90).warmup_steps == 0
+
+
+def test_after_a_rollback_the_same_curve_is_lower_and_warms_up_again():
+    before = schedule("linear", 10)
+    made = after_rollback(before, at=4, rate_factor=0.5, steps=3)
+    lower = [0.5 * learning_rate(step, before) for step in range(10)]
+    assert rates(made)[:4] == lower[:4]
+    assert rates(made)[4:6] == [lower[4] / 3, lower[5] * 2 / 3]
+    assert rates(made)[6:] == lower[6:]
+
+
+def test_a_second_rollback_lowers_the_rate_once_more():
+    once = after_rollback(schedule("constant"), at=2, rate_factor=0.5, steps=2)
+    twice = after_rollback(once, at=5, rate_factor=0.5, steps=0)
+    assert learning_rate(5, twice) == 0.25
+    assert learning_rate(9, twice) == 0.25
+
+
+@given(schedules(), st.integers(0, 60), st.integers(0, 20))
+def test_a_schedule_comes_back_from_json_as_it_was(made, at, steps):
+    made = after_rollback(made, at=at, rate_factor=0.3, steps=steps)
+    back = schedule_from(json.loads(json.dumps(asdict(made))))
+    assert back == made
+    assert rates(back) == rates(made)
+
+
+def test_an_unknown_kind_is_an_error():
+    with pytest.raises(ValueError, match="lr_scheduler: sawtooth is not known"):
+        learning_rate(3, schedule("sawtooth"))

@@ -1,0 +1,215 @@
+"""Spikes are found at once, noise is not taken for one, and reactions have an end."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expert.training.spikes import (
+    Skipped,
+    Spike,
+    SpikeTest,
+    SpikeWatch,
+    Stability,
+    Tally,
+    after_not_finite,
+    after_spike,
+)
+
+
+def smooth(step: int) -> float:
+    """A loss that falls from 10.5 towards 2.5, as language models' do."""
+    return 2.5 + 8 * math.exp(-step / 300) + step * -1e-5
+
+
+def lognormal(draw: random.Random) -> float:
+    return math.exp(draw.gauss(0, 0.2))
+
+
+def laplace(draw: random.Random) -> float:
+    return 1 + 0.04 * draw.choice((-1, 1)) * draw.expovariate(1)
+
+
+def student(draw: random.Random) -> float:
+    """Four degrees of freedom: one in ten thousand is 13 scales out."""
+    chi = sum(draw.gauss(0, 1) ** 2 for _ in range(4)) / 4
+    return 1 + 0.02 * draw.gauss(0, 1) / math.sqrt(chi)
+
+
+def gaussian(draw: random.Random) -> float:
+    return max(0.1, 1 + 0.15 * draw.gauss(0, 1))
+
+
+def none(_draw: random.Random) -> float:
+    return 1.0
+
+
+NOISES = (lognormal, laplace, student, gaussian, none)
+
+
+def alarms(losses, watch: SpikeWatch | None = None) -> list[int]:
+    watch = watch or SpikeWatch()
+    return [step for step, loss in enumerate(losses) if watch.observe(step, loss)]
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_noise_is_no_spike_in_ten_thousand_updates(noise, seed):
+    draw = random.Random(seed)
+    assert alarms(smooth(step) * noise(draw) for step in range(10_000)) == []
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("length", [1, 50])
+@pytest.mark.parametrize("at", [20, 100, 1500])
+def test_a_loss_ten_times_as_high_is_found_at_once(noise, length, at):
+    draw = random.Random(3)
+    losses = [smooth(step) * noise(draw) for step in range(at + length + 200)]
+    for step in range(at, at + length):
+        losses[step] *= 10
+    assert alarms(losses)[0] == at
+
+
+def test_after_half_a_window_a_new_level_is_the_usual_one():
+    losses = [1.0] * 100 + [10.0] * 100
+    assert alarms(losses) == list(range(100, 125))
+
+
+def test_what_a_spike_was_is_reported():
+    watch = SpikeWatch()
+    for step in range(30):
+        watch.observe(step, 2.0)
+    found = watch.observe(30, 20.0)
+    # No noise at all, so one hundredth of the median is taken for it: 18 / 0.02.
+    assert found == Spike(step=30, loss=20.0, median=2.0, z=18 / 0.02)
+
+
+def test_too_little_history_judges_nothing():
+    assert alarms([1.0] * 19 + [50.0]) == []
+    assert alarms([1.0] * 20 + [50.0]) == [20]
+
+
+def test_a_fall_is_no_spike():
+    assert alarms([5.0] * 60 + [0.1] * 10) == []
+
+
+@pytest.mark.parametrize(("loss", "found"), [(1.49, []), (1.51, [40])])
+def test_a_rise_below_half_of_the_median_is_no_spike(loss, found):
+    assert alarms([1.0] * 40 + [loss]) == found
+
+
+@pytest.mark.parametrize(("loss", "found"), [(0.05, []), (0.06, [40])])
+def test_a_tiny_loss_may_multiply_without_alarm(loss, found):
+    assert alarms([0.001] * 40 + [loss]) == found
+
+
+@pytest.mark.parametrize("least_rise", [0.0, 0.05])
+def test_a_rise_from_a_loss_of_zero_has_a_finite_size(least_rise):
+    watch = SpikeWatch(SpikeTest(least_rise=least_rise))
+    assert alarms([0.0] * 40, watch) == []
+    found = watch.observe(40, 1.0)
+    assert found is not None
+    assert math.isfinite(found.z)
+
+
+def test_the_threshold_can_be_set():
+    losses = [1.0, 1.2] * 20 + [2.0]
+    assert alarms(losses, SpikeWatch(SpikeTest(z=5.0))) == [40]
+    assert alarms(losses, SpikeWatch(SpikeTest(z=7.0))) == []
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_is_no_spike_and_leaves_no_trace(wrong):
+    watch, clean = SpikeWatch(), SpikeWatch()
+    for step in range(60):
+        watch.observe(step, 1.0 + step % 3)
+        clean.observe(step, 1.0 + step % 3)
+        if step % 2:
+            assert watch.observe(step, wrong) is None
+    assert watch.state() == clean.state()
+
+
+@given(st.lists(st.floats(0, 1e6), max_size=120), st.integers(0, 120))
+def test_a_watch_from_a_checkpoint_sees_what_the_first_one_would_have(losses, cut):
+    whole, first = SpikeWatch(), SpikeWatch()
+    expected = [whole.observe(step, loss) for step, loss in enumerate(losses)]
+    seen = [first.observe(step, loss) for step, loss in enumerate(losses[:cut])]
+    second = SpikeWatch(state=json.loads(json.dumps(first.state())))
+    seen += [second.observe(step, loss) for step, loss in enumerate(losses) if step >= cut]
+    assert seen == expected
+    assert second.state() == whole.state()
+
+
+def test_a_rollback_forgets_the_losses_that_happen_again():
+    watch, clean = SpikeWatch(), SpikeWatch()
+    for step in range(40):
+        watch.observe(step, 1.0 + step / 100)
+        if step < 30:
+            clean.observe(step, 1.0 + step / 100)
+    watch.rewind(30)
+    assert watch.state() == clean.state()
+
+
+# --- reactions -----------------------------------------------------------------------------------
+
+
+def reactions(react, policy: Stability, count: int) -> list[str]:
+    so_far, seen = Tally(), []
+    for _ in range(count):
+        seen.append(react(policy, so_far))
+        so_far = Tally(
+            skips=so_far.skips + (seen[-1] == "skip"),
+            rollbacks=so_far.rollbacks + (seen[-1] == "rollback"),
+        )
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (Stability(), ["stop", "stop", "stop"]),
+        (Stability(on_not_finite="skip", max_skips=2), ["skip", "skip", "stop"]),
+        (Stability(on_not_finite="rollback", max_rollbacks=1), ["rollback", "stop", "stop"]),
+        (Stability(on_not_finite="skip", max_skips=0), ["stop", "stop", "stop"]),
+    ],
+)
+def test_numbers_that_are_not_finite_stop_the_run_at_last(policy, expected):
+    assert reactions(after_not_finite, policy, 3) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (Stability(), ["ignore", "ignore", "ignore"]),
+        (Stability(on_spike="rollback", max_rollbacks=2), ["rollback", "rollback", "stop"]),
+    ],
+)
+def test_spikes_are_rolled_back_only_so_often(policy, expected):
+    assert reactions(after_spike, policy, 3) == expected
+
+
+def test_rollbacks_for_either_reason_are_counted_together():
+    policy = Stability(on_not_finite="rollback", on_spike="rollback", max_rollbacks=1)
+    assert after_not_finite(policy, Tally(rollbacks=1)) == "stop"
+    assert after_spike(policy, Tally(rollbacks=1)) == "stop"
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=12))
+def test_skipped_updates_are_exactly_those_of_the_windows(windows):
+    skipped, expected = Skipped(), set()
+    for first, more in windows:
+        skipped = skipped.with_window(first, first + more)
+        expected |= set(range(first, first + more + 1))
+    assert {step for step in range(-5, 90) if step in skipped} == expected
+    assert len(skipped) == len(expected)
+    assert Skipped.from_json(json.loads(json.dumps(skipped.to_json()))) == skipped
+
+
+def test_windows_that_touch_are_one():
+    assert Skipped().with_window(5, 7).with_window(8, 9).windows == ((5, 9),)
+    assert Skipped().with_window(5, 7).with_window(9, 9).windows == ((5, 7), (9, 9))

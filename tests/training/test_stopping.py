@@ -1,0 +1,219 @@
+"""The best so far, patience, and signals that are requests."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from expert.training.stopping import BestSoFar, Signals, Verdict, show_cursor
+
+BETTER = Verdict(improved=True, stop=False)
+NOT_BETTER = Verdict(improved=False, stop=False)
+ENOUGH = Verdict(improved=False, stop=True)
+
+
+def follow(best: BestSoFar, values) -> list[Verdict]:
+    return [best.observe(step, value) for step, value in enumerate(values)]
+
+
+def test_less_loss_is_better_and_equal_is_not():
+    best = BestSoFar("eval_loss", greater_is_better=False)
+    assert follow(best, [2.0, 1.0, 1.0, 1.5, 0.9]) == [
+        BETTER,
+        BETTER,
+        NOT_BETTER,
+        NOT_BETTER,
+        BETTER,
+    ]
+    assert (best.best, best.best_step) == (0.9, 4)
+
+
+def test_more_accuracy_is_better():
+    best = BestSoFar("eval_token_accuracy", greater_is_better=True)
+    assert follow(best, [0.1, 0.3, 0.2]) == [BETTER, BETTER, NOT_BETTER]
+
+
+def test_the_run_stops_when_patience_is_at_its_end():
+    best = BestSoFar("eval_loss", greater_is_better=False, patience=2)
+    assert follow(best, [1.0, 1.1, 0.9, 1.0, 0.95]) == [
+        BETTER,
+        NOT_BETTER,
+        BETTER,
+        NOT_BETTER,
+        ENOUGH,
+    ]
+
+
+def test_standing_still_wears_patience_out():
+    best = BestSoFar("eval_loss", greater_is_better=False, patience=2)
+    assert follow(best, [1.0, 1.0, 1.0]) == [BETTER, NOT_BETTER, ENOUGH]
+
+
+def test_without_patience_nothing_stops():
+    best = BestSoFar("eval_loss", greater_is_better=False)
+    assert not any(verdict.stop for verdict in follow(best, [1.0] * 100))
+
+
+def test_gains_below_the_threshold_are_the_best_but_wear_patience_out():
+    best = BestSoFar("eval_loss", greater_is_better=False, threshold=0.1, patience=2)
+    assert follow(best, [1.0, 0.99, 0.98]) == [BETTER, BETTER, Verdict(improved=True, stop=True)]
+    assert best.best == 0.98
+
+
+def test_small_gains_count_together():
+    best = BestSoFar("eval_loss", greater_is_better=False, threshold=0.125, patience=3)
+    verdicts = follow(best, [1.0 - n / 16 for n in range(12)])
+    assert verdicts == [BETTER] * 12
+
+
+@pytest.mark.parametrize("greater", [True, False])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_never_the_best(greater, wrong):
+    best = BestSoFar("eval_loss", greater_is_better=greater, patience=2)
+    assert follow(best, [wrong, 1.0, wrong, wrong]) == [NOT_BETTER, BETTER, NOT_BETTER, ENOUGH]
+    assert (best.best, best.best_step) == (1.0, 1)
+
+
+@pytest.mark.parametrize("cut", range(7))
+def test_what_is_read_back_from_a_checkpoint_goes_on_counting(cut):
+    values = [1.0, 0.99, 0.7, math.nan, 0.69, 0.68, 0.67]
+
+    def made(state=None) -> BestSoFar:
+        return BestSoFar(
+            "eval_loss", greater_is_better=False, threshold=0.1, patience=4, state=state
+        )
+
+    whole, first = made(), made()
+    expected = follow(whole, values)
+    seen = follow(first, values[:cut])
+    second = made(json.loads(json.dumps(first.state())))
+    seen += [second.observe(step, value) for step, value in enumerate(values) if step >= cut]
+    assert seen == expected
+    assert seen[-1].stop
+    assert second.state() == whole.state()
+
+
+# --- signals -------------------------------------------------------------------------------------
+
+# A loop of updates that ends at the next boundary; the lines tell the test where it is.
+CHILD = """
+import os, signal, sys, time
+from expert.training.stopping import Signals
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+with Signals(restore_terminal=lambda: os.write(1, b"restored\\n")) as signals:
+    os.write(1, b"ready\\n")
+    while signals.requested is None:
+        time.sleep(0.01)
+    os.write(1, b"saving\\n")
+    if sys.argv[1] == "slow":
+        time.sleep(60)
+os.write(1, b"saved\\n")
+sys.exit(signals.requested)
+"""
+
+
+@pytest.fixture
+def child():
+    children: list[subprocess.Popen[str]] = []
+
+    def start(mode: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", CHILD, mode],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+        children.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in children:
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_first_signal_lets_the_run_save_and_tells_its_exit_code(child, number, code):
+    process = child("quick")
+    process.send_signal(number)
+    assert process.stdout.read() == "saving\nsaved\n"
+    assert process.wait(timeout=20) == code
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code"),
+    [
+        (signal.SIGINT, signal.SIGINT, 130),
+        (signal.SIGINT, signal.SIGTERM, 143),
+        (signal.SIGTERM, signal.SIGTERM, 143),
+    ],
+)
+def test_the_second_signal_ends_the_process_at_once(child, first, second, code):
+    process = child("slow")
+    process.send_signal(first)
+    assert process.stdout.readline() == "saving\n"
+    process.send_signal(second)
+    assert process.stdout.read() == "restored\n"
+    assert process.wait(timeout=20) == code
+
+
+def test_the_handlers_of_before_are_put_back():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with Signals() as signals:
+        during = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+        assert signals.requested is None
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert during != before
+
+
+def test_a_signal_in_this_process_is_only_a_request():
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.requested == 143
+
+
+def test_an_ignored_signal_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            assert signals.requested is None
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_in_another_thread_nothing_is_set():
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+
+    def enter() -> None:
+        with Signals() as signals:
+            seen.append((signal.getsignal(signal.SIGTERM), signals.requested))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert seen == [(before, None)]
+
+
+def test_the_cursor_is_shown_on_terminals_and_nothing_is_written_elsewhere(monkeypatch):
+    written = []
+    monkeypatch.setattr(os, "isatty", lambda stream: stream == 2)
+    monkeypatch.setattr(os, "write", lambda stream, text: written.append((stream, text)))
+    show_cursor()
+    assert written == [(2, b"\x1b[?25h")]
