@@ -71,6 +71,7 @@ def build(plan: RunPlan, encoder: Encoder, *, device: torch.device) -> Built:
     from expert.training.learner import OptimizerLearner
 
     set_switches(plan.kernels)
+    cap_memory(plan, device)
     precision = DTYPES[plan.kernels.precision]
     # Adapters compute in bfloat16 beside float32 masters. Float16 cannot hold their gradients, so
     # there they are float32 and autocast rounds them on the way.
@@ -109,6 +110,20 @@ def build(plan: RunPlan, encoder: Encoder, *, device: torch.device) -> Built:
         after_update=loaded.after_update,
     )
     return Built(loaded=loaded, engine=engine, timeline=timeline)
+
+
+def cap_memory(plan: RunPlan, device: torch.device) -> None:
+    """Hold the process to the memory that was asked for, its CUDA context included."""
+    import torch
+
+    from expert.planning.memory import H200
+
+    cap = plan.memory.cap_bytes
+    if cap is None or device.type != "cuda":
+        return
+    total = torch.cuda.get_device_properties(device).total_memory
+    share = max(0.01, (cap - H200.context_bytes) / total)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
 
 
 def environment() -> dict[str, Any]:

@@ -79,6 +79,8 @@ def _adapter(manifest: Manifest, say: Findings) -> None:
     for key in ("rank", "alpha"):
         if key in given and kind == "ia3" and getattr(config, key) != "auto":
             say.wrong(f"training.config.{key}", "ia3 has no " + key, "remove it")
+    if kind == "ia3" and "dropout" in given and config.dropout not in ("auto", 0):
+        say.superseded("dropout", "ia3 has no dropout")
     if kind in ("full", "none"):
         reason = "every weight is trained" if kind == "full" else "only soft prompts are trained"
         for key in ("rank", "alpha", "dropout", "target_modules"):
@@ -97,10 +99,13 @@ def _adapter(manifest: Manifest, say: Findings) -> None:
             say.wrong("training.config.feedforward_modules", what, "add them there or remove them")
     for number, model in enumerate(manifest.base_models):
         is_quantised = model.quantization in ("int4", "int8", "fp8")
+        path = f"base_models[{number}].quantization"
         if kind == "full" and is_quantised and model.name != CHAR_GPT:
             what = f"an {model.quantization} base cannot be trained whole"
-            path = f"base_models[{number}].quantization"
             say.wrong(path, what, "use quantization: none, or an adapter_type")
+        if kind == "lokr" and is_quantised:
+            what = f"lokr cannot be put on an {model.quantization} base"
+            say.wrong(path, what, "use quantization: none, or adapter_type: lora")
         for position, adapter in enumerate(model.adapters):
             is_dora = adapter.type == "lora" and adapter.use_dora
             released = "dora" if is_dora else adapter.type

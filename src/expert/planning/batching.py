@@ -179,6 +179,11 @@ def _settle_budget(now: Situation, ledger: Ledger) -> int:
     limited = budget < now.target.budget_bytes
     because = "vram_limit" if limited else now.target.budget_because
     ledger.settle("memory.budget_bytes", budget, because, "manifest" if limited else "machine")
+    path, capped = "memory.cap_bytes", limited or because == "--vram"
+    if capped and now.on_gpu:
+        ledger.settle(path, budget, f"{because}: the run is held to it", "manifest")
+    else:
+        ledger.settle(path, None, "no limit was asked for", "machine")
     return budget
 
 

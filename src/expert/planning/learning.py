@@ -201,7 +201,10 @@ def settle_watching(now: Situation, ledger: Ledger) -> None:
     now.pass_on(ledger, "watch.eval_every_epochs", "eval_every_epochs")
     _settle_saving(now, ledger)
     evaluates = evaluation != "no" and has_validation
-    if config.load_best_model_at_end == "auto":
+    saves = ledger.decisions["watch.save_strategy"].value != "no"
+    if config.load_best_model_at_end == "auto" and evaluates and not saves:
+        ledger.settle("watch.load_best", False, "no checkpoints are kept", "preset")
+    elif config.load_best_model_at_end == "auto":
         because = "there is an evaluation to choose by" if evaluates else "nothing is evaluated"
         ledger.settle("watch.load_best", evaluates, because, "preset")
     else:

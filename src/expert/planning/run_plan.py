@@ -134,6 +134,7 @@ class StabilityPlan(Slice):
 
 class MemoryPlan(Slice):
     budget_bytes: int
+    cap_bytes: int | None
     peak_bytes: int | None
     parts: dict[str, int] | None
     fits: bool | None
