@@ -1,8 +1,11 @@
 """Feeding from a prepared cache: tokens a second, time to the first batch, and memory.
 
-Rows are repeated to ten times as many, so that it shows what grows with the data. Memory is the
-highest that is not mapped from a file (RssAnon), looked at every few milliseconds; `bytes_per_row`
-is how much it grows for each row more. Each measurement is a process of its own: the cold one finds
+Rows are repeated to ten and twenty times as many, so that it shows what grows with the data. Memory
+is the highest that is not mapped from a file (RssAnon), looked at every few milliseconds;
+`bytes_per_row` is how much it grows for each row more: from 1x to 20x where the cache is found, and
+from 10x to 20x where it is made, because 1x of a small file does not fill the shards that are under
+way at once. `thread` is the rate at which batches come out of the feed that training uses, with its
+thread, on the CPU. Each measurement is a process of its own: the cold one finds
 no cache, the watched one finds it and fills some hundred batches, and the timed ones, of which the
 best counts, are watched by nobody. Imports are not part of the time to the first batch.
 
@@ -26,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 LENGTH, ROWS_AT_ONCE = 2048, 8
-TIMES = (1, 10)
+TIMES = (1, 10, 20)
 WATCHED_BATCHES, TIMED_SECONDS, TIMED_RUNS, WATCHED_RUNS = 300, 3, 3, 2
 LOOK_EVERY_SECONDS = 0.003
 IMPORTED = ("numpy", "pyarrow", "tokenizers", "jinja2")
@@ -132,6 +135,29 @@ def measure(manifest: Path, watch: bool) -> dict[str, Any]:
     return {**result, "torch_imported": "torch" in sys.modules}
 
 
+def measure_thread(manifest: Path) -> dict[str, Any]:
+    """Tokens a second out of the feed that training uses."""
+    import torch
+
+    from expert.data.batches import BatchShape
+    from expert.data.feed import PackedFeed, UpdateWork
+    from expert.data.order import DataOrder
+
+    made = Feed(manifest)
+    order = DataOrder(made.index.bins, ROWS_AT_ONCE, seed=0)
+    works = (UpdateWork(u, made.index, made.store) for u in order.updates(0, 10**9))
+    shape = BatchShape.for_index(made.index, ROWS_AT_ONCE)
+    cpu = torch.device("cpu")
+    feed = PackedFeed(works, shape, batches_per_update=1, device=cpu, pad_id=0)
+    tokens, started = 0, time.perf_counter()
+    with feed:
+        for fed in feed:
+            tokens += fed.counts.real_tokens
+            if time.perf_counter() - started > TIMED_SECONDS:
+                break
+    return {"tokens_per_second": tokens / (time.perf_counter() - started)}
+
+
 def measure_apart(manifest: Path, *options: str) -> dict[str, Any]:
     command = [sys.executable, __file__, "--feed", str(manifest), *options]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -148,19 +174,25 @@ def measure_file(file: Path, tokenizer: Path) -> dict[str, Any]:
             cold = measure_apart(manifest, "--watch")
             seen = [measure_apart(manifest, "--watch") for _ in range(WATCHED_RUNS)]
             timed = [measure_apart(manifest) for _ in range(TIMED_RUNS)]
+            thread = [measure_apart(manifest, "--thread") for _ in range(TIMED_RUNS)]
         warm = {name: min(run[name] for run in timed) for name in timed[0]}
         warm["tokens_per_second"] = max(run["tokens_per_second"] for run in timed)
         warm["peak_anonymous_bytes"] = min(run["peak_anonymous_bytes"] for run in seen)
-        results[f"{times}x"] = {"cold": cold, "warm": warm}
+        best = max(run["tokens_per_second"] for run in thread)
+        results[f"{times}x"] = {"cold": cold, "warm": warm, "thread": {"tokens_per_second": best}}
         print(file.parent.name, times, json.dumps(results[f"{times}x"]), flush=True)
-    few, many = (results[f"{times}x"] for times in TIMES)
-    more_rows = many["warm"]["rows"] - few["warm"]["rows"]
     results["bytes_per_row"] = {
-        path: (many[path]["peak_anonymous_bytes"] - few[path]["peak_anonymous_bytes"]) / more_rows
-        for path in ("cold", "warm")
+        path: growth(*(results[f"{times}x"][path] for times in (few, TIMES[-1])))
+        for path, few in (("cold", TIMES[1]), ("warm", TIMES[0]))
     }
     print(file.parent.name, results["bytes_per_row"], flush=True)
     return results
+
+
+def growth(few: dict[str, Any], many: dict[str, Any]) -> float:
+    """Bytes of memory for each row more."""
+    more = many["peak_anonymous_bytes"] - few["peak_anonymous_bytes"]
+    return float(more / (many["rows"] - few["rows"]))
 
 
 def main() -> None:
@@ -170,7 +202,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--feed", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--watch", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--thread", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.feed and args.thread:
+        print(json.dumps(measure_thread(args.feed)))
+        return
     if args.feed:
         print(json.dumps(measure(args.feed, args.watch)))
         return

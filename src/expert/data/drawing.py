@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from expert.data.order import Draw, shuffled
 from expert.data.sources import split_rows
 
-Numbers = NDArray[np.int64]
+Numbers = NDArray[np.int32]
 
 
 def draw_documents(
@@ -25,11 +25,13 @@ def draw_documents(
     held_out = np.zeros(total, np.bool_)
     if held_out_share > 0 and total > 1:
         held_out = split_rows(total, held_out_share, seed)
-    drawn, first = [np.zeros(0, np.int64)], 0
+    drawn, first = [np.zeros(0, np.int32)], 0
     for number, (count, weight) in enumerate(zip(counts, weights, strict=True)):
-        here = first + np.flatnonzero(~held_out[first : first + count])
+        here = (first + np.flatnonzero(~held_out[first : first + count])).astype(np.int32)
         first += count
         whole, rest = divmod(round(len(here) * weight), len(here)) if len(here) else (0, 0)
-        order = shuffled(len(here), seed=seed, draw=Draw.SAMPLE, number=number)
-        drawn.append(np.sort(np.concatenate([*[here] * whole, here[order[:rest]]])))
-    return np.concatenate(drawn), np.flatnonzero(held_out)
+        if (whole, rest) != (1, 0):
+            order = shuffled(len(here), seed=seed, draw=Draw.SAMPLE, number=number)
+            here = np.sort(np.concatenate([*[here] * whole, here[order[:rest]]]))
+        drawn.append(here)
+    return np.concatenate(drawn), np.flatnonzero(held_out).astype(np.int32)

@@ -89,11 +89,15 @@ def pack_best_fit(
     order, and the bins are shuffled at the end.
     """
     pieces = cut_pieces(lengths, length - soft_tokens, overlong)
-    order = shuffled(len(pieces), seed=seed, draw=Draw.PIECES)
+    # 32 bits wherever numbers are kept for every piece, and nothing kept longer than needed: this
+    # is where preparation takes most memory a row.
+    order = shuffled(len(pieces), seed=seed, draw=Draw.PIECES).astype(np.int32)
     sizes = (pieces.stop - pieces.start + soft_tokens)[order]
     bin_of, bins = _fit_windows(sizes, length, window)
-    bin_of = shuffled(bins, seed=seed, draw=Draw.BINS)[bin_of]
+    del sizes
+    bin_of = shuffled(bins, seed=seed, draw=Draw.BINS).astype(np.int32)[bin_of]
     by_bin = order[np.argsort(bin_of, kind="stable")]
+    del order
     return PackIndex(
         rule="best-fit",
         length=length,
@@ -118,13 +122,13 @@ class Room(NamedTuple):
 
 def _fit_windows(
     sizes: NDArray[np.int32], length: int, window: int
-) -> tuple[NDArray[np.int64], int]:
+) -> tuple[NDArray[np.int32], int]:
     """The bin of each piece, and how many bins there are.
 
     What fills no whole bin at the end of a window goes into the next one, and so do the pieces of
     its emptiest bins, which are taken apart again.
     """
-    bin_of = np.empty(len(sizes), dtype=np.int64)
+    bin_of = np.empty(len(sizes), dtype=np.int32)
     waiting = np.empty(0, dtype=np.int64)
     bins = 0
     per_bin = length * len(sizes) / max(1, int(sizes.sum(dtype=np.int64)))

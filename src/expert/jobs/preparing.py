@@ -301,7 +301,7 @@ class Builder:
         return self._pack(name, tokens, np.arange(count))
 
     def _pack(
-        self, name: str, tokens: tuple[Prepared, ...], documents: npt.NDArray[np.int64]
+        self, name: str, tokens: tuple[Prepared, ...], documents: npt.NDArray[np.integer[Any]]
     ) -> PreparedSplit:
         from dataclasses import replace
 
