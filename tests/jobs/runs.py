@@ -16,6 +16,7 @@ from expert.core.events import read_events
 from expert.jobs.training import RunResult, train
 from expert.model.load import LoadedModel
 from expert.training import loop
+from expert.training.step import seed_update
 from tests.model.models import tiny_model
 
 WORDS = ("red", "green", "blue", "one", "two", "three", "cat", "dog")
@@ -103,11 +104,11 @@ Fault = Callable[[Tensor, Any, Now], Tensor]
 def inject(monkeypatch: Any, fault: Fault) -> Now:
     """Let every loss pass through `fault` on its way to the backward pass."""
     now = Now()
-    seed, loss_sum = loop.seed_update, LoadedModel.loss_sum
+    loss_sum = LoadedModel.loss_sum
 
     def seeded(number: int, step: int) -> None:
         now.update, now.micro_batch = step, 0
-        seed(number, step)
+        seed_update(number, step)
 
     def faulty(self: LoadedModel, batch: Any) -> Tensor:
         loss = fault(loss_sum(self, batch), batch, now)

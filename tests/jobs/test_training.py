@@ -1,4 +1,4 @@
-"""Whole runs: they learn, they can be taken up again at any update, they leave what they promise."""
+"""Whole runs: they learn, can be taken up again at any update, and leave what they promise."""
 
 from __future__ import annotations
 

@@ -194,20 +194,20 @@ def test_an_update_torn_by_missing_memory_is_taken_again_from_a_checkpoint(
 
 
 def test_an_evaluation_too_large_is_halved_and_counts_the_same(base, whole, tmp_path, monkeypatch):
-    evaluate, sizes = LoadedModel.evaluate, []
+    evaluated = model_load.evaluated
 
-    def narrow(self, batch):
-        sizes.append(batch.tokens.shape[0])
-        if sizes[-1] > 2:
-            raise no_room()
-        return evaluate(self, batch)
+    def narrow(hidden, head, labels, *rest, **more):
+        if labels.shape[0] > 2:
+            raise no_room()  # in the middle of it: the model has put its dropout aside
+        return evaluated(hidden, head, labels, *rest, **more)
 
-    monkeypatch.setattr(LoadedModel, "evaluate", narrow)
+    monkeypatch.setattr(model_load, "evaluated", narrow)
     settings = SETTINGS | {"eval_batch_size": 8}
     done = run(write_expert(tmp_path, base, settings))
     assert fallbacks(done.folder) == [{"batch.eval_batch": 4}, {"batch.eval_batch": 2}]
     # It was tried before the first update, not met after the third.
-    assert [event["event"] for event in events_of(done.folder)].index("fell_back") == 2
+    told = [event["event"] for event in events_of(done.folder)]
+    assert told.index("fell_back") < told.index("step")
     _, folder = whole
     assert losses_of(done.folder) == losses_of(folder)  # dropout stayed on
     found, expected = events_of(done.folder, "eval"), events_of(folder, "eval")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from expert.jobs.training import RunFailed
 from expert.training.checkpoint import load_checkpoint
@@ -92,8 +94,6 @@ def test_what_is_not_finite_changes_no_weight_and_names_its_rows(
 
 def test_the_rows_that_are_named_are_those_that_were_read(base, tmp_path, monkeypatch):
     """Every row says its own number, so that the tokens of the bad batch tell which it was."""
-    from expert.data.encoder import TextEncoder
-
     rows = [{"instruction": f"row {number}", "response": "yes " * 9} for number in range(20)]
     seen = []
 
@@ -110,18 +110,11 @@ def test_the_rows_that_are_named_are_those_that_were_read(base, tmp_path, monkey
         run(manifest)
     folder = next((tmp_path / "runs").iterdir())
     named = events_of(folder, "not_finite")[0]["rows"]
-    tokenizer = TextEncoder.of_folder(base, template_adds_bos=False)
-    words = " ".join(_decoded(tokenizer, batch) for batch in seen)
-    assert sorted(named) == sorted(n for n in range(20) if f"row {n}\n" in words or
-                                   f"row {n}<" in words)
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    read = [tokenizer.decode(row.tolist(), skip_special_tokens=False) for b in seen for row in b]
+    numbers = [int(re.search(r"row (\d+)", text)[1]) for text in read]
+    assert named == numbers
     assert len(named) == 4
-
-
-def _decoded(encoder, batch):
-    from tokenizers import Tokenizer
-
-    found = [value for value in vars(encoder).values() if isinstance(value, Tokenizer)]
-    return found[0].decode(batch.flatten().tolist(), skip_special_tokens=False)
 
 
 def test_by_default_a_run_stops_at_what_is_not_finite(base, tmp_path, monkeypatch):
@@ -202,17 +195,6 @@ def test_a_loss_that_leaps_is_undone_and_the_rest_is_learnt(base, clean, tmp_pat
     state = json.loads((again / "checkpoints" / "step-000030" / "state.json").read_text())["state"]
     assert state["state"]["skipped"] == [[27, 27]]
     assert state["state"]["rollbacks"] == 1
-
-
-def test_a_resume_between_the_rollback_and_its_window_passes_it_over(base, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        inject(patch, at({29}, lambda loss: loss * 10))
-        manifest = write_expert(tmp_path, base, LONG | {"save_steps": 2})
-        folder = run(manifest).folder
-    told = events_of(folder, "rolled_back")[0]
-    assert (told["to_step"], told["skipped"]) == (28, [[29, 29]])
-    steps = [event["step"] for event in events_of(folder, "step")]
-    assert steps == [*range(1, 31), 29, *range(31, 37)]
 
 
 def test_leaps_without_end_stop_the_run_after_so_many_rollbacks(base, tmp_path, monkeypatch):

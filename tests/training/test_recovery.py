@@ -211,9 +211,9 @@ def test_a_compiler_that_fails_is_left_out(usual, failure, because):
     assert plan_after(found, failure) is None
 
 
-def test_attention_falls_from_flash_to_flex_to_sdpa_to_eager(usual):
-    here = changed(usual, kernels={"attention": "flash"})
-    for named, following in [("flash", "flex"), ("attention", "sdpa"), ("sdpa", "eager")]:
+def test_attention_falls_from_flex_to_flash_to_sdpa_to_eager(usual):
+    here = changed(usual, kernels={"attention": "flex"})
+    for named, following in [("flex", "flash"), ("attention", "sdpa"), ("sdpa", "eager")]:
         here = after(here, KernelUnavailable(kernel=named, reason="no kernel image"))
         assert here.kernels.attention == following
     assert "sdpa cannot run here: no kernel image" in decision(here, "kernels.attention")

@@ -123,7 +123,7 @@ class Documents:
     def place(self, number: int) -> str:
         return f"{self.files[self.file[number]]}:{self.line[number]}"
 
-    def take(self, numbers: npt.NDArray[np.int64]) -> Documents:
+    def take(self, numbers: npt.NDArray[np.integer[Any]]) -> Documents:
         """Only these examples, in this order."""
         return Documents(
             files=self.files,

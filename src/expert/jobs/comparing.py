@@ -30,7 +30,8 @@ def checked_ids(trained: Trained) -> list[list[int]]:
     if isinstance(trained.encoder, CharacterEncoder):
         known = trained.encoder.characters
         texts = ["".join(c for c in text if c in known) for text in CHECKED_TEXTS]
-        texts = [text or known[:16] for text in texts]
+        module: Any = trained.loaded.module
+        texts = [(text or known)[: module.size.block_size] for text in texts]
     else:
         assert trained.template is not None
         texts = [prompt_text(trained.template, text) for text in CHECKED_TEXTS]

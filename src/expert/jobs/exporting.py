@@ -293,12 +293,13 @@ class _Export:
 
     @property
     def tolerance(self) -> float:
-        """The coarser of what was trained in and what is written. A large effect of the adapter
-        is rounded by as large an amount."""
+        """The coarser of what was trained in and what is written; more where the adapter moves the
+        logits by more than four spreads: float16 was off by 3.6 % where it moved them by eight."""
         from expert.model.export_check import TOLERANCE
 
         own = self.dtype if self.kind == "merged" else self.plan.kernels.precision
-        return max(TOLERANCE[own], TOLERANCE[self.dtype]) * max(1.0, self.adapter_effect or 0.0)
+        more = max(1.0, (self.adapter_effect or 0.0) / 4)
+        return max(TOLERANCE[own], TOLERANCE[self.dtype]) * more
 
     def _row(self, ids: list[int]) -> Tensor:
         import torch

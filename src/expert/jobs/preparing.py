@@ -71,6 +71,7 @@ def prepare(
     from expert.data.records import DataError
     from expert.data.sources import resolve_sources
     from expert.jobs.planning import plan as plan_job
+    from expert.jobs.smollm2 import provide_model
     from expert.manifest.reader import ReadManifest, read_manifest
 
     read = manifest
@@ -82,6 +83,7 @@ def prepare(
             "training.dataset.streaming is true: its rows are tokenised while training, there is "
             "nothing to prepare  (set streaming: false to prepare them once)"
         )
+    provide_model(read, model)
     plan = plan_job(read, model=model)
     sources = resolve_sources(spec, read.folder)
     builder = Builder(plan, read, sources, tell)
@@ -169,30 +171,16 @@ class Builder:
         )
 
     def _load_encoder(self) -> tuple[Encoder, Template | None]:
-        from expert.data.chat_template import chat_template
-        from expert.data.encoder import (
-            CharacterEncoder,
-            TextEncoder,
-            read_special_tokens,
-        )
+        from expert.data.encoder import CharacterEncoder
         from expert.data.sources import iterate
-        from expert.data.templates import named_template
+        from expert.data.text_tools import text_tools
         from expert.manifest.schema import CHAR_GPT
 
         if self.plan.model.name == CHAR_GPT:
             rows = iterate(_only(self.sources.train))
             text = "".join(str(getattr(row, "values", {}).get("text", "")) for row in rows)
             return CharacterEncoder(text), None
-        folder = _tokenizer_folder(self.plan)
-        special = read_special_tokens(folder)
-        name = self.plan.model.prompt_template or "tokenizer"
-        if name == "tokenizer" and special.chat_template:
-            template = chat_template(special.chat_template, bos=special.bos, eos=special.eos)
-        else:
-            name = "chatml" if name == "tokenizer" else name
-            template = named_template(name, eos=special.eos, bos=special.bos)
-        encoder = TextEncoder.of_folder(folder, template_adds_bos=template.adds_bos)
-        return encoder, template
+        return text_tools(_tokenizer_folder(self.plan), self.plan.model.prompt_template)
 
     def _tokenise(self, source: Source, name: str) -> Prepared:
         from expert.data.prepare import Recipe, Work, prepare

@@ -106,10 +106,8 @@ def sample(
     seed = secrets.randbelow(2**31) if seed is None else seed
     done = []
     for prompt in prompts:
-        begin(prompt, continues)
-        done.append(
-            answer(trained, prompt, how, system=system, plain=continues, seed=seed, tell=tell)
-        )
+        work = Work(seed=seed, plain=continues, begin=begin, tell=tell)
+        done.append(answer(trained, prompt, how, work, system=system))
     return Samples(
         run=folder.path,
         checkpoint=choice.name,
@@ -161,21 +159,23 @@ def settle_decoding(plan: RunPlan, asked: Mapping[str, Any]) -> tuple[Decoding, 
     return how, notes
 
 
-def answer(
-    trained: Trained,
-    prompt: str,
-    how: Decoding,
-    *,
-    system: str = "",
-    plain: bool = False,
-    seed: int = 0,
-    tell: Tell = lambda piece: None,
-) -> Sample:
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """How one prompt is worked on, and who follows it."""
+
+    seed: int
+    plain: bool
+    begin: Callable[[str, bool], None]
+    """Told the prompt when it was understood, right before the first token."""
+    tell: Tell
+
+
+def answer(trained: Trained, prompt: str, how: Decoding, work: Work, *, system: str = "") -> Sample:
     """One prompt answered; the same seed gives the same text on the same machine."""
     if trained.template is None:
-        return _continue_characters(trained, prompt, how, seed, tell)
-    text = prompt_text(trained.template, prompt, system=system, plain=plain)
-    return _generate(trained, prompt, text, how, plain=plain, seed=seed, tell=tell)
+        return _continue_characters(trained, prompt, how, work)
+    text = prompt_text(trained.template, prompt, system=system, plain=work.plain)
+    return _generate(trained, prompt, text, how, work)
 
 
 def prompt_text(template: Template, prompt: str, *, system: str = "", plain: bool = False) -> str:
@@ -193,9 +193,7 @@ def prompt_text(template: Template, prompt: str, *, system: str = "", plain: boo
 # --- characters ----------------------------------------------------------------------------------
 
 
-def _continue_characters(
-    trained: Trained, prompt: str, how: Decoding, seed: int, tell: Tell
-) -> Sample:
+def _continue_characters(trained: Trained, prompt: str, how: Decoding, work: Work) -> Sample:
     import torch
 
     from expert.data.encoder import CharacterEncoder
@@ -209,7 +207,8 @@ def _continue_characters(
     start = prompt or ("\n" if "\n" in encoder.characters else encoder.characters[0])
     ids = encoder.encode([[Segment(start, learn=False)]]).ids.tolist()
     tokens = torch.tensor([ids], device=trained.device)
-    generator = torch.Generator(trained.device).manual_seed(seed)
+    generator = torch.Generator(trained.device).manual_seed(work.seed)
+    work.begin(prompt, work.plain)
     text, ended, count = "", False, 0
     while count < how.max_new_tokens and not ended:
         tokens = module.generate(tokens, 1, how.temperature, how.top_k, generator)
@@ -219,7 +218,7 @@ def _continue_characters(
         cut = _cut_at(text, how.stop_sequences)
         ended = cut is not None
         if not ended:
-            tell(piece)
+            work.tell(piece)
     text = text if not ended else text[: _cut_at(text, how.stop_sequences)]
     return Sample(prompt=prompt, text=text, tokens=count, ended=ended)
 
@@ -227,9 +226,7 @@ def _continue_characters(
 # --- transformers models -------------------------------------------------------------------------
 
 
-def _generate(
-    trained: Trained, prompt: str, text: str, how: Decoding, *, plain: bool, seed: int, tell: Tell
-) -> Sample:
+def _generate(trained: Trained, prompt: str, text: str, how: Decoding, work: Work) -> Sample:
     import torch
     from transformers import StoppingCriteriaList
 
@@ -244,14 +241,15 @@ def _generate(
         raise CannotSample("--prompt: an empty text has nothing to be continued  (write a word)")
     ends = end_tokens(encoder, template)
     stops = list(how.stop_sequences)
-    if not plain and encoder.tokenizer.token_to_id(template.stop) is None:
+    if not work.plain and encoder.tokenizer.token_to_id(template.stop) is None:
         stops.append(template.stop)
-    writer = _writer(encoder.tokenizer, ends, stops, tell, strip=not plain)
+    writer = _writer(encoder.tokenizer, ends, stops, work.tell, strip=not work.plain)
     config = generation_config(how, ends)
     model = trained.loaded.causal_lm
     # Whole and alone: transformers would fill gaps from the base model's own settings.
     model.generation_config = config
-    with seeded(trained.device, seed), torch.no_grad():
+    work.begin(prompt, work.plain)
+    with seeded(trained.device, work.seed), torch.no_grad():
         model.generate(
             **model_inputs(trained, ids),
             generation_config=config,

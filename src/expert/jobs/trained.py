@@ -176,6 +176,7 @@ def load_trained(
     """
     import torch
 
+    from expert.data.text_tools import text_tools
     from expert.manifest.schema import CHAR_GPT
 
     precision = precision or plan.kernels.precision
@@ -211,22 +212,6 @@ def load_trained(
         tokenizer_folder=tokens,
         device=device,
     )
-
-
-def text_tools(folder: Path, prompt_template: str | None) -> tuple[TextEncoder, Template]:
-    """The tokenizer of a folder and the template texts are written with, as when preparing."""
-    from expert.data.chat_template import chat_template
-    from expert.data.encoder import TextEncoder, read_special_tokens
-    from expert.data.templates import named_template
-
-    special = read_special_tokens(folder)
-    name = prompt_template or "tokenizer"
-    if name == "tokenizer" and special.chat_template:
-        template: Template = chat_template(special.chat_template, bos=special.bos, eos=special.eos)
-    else:
-        name = "chatml" if name == "tokenizer" else name
-        template = named_template(name, eos=special.eos, bos=special.bos)
-    return TextEncoder.of_folder(folder, template_adds_bos=template.adds_bos), template
 
 
 def _tokenizer_folder(choice: Choice, loaded: LoadedModel) -> Path:

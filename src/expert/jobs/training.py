@@ -57,11 +57,13 @@ def train(
     """Train what a manifest describes. `resume` is "auto", a run folder or a checkpoint."""
     from expert.jobs.planning import plan as plan_job
     from expert.jobs.session import Session
+    from expert.jobs.smollm2 import provide_model
     from expert.manifest.reader import ReadManifest, read_manifest
 
     read = manifest
     if not isinstance(read, ReadManifest):
         read = read_manifest(read, overrides=overrides)
+    provide_model(read, model)
     plan = plan_job(read, model=model, vram=vram)
     plan, data, builder = open_data(plan, read, tell)
     plan = with_an_end(plan)
@@ -157,6 +159,20 @@ def with_an_end(plan: RunPlan) -> RunPlan:
     return plan.with_values(values, because, "machine") if values else plan
 
 
+def _tell_of_data(session: Session, data: RunData) -> None:
+    """Say of every prepared folder whether it was there, and why or why not."""
+    splits = [split for split in (data.train, data.validation, data.test) if split is not None]
+    for split in splits:
+        for prepared in split.folders:
+            session.emit(
+                "data",
+                split=split.name,
+                folder=str(prepared.folder),
+                hit=prepared.hit,
+                because=prepared.because,
+            )
+
+
 def _run_folder(plan: RunPlan, resume: str | None) -> tuple[RunFolder, Path | None]:
     """A new run folder, or the one to go on with and the checkpoint in it."""
     from expert.core.rundir import RunFolder, RunFolderError, latest_run
@@ -184,6 +200,7 @@ def _run(session: Session) -> RunResult:
     from expert.training.step import UpdateTorn
 
     session.announce()
+    _tell_of_data(session, session.data)
     while True:
         failure, torn, ending = None, False, None
         try:

@@ -111,6 +111,8 @@ def run_status(folder: RunFolder) -> RunStatus:
 
 _STARTED = ("expert", "model", "device", "total_steps", "epochs")
 _STEP = ("step", "epoch", "loss", "rate", "tokens_per_second", "eta_seconds")
+_REACHED = ("saved", "finished", "stopped", "rolled_back", "resumed")
+"""Events that say which update was the last one; those of steps come only now and then."""
 _KEPT = (*_STARTED, *_STEP, "eval_loss", "last_checkpoint")
 
 
@@ -123,11 +125,10 @@ def _facts(event: Event) -> dict[str, Any]:
         return {name: event.get(name) for name in _STEP}
     if kind == "eval" and event.get("split", "validation") == "validation":
         return {"eval_loss": event.get("loss")}
+    reached = {"step": event["step"]} if kind in _REACHED and "step" in event else {}
     if kind == "saved":
-        return {"last_checkpoint": event.get("path")}
-    if kind in ("rolled_back", "resumed"):
-        return {"step": event.get("step")}
-    return {}
+        return {**reached, "last_checkpoint": event.get("path")}
+    return reached
 
 
 def _state(folder: RunFolder, ending: Event | None) -> tuple[State, str]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from expert.model.dora import settle_dora
 from expert.model.errors import ModelError
 from expert.model.quantised import QUANTISED
 from expert.planning.run_plan import AdapterPlan
@@ -46,9 +47,13 @@ def add_adapter(
         # The CPU's generator alone: torch.manual_seed would also set that of the GPU.
         torch.default_generator.manual_seed(seed)
         wrapped = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
-    for parameter in wrapped.parameters():
-        if parameter.requires_grad:
+    for name, parameter in wrapped.named_parameters():
+        if "ranknum" in name:  # AdaLoRA's count of ranks: on a bf16 base PEFT asks for its gradient
+            parameter.requires_grad_(False)
+        elif parameter.requires_grad:
             parameter.data = parameter.data.to(dtype)
+    if plan.type == "dora":
+        settle_dora(wrapped, ADAPTER)
     return wrapped
 
 
@@ -175,7 +180,14 @@ class AdaLoraRanks:
         return weighed
 
     def after_update(self, step: int) -> None:
-        """Prune after update number `step`, counted from 1, while its gradients are still there."""
+        """Prune after update number `step`, counted from 1, while its gradients are still there.
+
+        Those of an update that was not made because they are not finite count as zero: in PEFT's
+        running averages they would stay for ever.
+        """
+        for parameter, _ in self._vectors:
+            if parameter.grad is not None:
+                torch.nan_to_num_(parameter.grad, 0.0, 0.0, 0.0)
         self._tuner.update_and_allocate(step)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -43,7 +43,6 @@ IMPLEMENTATIONS: dict[AttentionKind, str] = {
     "flash": "expert_varlen",
     "flex": "expert_flex",
 }
-_ORDER: tuple[AttentionKind, ...] = ("flash", "flex", "sdpa", "eager")
 
 
 class KernelUnavailable(ExpertError):
@@ -52,12 +51,6 @@ class KernelUnavailable(ExpertError):
     def __init__(self, kind: str, what: str, instead: str) -> None:
         self.kind = kind
         super().__init__(f"attention '{kind}': {what}  ({instead})")
-
-
-def next_attention(kind: AttentionKind) -> AttentionKind | None:
-    """The kernel to try where this one cannot run, the fastest first; None after the last."""
-    rest = _ORDER[_ORDER.index(kind) + 1 :]
-    return rest[0] if rest else None
 
 
 def register_attention() -> None:

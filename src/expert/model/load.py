@@ -114,17 +114,18 @@ class LoadedModel:
         was_training = self.module.training
         if was_training:
             self.module.eval()
-        found = evaluated(
-            self.hidden(batch),
-            self.head(),
-            batch.labels,
-            batch.target_places,
-            batch.targets,
-            **self._head_options(),
-        )
-        if was_training:
-            self.module.train()
-        return found
+        try:
+            return evaluated(
+                self.hidden(batch),
+                self.head(),
+                batch.labels,
+                batch.target_places,
+                batch.targets,
+                **self._head_options(),
+            )
+        finally:
+            if was_training:
+                self.module.train()
 
     def after_update(self, step: int) -> None:
         """To be called after update number `step`, counted from 1, before gradients are cleared."""

@@ -6,6 +6,7 @@ from expert.planning.decisions import Ledger
 from expert.planning.situation import Situation
 
 AMPERE = (8, 0)
+HOPPER = (9, 0)
 TRITON_LEAST = (7, 0)
 # LoRA without recomputation, H200 (docs/benchmarks/memory-h200.json, two steps timed each): the
 # first compiled step takes 7-18 s, later ones are 1.3x (8B) to 2.0x (0.6B) as fast. At 1.3x, 18 s
@@ -79,8 +80,8 @@ def choose_tf32(now: Situation, ledger: Ledger) -> None:
         ledger.settle(path, asked, "set in the manifest", "manifest")
 
 
-def choose_attention(now: Situation, ledger: Ledger, *, packed: bool) -> str:
-    """Flash kernels that keep packed documents apart; SDPA for rows alone or on older cards."""
+def choose_attention(now: Situation, ledger: Ledger, *, packed: bool, compiled: bool) -> str:
+    """Kernels that keep packed documents apart; SDPA for rows alone or on older cards."""
     config, path = now.config, "kernels.attention"
     able = now.has_capability(AMPERE)
     asked = config.attention
@@ -99,6 +100,11 @@ def choose_attention(now: Situation, ledger: Ledger, *, packed: bool) -> str:
         if config.attention == "auto":
             because = "flash_attention_2 in the manifest; torch's own flash kernels"
         return str(ledger.settle(path, asked, because, "manifest"))
+    if packed and compiled and now.target.capability == HOPPER:
+        # docs/benchmarks/training-speed-h200.json: 117,143 against 108,998 tokens/s at 0.6B and
+        # 16,415 against 16,229 at 8B.
+        because = "FlexAttention with document masks ran 1.01-1.07x as fast as flash on an H200"
+        return str(ledger.settle(path, "flex", because, "measurement"))
     if packed and able:
         because = "packed documents are kept apart by variable-length flash attention"
         return str(ledger.settle(path, "flash", because, "machine"))

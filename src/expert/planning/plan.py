@@ -68,7 +68,6 @@ def make_plan(
     precision = choose_precision(now, ledger)
     choose_tf32(now, ledger)
     length, packed = settle_sequences(now, ledger)
-    attention = choose_attention(now, ledger, packed=packed)
     fused_loss = choose_switches(now, ledger)
     optimizer = choose_optimizer(now, ledger)
     examples, sequences = settle_update(now, ledger, length=length, packed=packed)
@@ -87,14 +86,14 @@ def make_plan(
             precision=precision,
             optimizer=optimizer,
             fused_loss=fused_loss,
-            attention=attention,
             soft_tokens=sum(prompt.tokens for prompt in manifest.soft_prompts),
             prefetch=ledger.decisions["loader.prefetch"].value,
             compiled=False,
         )
     compiled = choose_compile(now, ledger, likely_seconds(now, ledger, work))
+    attention = choose_attention(now, ledger, packed=packed, compiled=compiled)
     if work is not None:
-        work = replace(work, compiled=compiled)
+        work = replace(work, compiled=compiled, attention=attention)
     work = settle_fit(now, ledger, work, examples=examples, sequences=sequences)
     settle_optimisation(now, ledger)
     settle_watching(now, ledger)

@@ -102,8 +102,8 @@ class LengthPlan(Slice):
     total_steps: int | None
     seconds: float | None
     seconds_at_peak: float | None
-    flops_per_token: float | None
-    peak_flops: float | None
+    flops_per_token: float | None = None
+    peak_flops: float | None = None
 
 
 class WatchPlan(Slice):
@@ -134,7 +134,7 @@ class StabilityPlan(Slice):
 
 class MemoryPlan(Slice):
     budget_bytes: int
-    cap_bytes: int | None
+    cap_bytes: int | None = None
     peak_bytes: int | None
     parts: dict[str, int] | None
     fits: bool | None

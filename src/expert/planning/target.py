@@ -61,7 +61,7 @@ def choose_target(
     cores = machine.cores_available.value or 1
     if machine.gpus and device != "cpu":
         return _on_this_gpu(machine, limit, cores, windows)
-    if limit is not None:
+    if limit is not None and device != "cpu":
         return Target(
             device="cuda",
             name=f"a card with {limit / GIB:.0f} GiB",

@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from expert.core.errors import ExpertError
+from expert.core.errors import EXIT_NO_SPACE, ExpertError
 from expert.core.files import sync_folder
 from expert.core.publish import damage, publishing
 
@@ -31,7 +31,6 @@ STATE = "state.json"
 SPACE_FACTOR = 1.2  # what must be free, as a multiple of what a checkpoint takes
 HEADER_BYTES_PER_TENSOR = 256  # a name of 150 characters, type, shape and offsets as JSON
 STATE_BYTES = 65_536
-EXIT_NO_SPACE = 75  # EX_TEMPFAIL of sysexits.h: it works again when there is room
 IDENTITY = ("model", "adapter", "data", "tokenizer", "batch", "schedule", "seed")
 SHOWN_CHARACTERS = 60
 

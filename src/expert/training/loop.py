@@ -246,6 +246,7 @@ def _between_updates(
         state = replace(state, losses=kept.spikes.state(), skips=kept.skips)
         with tools.recorder.meter.paused():
             tools.save(state)
+        exit_code = tools.stop_requested()  # one that came while saving need not wait
     if exit_code is not None:
         return state, Ending(exit_code=exit_code)
     if patience_gone and not moment.last:

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from expert.manifest.schema import CHAR_GPT
 from expert.planning.decisions import Decision
 from expert.planning.run_plan import RunPlan
 
-ATTENTION_AFTER = {"flash": "flex", "flex": "sdpa", "sdpa": "eager"}
+ATTENTION_AFTER = {"flex": "flash", "flash": "sdpa", "sdpa": "eager"}
 PLAIN_OPTIMIZER = "adamw_torch"
 # More batches ahead than this only hold memory: a loader that is on average too slow stays so.
 MOST_PREFETCHED = 64
@@ -173,7 +174,7 @@ def _may_quantise(plan: RunPlan) -> bool:
     return (
         source != "manifest"
         and plan.model.quantization == "none"
-        and plan.model.place != "built-in"
+        and plan.model.name != CHAR_GPT
         and plan.adapter.type != "full"
         and plan.kernels.device == "cuda"
     )

@@ -1,0 +1,155 @@
+"""DoRA whose row norms are worked out without the matrix they are the norms of.
+
+Every forward needs the norm of each row of W + s B A. PEFT makes that matrix: B A through an
+identity, a copy of W, their sum and its norm, each as large as W. Here it is taken apart:
+
+    |W_i + s B_i A|^2 = |W_i|^2 + 2 s (W A^T)_i . B_i + s^2 B_i (A A^T) B_i^T
+
+The first term never changes, and the others are matrices of the rank's width.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from expert.model.quantised import dequantised, weight_only_class
+
+ReadWeight = Callable[[Any, torch.dtype], Tensor]
+
+
+def settle_dora(wrapped: nn.Module, adapter: str) -> None:
+    """Put the faster layer in place of PEFT's wherever `adapter` is DoRA on a linear layer.
+
+    Parameters and their names stay; the base must not change afterwards. First magnitudes are set
+    anew from the norms that forward will see, so that a fresh adapter changes nothing at all.
+    """
+    theirs = importlib.import_module("peft.tuners.lora.dora").DoraLinearLayer
+    for module in wrapped.modules():
+        layers: Any = getattr(module, "lora_magnitude_vector", {})
+        if adapter not in layers or type(layers[adapter]) is not theirs:
+            continue
+        wrapper: Any = module
+        new = faster_class()(layers[adapter], wrapper.get_base_layer())
+        with torch.no_grad():
+            new.weight.copy_(new.base_squares.sqrt())
+        layers[adapter] = new
+
+
+def row_norms(
+    base_squares: Tensor, weight: Tensor, lora_a: Tensor, lora_b: Tensor, scaling: float
+) -> Tensor:
+    """[out]: the norms of the rows of weight + scaling * lora_b @ lora_a, in the dtype of
+    `base_squares`, which are those of the weight alone; no gradient flows back."""
+    exact = base_squares.dtype
+    with torch.no_grad(), torch.autocast(weight.device.type, enabled=False):
+        # In the weight's own dtype: a float32 copy of the weight would be the largest matrix here.
+        cross = (weight @ lora_a.to(weight.dtype).T).to(exact)
+        a, b = lora_a.to(exact), lora_b.to(exact)
+        change = ((2 * scaling * cross + scaling**2 * (b @ (a @ a.T))) * b).sum(1)
+        # Where the adapter cancels a row, what is left is rounding, and may be less than nothing.
+        limits = torch.finfo(exact)
+        least = base_squares * limits.eps + limits.tiny
+        return torch.maximum(base_squares + change, least).sqrt()
+
+
+@functools.cache
+def faster_class() -> type[Any]:
+    """The layer's class: one of PEFT's, so that PEFT merges, saves and loads it as its own."""
+    parent: Any = importlib.import_module("peft.tuners.lora.dora").DoraLinearLayer
+
+    class FasterDora(parent):  # type: ignore[misc]
+        base_squares: Tensor
+
+        def __init__(self, old: Any, base_layer: Any) -> None:
+            super().__init__(old.fan_in_fan_out)
+            self.weight = old.weight
+            self.train(old.training)
+            self.read_weight, self.is_quantised = _reader(base_layer)
+            weight = self.read_weight(base_layer, torch.float32).detach()
+            exact = torch.promote_types(weight.dtype, torch.float32)
+            squares = torch.linalg.vector_norm(weight, dim=1, dtype=exact).square()
+            self.register_buffer("base_squares", squares, persistent=False)
+
+        def forward(
+            self,
+            x: Tensor,
+            *,
+            lora_A: Any,
+            lora_B: Any,
+            scaling: float,
+            base_layer: Any,
+            base_result: Tensor | None = None,
+            adapter_name: str = "default",
+        ) -> Tensor:
+            """What DoRA adds to the base layer's result; None: `x` went through dropout, and the
+            base must see it too."""
+            weight = self.read_weight(base_layer, lora_A.weight.dtype)
+            norms = row_norms(self.base_squares, weight, lora_A.weight, lora_B.weight, scaling)
+            # Rounded as the magnitudes are: a fresh adapter in bfloat16 then scales by exactly 1.
+            # The quotient is not rounded: near 1 bfloat16 has steps of 0.4 and 0.8 %.
+            scale = self.weight.to(norms.dtype) / norms.to(self.weight.dtype).to(norms.dtype)
+            lora_result = lora_B(lora_A(x))
+            if base_result is None:
+                plain_result = self._of_dropped(x, base_layer)
+            else:
+                plain_result = _less_bias(base_result, base_layer)
+            dtype = torch.promote_types(plain_result.dtype, lora_result.dtype)
+            more, whole = (scale - 1).to(dtype), (scale * scaling).to(dtype)
+            added: Tensor = more * plain_result + whole * lora_result
+            return added
+
+        def _of_dropped(self, x: Tensor, base_layer: Any) -> Tensor:
+            if self.is_quantised:  # its own product keeps no full weight for the backward pass
+                return _less_bias(base_layer(x), base_layer)
+            return F.linear(x, self.read_weight(base_layer, x.dtype).to(x.dtype))
+
+    return FasterDora
+
+
+def _less_bias(result: Tensor, base_layer: Any) -> Tensor:
+    bias = base_layer.bias
+    return result if bias is None else result - bias.to(result.dtype)
+
+
+def _reader(base_layer: Any) -> tuple[ReadWeight, bool]:
+    """(what gives the layer's weight [out, in], whether that is a quantised one). The dtype it is
+    given is for weights that have none of their own."""
+    from transformers.pytorch_utils import Conv1D
+
+    if isinstance(base_layer, Conv1D):
+        return _turned_weight, False
+    bnb: Any = sys.modules.get("bitsandbytes")  # where it is not loaded, no layer is one of its own
+    if bnb is not None:
+        if isinstance(base_layer, bnb.nn.Linear4bit):
+            read: Any = bnb.functional.dequantize_4bit
+            return functools.partial(_nf4_weight, read), True
+        if isinstance(base_layer, weight_only_class()):
+            return _int8_weight, True
+    return _plain_weight, False
+
+
+def _plain_weight(base_layer: Any, dtype: torch.dtype) -> Tensor:
+    weight: Tensor = base_layer.weight
+    return weight
+
+
+def _turned_weight(base_layer: Any, dtype: torch.dtype) -> Tensor:
+    weight: Tensor = base_layer.weight.T
+    return weight
+
+
+def _nf4_weight(read: Any, base_layer: Any, dtype: torch.dtype) -> Tensor:
+    weight: Tensor = read(base_layer.weight.data, base_layer.weight.quant_state)
+    return weight
+
+
+def _int8_weight(base_layer: Any, dtype: torch.dtype) -> Tensor:
+    return dequantised(base_layer.state.CB, base_layer.state.SCB, dtype)

@@ -1,0 +1,169 @@
+"""`expert sample`, `expert export` and `expert clear-cuda-cache` as a person runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from expert.planning import nvml
+from tests.jobs.test_gpu_memory import holder
+from tests.jobs.trained_runs import finished, finished_characters
+from tests.planning.test_machine import NO_SUCH_PID, FakeNvml
+
+CPU = ("--device", "cpu")
+
+
+# --- sampling ------------------------------------------------------------------------------------
+
+
+def test_one_answer_is_written_alone_to_standard_output(run):
+    asked = ("sample", str(finished("lora")), "--prompt", "say cat 2", "--max-tokens", "6", *CPU)
+    ran = run(*asked)
+    assert ran.code == 0
+    assert ran.err.startswith("loading ")
+    [sample] = json.loads(run(*asked, "--json").out)["samples"]
+    assert ran.out == sample["text"] + "\n"
+    assert sample["prompt"] == "say cat 2"
+
+
+def test_several_answers_stand_under_their_prompts(run):
+    prompts = ("--prompt", "say cat 2", "--prompt", "say [red] 1")
+    ran = run("sample", str(finished("lora")), *prompts, "--max-tokens", "4", *CPU)
+    lines = ran.out.splitlines()
+    assert "> say cat 2" in lines
+    assert "> say [red] 1" in lines
+
+
+def test_a_seed_gives_the_same_text_and_one_that_was_drawn_is_told(run):
+    asked = ("sample", str(finished_characters()), "--prompt", "the", "--max-tokens", "30", *CPU)
+    first = run(*asked)
+    [line] = [line for line in first.err.splitlines() if line.startswith("the same again")]
+    seed = line.rpartition(" ")[2]
+    again = run(*asked, "--seed", seed)
+    assert again.out == first.out
+    assert first.out.startswith("the")
+    assert "the same again" not in again.err
+    assert "temperature 0.8: at 0 characters soon repeat themselves" in first.err
+
+
+def test_a_prompt_that_cannot_be_read_is_told_before_anything_is_written(run):
+    ran = run("sample", str(finished_characters()), "--prompt", "é", *CPU)
+    assert (ran.code, ran.out) == (2, "")
+    assert "the character 'é' is not in the corpus the model learnt" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (("--checkpoint", "99"), "there is no checkpoint of update 99  (there is --checkpoint"),
+        (("--temperature", "-1"), "Invalid value for '--temperature'"),
+        (("--top-p", "0"), "Invalid value for '--top-p'"),
+    ],
+)
+def test_flags_that_make_no_sense_exit_with_2(run, flags, text):
+    ran = run("sample", str(finished("lora")), "--prompt", "x", *flags, *CPU)
+    assert ran.code == 2
+    assert text in ran.err
+
+
+def test_a_prompt_is_needed(run):
+    ran = run("sample", str(finished("lora")))
+    assert ran.code == 2
+    assert "--prompt" in ran.err
+
+
+# --- exporting -----------------------------------------------------------------------------------
+
+
+def test_an_export_tells_where_it_is_and_how_near(run, tmp_path):
+    ran = run("export", str(finished("lora")), "--to", str(tmp_path / "out"), "--merged", *CPU)
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    assert lines[1:3] == ["writing …", "comparing logits on 3 texts …"]
+    assert lines[3].startswith("✓ wrote merged weights (final, fp32, ")
+    assert lines[3].endswith(str(tmp_path / "out"))
+    assert lines[4].startswith("  logits on 3 texts differ from the trained model's by at most ")
+    assert (tmp_path / "out" / "DONE").is_file()
+
+
+def test_an_export_as_json(run, tmp_path):
+    ran = run("export", str(finished("lora")), "--to", str(tmp_path / "out"), "--json", *CPU)
+    found = json.loads(ran.out)
+    assert (found["kind"], found["largest_difference"], found["warnings"]) == ("adapter", 0.0, [])
+    assert Path(found["folder"]) == tmp_path / "out"
+    assert "comparing logits" in ran.err
+
+
+def test_two_kinds_of_export_at_once_are_refused(run, tmp_path):
+    flags = ("--to", str(tmp_path / "out"), "--merged", "--adapter")
+    ran = run("export", str(finished("lora")), *flags)
+    assert ran.code == 2
+    assert "--merged and --adapter are two exports" in " ".join(ran.err.split())
+
+
+def test_a_folder_that_is_there_is_never_overwritten(run, tmp_path):
+    (tmp_path / "mine").write_text("mine", encoding="utf-8")
+    ran = run("export", str(finished("lora")), "--to", str(tmp_path), *CPU)
+    assert ran.code == 2
+    assert "is there already  (name a new folder: nothing is overwritten)" in ran.err
+    assert (tmp_path / "mine").read_text(encoding="utf-8") == "mine"
+
+
+# --- memory of the cards -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cards(monkeypatch) -> FakeNvml:
+    """A machine with one card."""
+    fake = FakeNvml()
+    real = nvml.describe_gpus
+    monkeypatch.setattr("expert.jobs.gpu_memory.describe_gpus", lambda _: real(fake))
+    return fake
+
+
+def test_without_a_card_that_is_said_and_nothing_failed(run, cards):
+    cards.broken["nvmlInit"] = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+    ran = run("clear-cuda-cache")
+    assert ran.code == 0
+    assert ran.out.startswith("There is no GPU here, and no GPU memory to free: the NVIDIA driver")
+    assert json.loads(run("clear-cuda-cache", "--json").out)["cards"] == []
+
+
+def test_holders_are_named_and_what_would_free_their_memory(run, cards):
+    cards.compute = [holder(NO_SUCH_PID, 5), holder(os.getpid(), 1)]
+    ran = run("clear-cuda-cache")
+    lines = ran.out.splitlines()
+    assert ran.code == 0
+    assert lines[0].startswith("GPU 0 NVIDIA H100 80GB HBM3: ")
+    assert f"  pid {NO_SUCH_PID}  Xorg  5.0 GiB" in lines
+    assert "    ending it would free 5.0 GiB" in lines
+    assert "    it is this command itself" in lines
+    assert lines[-1].startswith("Nothing was freed. PyTorch's cache of GPU memory belongs to the")
+    [card] = json.loads(run("clear-cuda-cache", "--json").out)["cards"]
+    assert card["could_be_freed_bytes"] == 6 * 2**30
+    assert card["holders"][0]["pid"] == NO_SUCH_PID
+
+
+def test_a_card_that_nobody_holds(run, cards):
+    out = run("clear-cuda-cache").out
+    assert "  no process holds memory of it\n" in out
+    assert out.endswith("Nothing was freed: no process that can be seen holds memory.\n")
+
+
+def test_a_driver_that_tells_nothing_about_processes(run, cards):
+    for kind in ("Compute", "Graphics"):
+        name = f"nvmlDeviceGet{kind}RunningProcesses"
+        cards.broken[name] = pynvml.NVML_ERROR_NO_PERMISSION
+    assert "  who holds it is not told: unknown: this user may not read it" in (
+        run("clear-cuda-cache").out
+    )
+
+
+def test_every_new_command_is_in_the_help(run):
+    out = run("--help").out
+    for name in ("train", "watch", "sample", "export", "clear-cuda-cache"):
+        assert f" {name} " in out

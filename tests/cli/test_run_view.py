@@ -1,0 +1,54 @@
+"""What surrounds a run on the screen: waiting, preparing, and how a run stands."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from expert.cli.run_view import SECONDS_BETWEEN_LINES, PreparingView, RunView
+
+
+def screen(*, terminal: bool) -> tuple[Console, io.StringIO]:
+    file = io.StringIO()
+    made = Console(file=file, force_terminal=terminal, width=100, color_system=None)
+    return made, file
+
+
+def test_outside_a_terminal_preparing_says_a_line_now_and_then():
+    console, file = screen(terminal=False)
+    now = [0.0]
+    with PreparingView(console, clock=lambda: now[0]) as tell:
+        tell("train rows.jsonl", 10, 100)
+        now[0] += SECONDS_BETWEEN_LINES
+        tell("train rows.jsonl", 2000, 3_000_000)
+        tell("train rows.jsonl", 2001, 3_000_100)
+    assert file.getvalue().splitlines() == [
+        "reading the data …",
+        "preparing train rows.jsonl: 2,000 rows, 3.0 M tokens",
+    ]
+
+
+def test_in_a_terminal_a_spinner_gives_way_to_bars_and_they_to_the_run():
+    console, file = screen(terminal=True)
+    with RunView(console, live=True) as view:
+        with PreparingView(console) as tell:
+            tell("train rows.jsonl", 10, 100)
+        view({"event": "started", "expert": "demo", "model": "tiny", "total_steps": 2})
+        view({"event": "kernels", "lines": ["✓ packing"]})
+        view({"event": "step", "step": 1, "loss": 2.0})
+        view({"event": "step", "step": 2, "loss": 1.0})
+    text = file.getvalue()
+    order = ["reading the data", "train rows.jsonl", "demo: tiny", "loading the model", "loss 1.0"]
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+
+
+def test_a_failure_is_told_by_its_error_while_the_run_is_live():
+    failed: dict[str, Any] = {"event": "failed", "error": "no"}
+    for live, expected in ((True, ""), (False, "failed: no\n")):
+        console, file = screen(terminal=False)
+        with RunView(console, live=live) as view:
+            view(failed)
+        assert file.getvalue() == expected

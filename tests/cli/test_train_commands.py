@@ -1,0 +1,346 @@
+"""`expert train` and `expert watch` as a person runs them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.cli.train_commands import asked_manifest, flag_overrides, with_resume_value
+from expert.jobs.training import RunResult
+from tests.jobs.runs import base_model, write_expert
+from tests.jobs.test_watching import FINISHED, NO_SUCH_PID, STARTED, STEP, a_run
+from tests.jobs.trained_runs import CORPUS, finished, finished_characters, place
+
+SMALL = (
+    *("--set", 'base_models[0].architecture={"layers": 1, "heads": 1, "width": 8}'),
+    *("--set", "base_models[0].architecture.block_size=16"),
+    *("--set", "batch_size=64", "--set", "trackers=[]"),
+)
+
+
+@pytest.fixture
+def expert(tmp_path) -> Path:
+    """A manifest of an expert that trains in a second."""
+    return write_expert(tmp_path / "e", base_model(place() / "models"), {"max_steps": 2})
+
+
+def tree(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+# --- training ------------------------------------------------------------------------------------
+
+
+def test_a_run_is_shown_in_plain_lines_and_ends_with_what_to_do_next(run, expert):
+    ran = run("train", "--manifest", str(expert), "--device", "cpu")
+    assert (ran.code, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    assert lines[0] == "reading the data …"
+    assert lines[1].startswith("demo: ")
+    assert "loading the model …" in lines
+    assert any(line.startswith("step 2/2  loss ") for line in lines)
+    [folder] = (expert.parent / "runs").iterdir()
+    assert lines[-3:] == [
+        f"final: {folder / 'final'}",
+        f'next: expert sample {folder} --prompt "…"',
+        f"      expert export {folder} --to FOLDER",
+    ]
+
+
+def test_flags_overrule_the_manifest_and_the_result_is_json(run, expert, tmp_path):
+    more = ("--output", str(tmp_path / "mine"), "--epochs", "1", "--set", "max_steps=null")
+    ran = run("train", "-m", str(expert), "--device", "cpu", *more, "--json")
+    assert ran.code == 0
+    found = json.loads(ran.out)
+    assert Path(found["folder"]).parent == tmp_path / "mine"
+    plan = json.loads((Path(found["folder"]) / "plan.json").read_text(encoding="utf-8"))
+    assert plan["length"]["epochs"] == 1
+    assert found["steps"] == plan["length"]["steps_per_epoch"]
+    assert found["exit_code"] == 0
+    assert "step 1/" in ran.err
+
+
+def test_without_a_manifest_a_text_trains_the_character_model(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fox.txt").write_text(CORPUS, encoding="utf-8")
+    ran = run("train", "--dataset", "fox.txt", "--epochs", "1", "--device", "cpu", *SMALL)
+    assert ran.code == 0, ran.err
+    [folder] = (tmp_path / "runs").iterdir()
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["name"] == "char-fox"
+    assert manifest["base_models"][0]["name"] == "char-gpt"
+    assert manifest["training"]["dataset"]["path"] == str(tmp_path / "fox.txt")
+    assert (folder / "final" / "vocabulary.json").is_file()
+
+
+def test_a_corpus_is_trained_by_its_name_for_as_many_epochs_as_the_example():
+    read = asked_manifest(None, "shakespeare", tuple(flags(dataset="shakespeare")))
+    assert read.manifest.name == "char-shakespeare"
+    assert read.manifest.training.dataset.path == "shakespeare"
+    assert read.manifest.training.config.epochs == 25
+    assert read.manifest.training.config.adapter_type == "full"
+
+
+def flags(**given: Any) -> list[str]:
+    return flag_overrides(**{**dict.fromkeys(("dataset", "output", "epochs", "device")), **given})
+
+
+def test_other_rows_replace_all_of_the_manifests_own(expert, tmp_path, monkeypatch):
+    manifest = json.loads(expert.read_text(encoding="utf-8"))
+    manifest["training"]["dataset"] |= {"validation_path": "v.jsonl", "format": "jsonl"}
+    expert.write_text(json.dumps(manifest), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other, odd #1.csv").write_text("instruction,response\na,b\n", encoding="utf-8")
+    for name, path in (
+        ("other, odd #1.csv", str(tmp_path / "other, odd #1.csv")),
+        ("shakespeare", "shakespeare"),
+        ("org/rows", "org/rows"),
+    ):
+        data = asked_manifest(expert, name, tuple(flags(dataset=name))).manifest.training.dataset
+        assert (data.path, data.validation_path, data.format) == (path, None, None)
+    mine = ("training.dataset.validation_path=mine.jsonl",)
+    overrides = (*flags(dataset="shakespeare"), *mine)
+    data = asked_manifest(expert, "shakespeare", overrides).manifest.training.dataset
+    assert data.validation_path == "mine.jsonl"
+
+
+def test_tasks_give_way_to_other_rows(tmp_path):
+    manifest = tmp_path / "m.json"
+    tasks = {"a": {"train": "a.jsonl"}, "b": {"train": "b.jsonl"}}
+    data = {"type": "multi_task", "tasks": tasks}
+    text = {"base_model": "x", "training": {"dataset": data}}
+    manifest.write_text(json.dumps(text), encoding="utf-8")
+    read = asked_manifest(manifest, "c/d", tuple(flags(dataset="c/d"))).manifest.training.dataset
+    assert (read.tasks, read.type, read.path) == (None, None, "c/d")
+
+
+def test_the_exit_code_is_that_of_the_run_and_going_on_is_explained(run, expert, monkeypatch):
+    stopped = RunResult(
+        folder=Path("runs/a"),
+        exit_code=143,
+        steps=1,
+        loss=1.0,
+        eval_loss=None,
+        test_loss=None,
+        final=None,
+    )
+    monkeypatch.setattr("expert.jobs.training.train", lambda read, **more: stopped)
+    ran = run("train", "-m", str(expert), "--device", "cpu")
+    assert ran.code == 143
+    assert ran.out.endswith("go on with the same command and --resume runs/a\n")
+    done = replace(stopped, exit_code=0, final=Path("runs/a/final"))
+    monkeypatch.setattr("expert.jobs.training.train", lambda read, **more: done)
+    assert run("train", "-m", str(expert), "--device", "cpu").code == 0
+
+
+# --- resuming ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("train --resume", "train --resume auto"),
+        ("--resume --epochs 2", "--resume auto --epochs 2"),
+        ("--resume runs/a --epochs 2", "--resume runs/a --epochs 2"),
+        ("--resume=runs/a -m x", "--resume=runs/a -m x"),
+        ("--resume auto", "--resume auto"),
+        ("-m x", "-m x"),
+    ],
+)
+def test_resume_without_a_value_means_auto(given, meant):
+    assert with_resume_value(given.split()) == meant.split()
+
+
+def test_resume_alone_goes_on_with_the_newest_run_and_says_from_where(run, tmp_path):
+    home = tmp_path / "lora"
+    shutil.copytree(finished("lora").parents[1], home)
+    [folder] = (home / "runs").iterdir()
+    shutil.rmtree(folder / "final")
+    shutil.rmtree(folder / "checkpoints" / "step-000006")
+    ran = run("train", "-m", str(home / "manifest.json"), "--resume", "--device", "cpu")
+    assert ran.code == 0, ran.err
+    assert f"resumed at step 3 from {folder / 'checkpoints' / 'step-000003'}\n" in ran.out
+    assert (folder / "final").is_dir()
+    assert len(list((home / "runs").iterdir())) == 1
+
+
+def test_a_changed_run_is_refused_with_the_difference_unless_allowed(run, tmp_path):
+    home = tmp_path / "lora"
+    shutil.copytree(finished("lora").parents[1], home)
+    [folder] = (home / "runs").iterdir()
+    shutil.rmtree(folder / "final")
+    asked = ("train", "-m", str(home / "manifest.json"), "--device", "cpu", "--resume")
+    ran = run(*asked, str(folder), "--set", "learning_rate=0.5")
+    assert ran.code == 2
+    assert "schedule.learning_rate: was 0.01, is 0.5" in ran.err
+    ran = run(*asked, str(folder), "--set", "learning_rate=0.5", "--allow-changed")
+    assert ran.code == 0
+    assert "  changed: schedule.learning_rate: was 0.01, is 0.5\n" in ran.out
+
+
+# --- a dry run -----------------------------------------------------------------------------------
+
+
+def test_a_dry_run_shows_plan_and_data_and_writes_nothing(run, expert, tmp_path):
+    before = tree(tmp_path)
+    ran = run("train", "-m", str(expert), "--dry-run", "--device", "cpu")
+    assert ran.code == 0
+    assert tree(tmp_path) == before
+    assert "batch.examples_per_update" in ran.out
+    rows = expert.parent / "train.jsonl"
+    assert "  train: train.jsonl (files, " in ran.out
+    assert f"  prepared tokens: {expert.parent / 'datasets_optimized' / 'demo'} (none yet)" in (
+        ran.out
+    )
+    assert ran.out.endswith(
+        f"the run would make a folder in {expert.parent / 'runs'}; nothing was written\n"
+    )
+    found = json.loads(run("train", "-m", str(expert), "--dry-run", "--json").out)
+    assert found["plan"]["expert"] == "demo"
+    assert found["data"]["sources"][0]["files"] == [str(rows)]
+    assert found["resume"] is None
+    assert tree(tmp_path) == before
+
+
+def test_a_dry_run_of_resuming_names_the_run(run, expert):
+    asked = ("train", "-m", str(expert), "--dry-run", "--device", "cpu", "--resume")
+    ran = run(*asked)
+    assert ran.code == 2
+    assert "--resume: there is no run of demo under" in ran.err
+    folder = a_run(expert.parent / "runs" / "demo-20260101-000000").path
+    assert f"the run would go on with {folder}; nothing was written\n" in run(*asked).out
+
+
+def test_a_dry_run_that_does_not_fit_exits_with_3(run, tmp_path):
+    file = tmp_path / "m.yaml"
+    (tmp_path / "a.jsonl").write_text('{"instruction": "a", "response": "b"}\n', encoding="utf-8")
+    file.write_text("base_model: microsoft/phi-4\ndataset: a.jsonl\n", encoding="utf-8")
+    ran = run("train", "-m", str(file), "--dry-run", "--vram", "2GB")
+    assert ran.code == 3
+    assert "✗ does not fit" in ran.out
+
+
+def test_a_file_that_is_missing_is_told_by_a_dry_run_too(run, expert):
+    (expert.parent / "train.jsonl").unlink()
+    ran = run("train", "-m", str(expert), "--dry-run", "--device", "cpu")
+    assert ran.code == 2
+    assert "train.jsonl: there is no " in ran.err
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "nothing to train is named  (expert train --manifest FILE; or a text"),
+        (("--dataset", "rows.jsonl"), "--dataset rows.jsonl: without a manifest the built-in"),
+        (("--dataset", "nowhere.txt"), "--dataset nowhere.txt: there is no such file"),
+        (("--manifest", "nowhere.json"), "nowhere.json: 1 problem\n  - no such file"),
+        (
+            ("--dataset", "shakespeare", "--resume", "runs/nowhere"),
+            "--resume runs/nowhere: there is no such folder",
+        ),
+        (
+            ("--dataset", "shakespeare", "--device", "cpu", "--vram", "8GB"),
+            "--vram: limits the memory of a card, and device is cpu",
+        ),
+        (
+            ("--dataset", "shakespeare", "--device", "cuda"),
+            "device: cuda was asked for, and no GPU was found",
+        ),
+        (("--dataset", "shakespeare", "--epochs", "-1"), "training.config.epochs"),
+    ],
+    ids=lambda value: "" if isinstance(value, tuple) else value[:30],
+)
+def test_a_mistake_is_told_in_words_with_exit_code_2(run, arguments, text, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("expert.planning.machine.describe_gpus", lambda nvml: ((), "none here"))
+    ran = run("train", *arguments)
+    assert ran.code == 2
+    assert text in ran.err
+    assert tree(tmp_path) == []
+
+
+def test_the_help_says_what_exit_codes_mean(run):
+    text = " ".join(run("train", "--help").out.split())
+    assert "4 the run could not go on; 75 no room for a checkpoint; 130 stopped" in text
+
+
+# --- watching ------------------------------------------------------------------------------------
+
+
+def test_watching_a_finished_run_shows_all_of_it_and_ends(run):
+    ran = run("watch", str(finished("lora")))
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    assert lines[0].startswith("demo: ")
+    assert lines[-2].startswith("finished in ")
+    assert sum(line.startswith("step 3/6  loss ") for line in lines) == 1
+
+
+def test_once_is_a_table_of_how_the_run_stands(run):
+    ran = run("watch", str(finished_characters()), "--once")
+    assert ran.code == 0
+    facts = dict(line.split("  ", 1) for line in ran.out.splitlines()[2:])
+    assert {name: value.strip() for name, value in facts.items()}["state"] == "finished"
+    assert {"step", "loss", "learning rate", "tokens/s", "last checkpoint"} <= facts.keys()
+    assert facts["fallbacks"].strip() == "none"
+
+
+def test_a_torn_file_of_a_dead_run_is_shown_as_far_as_it_goes(run, tmp_path):
+    folder = a_run(tmp_path / "r", STARTED, STEP, pid=NO_SUCH_PID)
+    with folder.events.open("a", encoding="utf-8") as stream:
+        stream.write('{"event": "step", "st')
+    ran = run("watch", str(tmp_path / "r"))
+    assert ran.code == 0
+    assert ran.out.splitlines()[-2] == "step 4/9  loss 1.5000  lr 1.0e-03"
+    assert ran.out.splitlines()[-1].startswith("the trainer ended without a word")
+    assert ran.out.splitlines()[-1].endswith(f"(train with --resume {tmp_path / 'r'} to go on)")
+    found = json.loads(run("watch", str(tmp_path / "r"), "--json").out)
+    assert (found["state"], found["step"], found["loss"]) == ("gone", 4, 1.5)
+
+
+def test_events_around_resuming_and_failing_are_shown(run, tmp_path):
+    more: list[dict[str, Any]] = [
+        {"event": "rejected", "path": "step-000009", "reason": "DONE is missing"},
+        {"event": "resumed", "step": 4, "path": "step-000004", "changed": ["seed: was 1, is 2"]},
+        {"event": "took_best", "step": 4},
+        {"event": "failed", "error": "RuntimeError: [odd]"},
+    ]
+    a_run(tmp_path / "r", STARTED, *more)
+    assert run("watch", str(tmp_path / "r")).out.splitlines()[-5:] == [
+        "rejected step-000009: DONE is missing",
+        "resumed at step 4 from step-000004",
+        "  changed: seed: was 1, is 2",
+        "took the best checkpoint: step 4",
+        "failed: RuntimeError: [odd]",
+    ]
+
+
+def test_no_run_is_told(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ran = run("watch")
+    assert ran.code == 2
+    assert ran.err.startswith("runs: there is no run below this folder  (name a run folder")
+
+
+def test_watching_and_looking_at_gpu_memory_need_no_torch(tmp_path):
+    a_run(tmp_path / "r", STARTED, STEP, FINISHED)
+    for arguments in (["watch", str(tmp_path / "r")], ["watch", str(tmp_path / "r"), "--once"]):
+        code = (
+            "import sys\n"
+            "sys.modules.update(dict.fromkeys(('torch', 'transformers', 'numpy')))\n"
+            f"sys.argv = ['expert', *{arguments!r}]\n"
+            "from expert.__main__ import main\nmain()\n"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "step" in done.stdout

@@ -1,0 +1,238 @@
+"""What leaves a run: readable by others, equal to what was trained, whole or not there at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from expert.core.publish import damage
+from expert.core.rundir import RunFolder
+from expert.jobs.comparing import checked_ids, logits_of_trained
+from expert.jobs.exporting import CannotExport, Exported, export
+from expert.jobs.trained import Trained, choose, load_trained, pick_device, read_plan
+from expert.model.export_check import TOLERANCE, compare, logits_of
+from tests.jobs.trained_runs import finished, finished_characters
+
+
+def trained(run: Path, **more: Any) -> Trained:
+    folder = RunFolder(run)
+    plan = read_plan(folder)
+    return load_trained(folder, plan, choose(folder, "final"), device=pick_device("cpu"), **more)
+
+
+def plain_base(run: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(read_plan(RunFolder(run)).model.location)
+
+
+def exported(run: Path, to: Path, **more: Any) -> Exported:
+    return export(run, to, device="cpu", **more)
+
+
+def test_an_exported_adapter_loads_in_plain_peft_with_equal_logits(tmp_path):
+    from peft import PeftModel
+
+    run = finished("lora")
+    done = exported(run, tmp_path / "out")
+    assert (done.kind, done.checkpoint, done.dtype) == ("adapter", "final", "fp32")
+    ours = trained(run)
+    ids = checked_ids(ours)
+    stranger = PeftModel.from_pretrained(plain_base(run), tmp_path / "out").eval()
+    found = [logits_of(stranger, each) for each in ids]
+    for one, other in zip(logits_of_trained(ours, ids), found, strict=True):
+        assert torch.equal(one, other)  # the same weights and the same arithmetic
+    without = [logits_of(plain_base(run).eval(), each) for each in ids]
+    assert compare(found, without).share > 0.5  # it has learnt something
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "lora+soft"])
+def test_merged_weights_say_what_the_adapter_says(kind, tmp_path):
+    """Float32 sums in another order: up to 5e-6 of the logits' spread was seen."""
+    from transformers import AutoModelForCausalLM
+
+    run = finished(kind)
+    done = exported(run, tmp_path / "out", kind="merged")
+    ours = trained(run)
+    ids = checked_ids(ours)
+    stranger = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    prompts = ours.loaded.soft_prompts
+    rows = prompts.rows() if prompts is not None else None
+    found = [logits_of(stranger, each, rows) for each in ids]
+    assert compare(logits_of_trained(ours, ids), found).share < 1e-4
+    assert done.share < 1e-4
+    assert done.adapter_effect is not None
+    assert done.adapter_effect > 0.5
+    assert (tmp_path / "out" / "soft_prompts" / "lead").is_dir() == (prompts is not None)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_merged_weights_are_rounded_once_to_the_type_asked_for(dtype, tmp_path):
+    done = exported(finished("lora"), tmp_path / "out", kind="merged", dtype=dtype)
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    types = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    assert {tensor.dtype for tensor in tensors.values()} == {types[dtype]}
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"].endswith("16")
+    assert done.adapter_effect is not None
+    assert 1e-4 < done.share <= done.tolerance
+    assert done.tolerance == TOLERANCE[dtype] * max(1.0, done.adapter_effect / 4)
+
+
+def test_a_checkpoint_is_exported_as_it_was_saved(tmp_path):
+    exported(finished("lora"), tmp_path / "three", checkpoint="3")
+    exported(finished("lora"), tmp_path / "six", checkpoint="6")
+    files = ["three", "six"]
+    three, six = (load_file(tmp_path / name / "adapter_model.safetensors") for name in files)
+    final = load_file(finished("lora") / "final" / "adapter_model.safetensors")
+    assert all(torch.equal(six[name], final[name]) for name in final)
+    assert not all(torch.equal(three[name], final[name]) for name in final)
+
+
+def test_the_checkpoint_of_the_manifest_is_the_default(tmp_path):
+    import shutil
+
+    run = tmp_path / "run"
+    shutil.copytree(finished("lora"), run)
+    plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+    plan["watch"]["packaging_checkpoint"] = "checkpoint-3"
+    (run / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    assert exported(run, tmp_path / "out").checkpoint == "step-000003"
+
+
+def test_a_whole_model_is_exported_in_the_type_asked_for(tmp_path):
+    done = exported(finished("full"), tmp_path / "out", dtype="bf16")
+    assert done.kind == "model"
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert exported(finished("full"), tmp_path / "same").largest_difference == 0
+
+
+def test_soft_prompts_alone_are_an_export_too(tmp_path):
+    assert exported(finished("soft"), tmp_path / "out").largest_difference == 0
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text())
+    assert config["peft_type"] == "PROMPT_TUNING"
+
+
+def test_a_character_model_is_exported_to_the_bit(tmp_path):
+    done = exported(finished_characters(), tmp_path / "out")
+    assert (done.kind, done.largest_difference) == ("model", 0)
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"DONE", "README.md", "config.json", "model.safetensors", "vocabulary.json"}
+
+
+def test_a_quantised_base_is_merged_unquantised_and_the_distance_is_told(tmp_path):
+    done = exported(finished("int8"), tmp_path / "out", kind="merged")
+    assert done.share < 1e-4
+    assert done.quantised_share is not None
+    assert 1e-3 < done.quantised_share < 0.5
+    assert "the base was quantised in training and is not in the export" in done.warnings()[0]
+
+
+def test_rounding_that_outweighs_the_adapter_is_a_warning():
+    done = Exported(
+        run=Path(),
+        folder=Path(),
+        kind="merged",
+        checkpoint="final",
+        dtype="bf16",
+        bytes=1,
+        texts=3,
+        largest_difference=0.1,
+        share=0.08,
+        tolerance=0.2,
+        adapter_effect=0.1,
+        quantised_share=None,
+    )
+    [warning] = done.warnings()
+    assert warning.startswith("rounding to bf16 moves the logits by 8.0% of their spread, the ")
+
+
+# --- what lies in it -----------------------------------------------------------------------------
+
+
+def test_an_export_is_sealed_and_has_tokenizer_generation_config_and_card(tmp_path):
+    out = tmp_path / "deep" / "out"
+    exported(finished("lora"), out, kind="merged")
+    assert damage(out) == ""
+    assert (out / "tokenizer.json").is_file()
+    generation = json.loads((out / "generation_config.json").read_text())
+    assert (generation["do_sample"], generation["max_new_tokens"]) == (False, 512)
+    assert generation["eos_token_id"] == [2]
+    assert json.loads((out / "config.json").read_text())["use_cache"] is True
+
+
+def test_the_card_tells_base_data_settings_losses_and_how_to_load(tmp_path):
+    run = finished("lora")
+    done = exported(run, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    base = read_plan(RunFolder(run)).model.location
+    assert card.startswith(f'---\nbase_model: "{base}"\nlibrary_name: peft\n')
+    assert f'AutoModelForCausalLM.from_pretrained("{base}")' in card
+    assert "| data | train.jsonl, " in card
+    assert "| trained | lora, rank 4, alpha 8, dropout 0 |" in card
+    finish = json.loads((run / "events.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert f"| training loss, mean | {finish['loss']:.4f} |" in card
+    assert f"| validation loss, best | {finish['eval_loss']:.4f} |" in card
+    assert f"on {done.texts} texts: the largest difference is 0, 0.00% of their spread" in card
+
+
+def test_a_card_names_what_it_does_not_know(tmp_path):
+    import shutil
+
+    run = tmp_path / "run"
+    shutil.copytree(finished("lora"), run)
+    (run / "events.jsonl").unlink()
+    (run / "environment.json").unlink()
+    exported(run, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "| training loss, mean | unknown |" in card
+    assert "| with | unknown |" in card
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_an_export_that_says_something_else_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
+    from peft import PeftModel
+
+    # What a merge that forgets the adapter would give.
+    monkeypatch.setattr(PeftModel, "merge_and_unload", lambda self: self.unload(), raising=False)
+    with pytest.raises(CannotExport, match=r"does not say what the trained model says: its logits"):
+        exported(finished("lora"), tmp_path / "out", kind="merged")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_logits_that_are_no_numbers_are_never_let_pass():
+    good, bad = torch.zeros(2, 3), torch.full((2, 3), torch.nan)
+    found = compare([good, good], [good, bad])
+    assert not found.share <= 1e9
+    assert not compare([good, good], [bad, good]).share <= 1e9
+
+
+def test_nothing_is_overwritten_but_an_empty_folder_will_do(tmp_path):
+    (tmp_path / "empty").mkdir()
+    exported(finished("lora"), tmp_path / "empty")
+    with pytest.raises(CannotExport, match=r"empty: is there already  \(name a new folder"):
+        exported(finished("lora"), tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "text"),
+    [
+        ("full", {"kind": "merged"}, "--merged: the model was trained whole, it has no adapter"),
+        ("full", {"kind": "adapter"}, "--adapter: the model was trained whole"),
+        ("soft", {"kind": "merged"}, "--merged: soft prompts cannot be merged into weights"),
+        ("lora", {"dtype": "bf16"}, "--dtype: an adapter is exported as it was trained"),
+        ("characters", {"dtype": "bf16"}, "--dtype: the character model is float32"),
+    ],
+)
+def test_what_a_run_cannot_give_is_told(kind, flags, text, tmp_path):
+    run = finished_characters() if kind == "characters" else finished(kind)
+    with pytest.raises(CannotExport, match=text):
+        exported(run, tmp_path / "out", **flags)
+    assert list(tmp_path.iterdir()) == []

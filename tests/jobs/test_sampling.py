@@ -1,0 +1,321 @@
+"""A trained expert answers: with its own template, its own weights, and the same for a seed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from expert.core.rundir import RunFolder
+from expert.data.encoder import read_special_tokens
+from expert.data.records import DataError, Example, Turn
+from expert.data.text_tools import text_tools
+from expert.jobs.preparing import prepare
+from expert.jobs.sampling import CannotSample, prompt_text, sample
+from expert.jobs.trained import (
+    NothingTrained,
+    choose,
+    load_trained,
+    pick_device,
+    read_plan,
+)
+from expert.model.chargpt import load_char_gpt
+from tests.data.tokenizers import model_folder
+from tests.jobs.runs import base_model, write_expert
+from tests.jobs.trained_runs import finished, finished_characters, place
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def texts(run: Path, *prompts: str, **more: Any) -> list[str]:
+    decoding = {"max_new_tokens": 12, **more.pop("decoding", {})}
+    return [s.text for s in sample(run, prompts, decoding=decoding, **more).samples]
+
+
+def greedy_ids(model: Any, ids: list[int], count: int) -> list[int]:
+    """The likeliest tokens, one by one, without a cache."""
+    for _ in range(count):
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits[0, -1]
+        ids = [*ids, int(logits.argmax())]
+    return ids[-count:]
+
+
+def prompt_ids(run: Path, prompt: str) -> list[int]:
+    encoder, template = text_tools(run / "final", "chatml")
+    text = template.prompt([Turn("user", prompt)])
+    return list(encoder.tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def said(tokenizer: Any, ids: list[int]) -> str:
+    """What the tokens say up to the one that ends an answer."""
+    text: str = tokenizer.decode(ids, skip_special_tokens=False)
+    return text.partition("<|im_end|>")[0].strip()
+
+
+# --- the text the model is given -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"chat_template": CHATML}], ids=["named", "own"])
+def test_prompts_are_written_by_the_same_template_and_tokenizer_as_the_training_rows(
+    settings, tmp_path
+):
+    base = tmp_path / "base"
+    shutil.copytree(base_model(place() / "models"), base)
+    model_folder(base, **settings)
+    name = "tokenizer" if settings else "phi"
+    manifest = write_expert(tmp_path / "e", base, {}, model={"prompt_template": name})
+    prepared = prepare(manifest)
+    encoder, template = text_tools(base, name)
+    assert encoder.fingerprint == prepared.encoder.fingerprint
+    assert template.name == prepared.template
+    assert bool(read_special_tokens(base).chat_template) == bool(settings)
+
+
+def test_a_prompt_ends_where_the_answer_begins():
+    _, template = text_tools(finished("lora") / "final", "chatml")
+    turns = (Turn("system", "be brief"), Turn("user", "say cat 2"), Turn("assistant", "cat"))
+    asked, learnt = template.segments(Example(turns=turns))
+    assert prompt_text(template, "say cat 2", system="be brief") == asked.text
+    assert learnt.learn
+
+
+def test_a_plain_prompt_is_the_text_of_training_without_its_end():
+    _, template = text_tools(finished("lora") / "final", "chatml")
+    whole = "".join(s.text for s in template.segments(Example(text="once upon")))
+    assert prompt_text(template, "once upon", plain=True) == "once upon"
+    assert whole == "once upon<|im_end|>"
+
+
+# --- the model that answers ----------------------------------------------------------------------
+
+
+def test_the_answer_is_that_of_the_base_with_the_adapter_in_plain_peft():
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    run = finished("lora")
+    base = AutoModelForCausalLM.from_pretrained(read_plan(RunFolder(run)).model.location)
+    tokenizer = text_tools(run / "final", "chatml")[0].tokenizer
+    ids = prompt_ids(run, "say cat 2")
+    without = greedy_ids(base, ids, 6)
+    expected = greedy_ids(PeftModel.from_pretrained(base, run / "final").eval(), ids, 6)
+    assert expected != without  # it has learnt something
+    [text] = texts(run, "say cat 2", decoding={"max_new_tokens": 6})
+    assert text == said(tokenizer, expected)
+
+
+def test_soft_prompts_stand_in_front_as_plain_peft_puts_them():
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    run = finished("soft")
+    base = AutoModelForCausalLM.from_pretrained(read_plan(RunFolder(run)).model.location)
+    tuned = PeftModel.from_pretrained(base, run / "final").eval()
+    expected = greedy_ids(tuned, prompt_ids(run, "say dog 1"), 6)
+    tokenizer = text_tools(run / "final", "chatml")[0].tokenizer
+    [text] = texts(run, "say dog 1", decoding={"max_new_tokens": 6})
+    assert text == said(tokenizer, expected)
+
+
+def test_a_checkpoint_gives_its_own_weights():
+    folder = RunFolder(finished("lora"))
+    plan, device = read_plan(folder), pick_device("cpu")
+    found = {}
+    for name in ("final", "6", "checkpoint-3"):
+        loaded = load_trained(folder, plan, choose(folder, name), device=device).loaded
+        found[name] = torch.cat([value.flatten() for _, value in loaded.trainable])
+    assert torch.equal(found["final"], found["6"])
+    assert not torch.equal(found["final"], found["checkpoint-3"])
+
+
+def test_the_same_seed_gives_the_same_text_and_another_seed_another():
+    hot = {"temperature": 2.0}
+    first = texts(finished("lora"), "say cat 2", "say red 1", seed=7, decoding=hot)
+    assert texts(finished("lora"), "say cat 2", "say red 1", seed=7, decoding=hot) == first
+    assert texts(finished("lora"), "say red 1", seed=7, decoding=hot) == first[1:]
+    assert texts(finished("lora"), "say cat 2", seed=8, decoding=hot) != first[:1]
+
+
+def test_the_generator_of_the_caller_is_left_as_it_was():
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    texts(finished("lora"), "say cat 2", seed=7, decoding={"temperature": 1.0})
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_an_answer_is_cut_before_a_stop_sequence_and_pieces_add_up_to_it():
+    hot = {"temperature": 2.0, "max_new_tokens": 12}
+    pieces: list[str] = []
+    [whole] = texts(finished("lora"), "say cat 2", seed=1, decoding=hot, tell=pieces.append)
+    assert "".join(pieces) == whole
+    assert len(whole) > 8
+    stop = whole[4:6]
+    how = {**hot, "stop_sequences": (stop,)}
+    pieces.clear()
+    found = sample(finished("lora"), ["say cat 2"], seed=1, decoding=how, tell=pieces.append)
+    assert found.samples[0].text == whole[: whole.index(stop)].strip()
+    assert found.samples[0].ended
+    assert "".join(pieces).strip() == found.samples[0].text
+
+
+def test_an_answer_stops_at_the_end_token():
+    folder = RunFolder(finished("lora"))
+    trained = load_trained(folder, read_plan(folder), choose(folder, "final"), device=CPU)
+    with torch.no_grad():  # a head that says nothing but the end
+        trained.loaded.causal_lm.get_input_embeddings().weight.zero_()
+        trained.loaded.causal_lm.model.norm.weight.zero_()
+    from expert.jobs.sampling import Work, answer, settle_decoding
+
+    how, _ = settle_decoding(trained.plan, {"max_new_tokens": 9})
+    work = Work(seed=0, plain=False, begin=lambda p, plain: None, tell=lambda piece: None)
+    zero = answer(trained, "say cat 2", how, work)
+    assert (zero.tokens, zero.ended) == (9, False)  # all logits alike: the first token, for ever
+    end = trained.encoder.tokenizer.token_to_id("<|im_end|>")
+    with torch.no_grad():
+        trained.loaded.causal_lm.lm_head = _Always(end)
+    found = answer(trained, "say cat 2", how, work)
+    assert (found.text, found.tokens, found.ended) == ("", 1, True)
+
+
+CPU = pick_device("cpu")
+
+
+class _Always(torch.nn.Module):
+    def __init__(self, token: int) -> None:
+        super().__init__()
+        self.token = token
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = torch.zeros(*hidden.shape[:-1], 400)
+        logits[..., self.token] = 1.0
+        return logits
+
+
+def test_decoding_is_the_manifests_unless_it_is_given(tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished("lora"), run)
+    plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+    plan["decoding"] |= {"max_new_tokens": 3, "temperature": 0.5, "top_k": 4}
+    (run / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    found = sample(run, ["say cat 2"], seed=1, decoding={"temperature": 0.0, "top_k": None})
+    assert (found.decoding.max_new_tokens, found.decoding.temperature) == (3, 0.0)
+    assert found.decoding.top_k == 4
+    assert found.samples[0].tokens <= 3
+
+
+# --- characters ----------------------------------------------------------------------------------
+
+
+def test_a_character_model_continues_what_it_has_learnt():
+    model, characters = load_char_gpt(finished_characters() / "final")
+    assert characters is not None
+    ids = torch.tensor([[characters.index(c) for c in "the cat"]])
+    expected = model.generate(ids, 30, temperature=0.0)[0, ids.shape[1] :].tolist()
+    how = {"temperature": 0.0, "max_new_tokens": 30}
+    found = sample(finished_characters(), ["the cat"], decoding=how)
+    assert found.plain
+    assert found.samples[0].text == "".join(characters[token] for token in expected)
+    assert "the" in found.samples[0].text
+    again = {"temperature": 1.0, "max_new_tokens": 20}
+    first = texts(finished_characters(), "the", seed=3, decoding=again)
+    assert texts(finished_characters(), "the", seed=3, decoding=again) == first
+    assert texts(finished_characters(), "the", seed=4, decoding=again) != first
+    assert len(first[0]) == 20
+
+
+def test_a_character_model_is_sampled_warm_unless_asked_otherwise_and_says_so():
+    found = sample(finished_characters(), [""], seed=1, decoding={"max_new_tokens": 2})
+    assert found.decoding.temperature == 0.8
+    assert found.notes == ("temperature 0.8: at 0 characters soon repeat themselves",)
+
+
+def test_a_stop_sequence_ends_characters_too():
+    how = {"max_new_tokens": 50, "temperature": 0.0, "stop_sequences": ("t",)}
+    found = sample(finished_characters(), ["the ca"], decoding=how).samples[0]
+    assert found.ended
+    assert "t" not in found.text
+
+
+def test_what_the_character_model_cannot_do_is_told():
+    run = finished_characters()
+    with pytest.raises(DataError, match="the character 'é' is not in the corpus"):
+        texts(run, "é")
+    with pytest.raises(CannotSample, match="--top-p: the character model knows temperature and"):
+        texts(run, "the", decoding={"top_p": 0.5})
+    with pytest.raises(CannotSample, match="--system: a text that is continued has no system"):
+        texts(run, "the", system="be brief")
+
+
+def test_a_checkpoint_of_the_character_model_is_another_state():
+    folder = RunFolder(finished_characters())
+    plan = read_plan(folder)
+    kept = sorted(int(path.name[5:]) for path in folder.checkpoints.iterdir())
+    states = [
+        load_trained(folder, plan, choose(folder, name), device=CPU).loaded.weights
+        for name in (str(kept[0]), str(kept[-1]))
+    ]
+    assert not torch.equal(states[0]["embedding.weight"], states[1]["embedding.weight"])
+
+
+# --- which state ---------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are():
+    folder = RunFolder(finished("lora"))
+    offered = r"\(there is --checkpoint final, 3, 6\)"
+    with pytest.raises(NothingTrained, match=f"no checkpoint of update 4  {offered}"):
+        choose(folder, "4")
+    with pytest.raises(NothingTrained, match=f"neither final nor best nor .*{offered}"):
+        choose(folder, "latest")
+
+
+def test_the_best_is_the_checkpoint_of_the_best_evaluation(tmp_path):
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(finished("lora"), run.path)
+    events = [
+        {"event": "eval", "step": 3, "best": True},
+        {"event": "eval", "step": 6, "best": True},
+        {"event": "rolled_back", "step": 4},
+        {"event": "eval", "step": 6, "best": False},
+    ]
+    run.events.write_text("\n".join(map(json.dumps, events)) + "\n", encoding="utf-8")
+    assert choose(run, "best").step == 3
+    shutil.rmtree(run.checkpoints / "step-000003")
+    with pytest.raises(NothingTrained, match="the best checkpoint, step-000003, is not kept"):
+        choose(run, "best")
+    with run.events.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps({"event": "took_best", "step": 3}) + "\n")
+    assert choose(run, "best").path == run.final
+    run.events.write_text("", encoding="utf-8")
+    with pytest.raises(NothingTrained, match="no evaluation says which checkpoint is the best"):
+        choose(run, "best")
+
+
+def test_a_run_that_has_not_finished_has_no_final(tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished("lora"), run)
+    shutil.rmtree(run / "final")
+    with pytest.raises(NothingTrained, match=r"there is no finished expert: it does not exist  \("):
+        texts(run, "say cat 2")
+    assert texts(run, "say cat 2", checkpoint="6") == texts(finished("lora"), "say cat 2")
+
+
+def test_a_plan_of_another_version_is_told(tmp_path):
+    (tmp_path / "plan.json").write_text('{"expert": "x"}', encoding="utf-8")
+    with pytest.raises(Exception, match=r"plan\.json: is no plan of this version: target: Field"):
+        texts(tmp_path, "hello")
+
+
+def test_a_card_that_is_not_there_is_told(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(Exception, match="--device cuda: torch finds no card it can use"):
+        pick_device("cuda")

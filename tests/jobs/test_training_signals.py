@@ -1,0 +1,248 @@
+"""Runs that are stopped or killed from outside, in processes of their own, and taken up again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from expert.core.publish import damage
+from expert.core.rundir import RunInUse
+from expert.model.load import LoadedModel
+from expert.training import checkpoint, loop
+from tests.jobs.runs import (
+    base_model,
+    events_of,
+    losses_of,
+    run,
+    saved_steps,
+    weights_of,
+    write_expert,
+)
+
+# Two epochs of six updates with accumulation, dropout and evaluation.
+SETTINGS = {
+    "dropout": 0.2,
+    "micro_batch_size": 2,
+    "save_steps": 2,
+    "save_total_limit": 2,
+    "eval_steps": 4,
+}
+PATIENCE_SECONDS = 60.0
+
+
+class Trainers:
+    """The process that begins runs in forks of itself."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.jobs.trainer"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"},
+            cwd=Path(__file__).parents[2],
+        )
+        self._read("ready")
+
+    def start(self, **work: object) -> int:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(work) + "\n")
+        self._process.stdin.flush()
+        return self._read("pid")
+
+    def ended(self) -> int:
+        """The exit code of the run, or minus the signal that killed it."""
+        return self._read("ended")
+
+    def close(self) -> None:
+        self._process.communicate(timeout=PATIENCE_SECONDS)
+
+    def _read(self, key: str) -> int:
+        assert self._process.stdout is not None
+        return int(json.loads(self._process.stdout.readline())[key])
+
+
+@pytest.fixture(scope="module")
+def trainers():
+    process = Trainers()
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return base_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, base) -> tuple[Path, Path]:
+    manifest = write_expert(tmp_path_factory.mktemp("whole"), base, SETTINGS)
+    return manifest, run(manifest).folder
+
+
+def own(whole, tmp_path) -> Path:
+    """The manifest with its prepared data in a folder without runs."""
+    manifest, _ = whole
+    shutil.copytree(manifest.parent, tmp_path / "own", ignore=shutil.ignore_patterns("runs"))
+    return Path(tmp_path, "own", "manifest.json")
+
+
+def run_folder(manifest: Path) -> Path:
+    return next((manifest.parent / "runs").iterdir())
+
+
+def wait_for(manifest: Path, event: str, step: int) -> Path:
+    """The run folder, once this event of this step or a later one was told."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < until:
+        for folder in (manifest.parent / "runs").glob("*"):
+            if (folder / "events.jsonl").is_file() and any(
+                found.get("step", 0) >= step for found in events_of(folder, event)
+            ):
+                return folder
+        time.sleep(0.005)
+    raise TimeoutError(f"no {event} of step {step}")
+
+
+def assert_equal_in_the_end(folder: Path, whole: tuple[Path, Path]) -> None:
+    assert losses_of(folder) == losses_of(whole[1])
+    assert weights_of(folder) == weights_of(whole[1])
+    found, expected = (
+        {e["step"]: e["loss"] for e in events_of(f, "eval")} for f in (folder, whole[1])
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_the_update_reached_and_the_run_goes_on_from_there(
+    trainers, whole, tmp_path, number, code
+):
+    manifest = own(whole, tmp_path)
+    pid = trainers.start(manifest=str(manifest), pause=0.05)
+    folder = wait_for(manifest, "step", 5)
+    if number == signal.SIGTERM:  # in the meantime nobody else may train there
+        with pytest.raises(RunInUse, match=f"is in use by process {pid} on "):
+            run(manifest, resume=str(folder))
+    os.kill(pid, number)
+    assert trainers.ended() == code
+    reached = max(losses_of(folder))
+    assert 5 <= reached < 12
+    newest = max(saved_steps(folder))
+    assert newest == reached
+    assert damage(folder / "checkpoints" / f"step-{newest:06d}") == ""
+    told = events_of(folder, "stopped")[0]
+    assert (told["step"], told["exit_code"]) == (reached, code)
+    assert_equal_in_the_end(run(manifest, resume="auto").folder, whole)
+
+
+def test_a_second_signal_ends_the_run_at_once_and_damages_nothing(trainers, whole, tmp_path):
+    manifest = own(whole, tmp_path)
+    pid = trainers.start(manifest=str(manifest), pause=1.0)  # two seconds an update
+    folder = wait_for(manifest, "step", 2)
+    os.kill(pid, signal.SIGTERM)
+    time.sleep(0.1)  # two signals that wait together are one
+    os.kill(pid, signal.SIGTERM)
+    assert trainers.ended() == 143
+    assert saved_steps(folder) == [2]  # the update under way was not waited for
+    assert events_of(folder, "stopped") == []
+    assert_equal_in_the_end(run(manifest, resume="auto").folder, whole)
+
+
+def test_a_run_killed_after_its_first_epoch_has_the_checkpoint_of_that_epoch(
+    trainers, whole, tmp_path
+):
+    manifest = own(whole, tmp_path)
+    settings = ("training.config.save_strategy=epoch", "training.config.evaluation_strategy=epoch")
+    pid = trainers.start(manifest=str(manifest), pause=0.05, overrides=settings)
+    folder = wait_for(manifest, "step", 8)
+    os.kill(pid, signal.SIGKILL)
+    assert trainers.ended() == -signal.SIGKILL
+    assert saved_steps(folder) == [6]
+    assert damage(folder / "checkpoints" / "step-000006") == ""
+    assert [event["step"] for event in events_of(folder, "eval")] == [6]
+    assert [event["epoch"] for event in events_of(folder, "epoch")] == [1]
+
+
+def interrupted_in(monkeypatch, owner, name: str, call: int) -> None:
+    """A signal comes in the middle of the `call`-th call, counted from 1."""
+    original, calls = getattr(owner, name), []
+
+    def with_a_signal(*args, **more):
+        calls.append(1)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args, **more)
+
+    monkeypatch.setattr(owner, name, with_a_signal)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call", "reached"),
+    [
+        # The first evaluation only shows that it fits; the second is due after four updates.
+        pytest.param(LoadedModel, "evaluate", 2, 4, id="in an evaluation"),
+        pytest.param(checkpoint, "save_checkpoint", 2, 4, id="in a save"),
+        pytest.param(loop, "seed_update", 12, 12, id="in the last update"),
+    ],
+)
+def test_a_signal_is_answered_wherever_it_comes(
+    whole, tmp_path, monkeypatch, owner, name, call, reached
+):
+    """An evaluation that was given up is made up for, and counts once."""
+    manifest = own(whole, tmp_path)
+    with monkeypatch.context() as patch:
+        interrupted_in(patch, owner, name, call)
+        stopped = run(manifest)
+    assert (stopped.exit_code, stopped.steps, stopped.final) == (143, reached, None)
+    assert max(saved_steps(stopped.folder)) == reached
+    done = run(manifest, resume="auto")
+    assert done.exit_code == 0
+    assert_equal_in_the_end(done.folder, whole)
+    assert len(events_of(done.folder, "eval")) == len(events_of(whole[1], "eval"))
+
+
+def killed_at_random(trainers, whole, manifest: Path, kills: int, seed: int) -> None:
+    """Kill, resume, kill, ... and in the end let it finish."""
+    chance = random.Random(seed)
+    folder: Path | None = None
+    done = 0
+    for _ in range(kills):
+        resume = {"resume": "auto"} if folder else {}
+        pid = trainers.start(manifest=str(manifest), pause=0.01, **resume)
+        if folder is None:
+            folder = wait_for(manifest, "saved", 2)
+        else:
+            until = time.monotonic() + PATIENCE_SECONDS
+            while len(events_of(folder, "resumed")) <= done and time.monotonic() < until:
+                time.sleep(0.005)
+            done = len(events_of(folder, "resumed"))
+        time.sleep(chance.uniform(0.0, 0.6))
+        os.kill(pid, signal.SIGKILL)
+        if trainers.ended() == 0:
+            break
+        newest = max(saved_steps(folder))
+        assert damage(folder / "checkpoints" / f"step-{newest:06d}") == ""
+    assert folder is not None
+    if not (folder / "final").is_dir():
+        run(manifest, resume="auto")
+    assert events_of(folder, "rejected") == []
+    assert_equal_in_the_end(folder, whole)
+
+
+def test_kills_at_any_moment_leave_a_run_that_ends_the_same(trainers, whole, tmp_path):
+    killed_at_random(trainers, whole, own(whole, tmp_path), kills=3, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_twenty_kills_at_any_moment_leave_runs_that_end_the_same(trainers, whole, tmp_path, seed):
+    killed_at_random(trainers, whole, own(whole, tmp_path), kills=5, seed=seed)

@@ -1,0 +1,177 @@
+"""Which run is watched, how it stands, and when watching ends."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.core.rundir import RunFolder, RunFolderError
+from expert.jobs.watching import find_run, follow_run, run_status
+
+NO_SUCH_PID = 2**22 + 7  # above Linux's largest
+STARTED = {
+    "event": "started",
+    "time": 1.0,
+    "step": 0,
+    "expert": "demo",
+    "model": "tiny",
+    "device": "CPU",
+    "total_steps": 9,
+    "epochs": 3,
+}
+STEP = {"event": "step", "time": 2.0, "step": 4, "loss": 1.5, "rate": 1e-3, "epoch": 1.25}
+FINISHED = {"event": "finished", "time": 3.0, "step": 9, "loss": 1.0}
+
+
+def a_run(folder: Path, *events: dict[str, Any], pid: int | None = None) -> RunFolder:
+    """A run folder with these events; `pid` holds its lock."""
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text("{}", encoding="utf-8")
+    made = RunFolder(folder)
+    write(made, *events)
+    if pid is not None:
+        holder = {"pid": pid, "host": socket.gethostname(), "since": "", "process": ""}
+        made.lock_file.write_text(json.dumps(holder), encoding="utf-8")
+    return made
+
+
+def write(folder: RunFolder, *events: dict[str, Any]) -> None:
+    with folder.events.open("a", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(event) + "\n" for event in events)
+
+
+def kinds(folder: RunFolder, **more: Any) -> list[str]:
+    return [event["event"] for event in follow_run(folder, **more)]
+
+
+# --- which run -----------------------------------------------------------------------------------
+
+
+def test_the_newest_run_is_that_with_the_latest_time_in_its_name_whatever_its_expert(tmp_path):
+    for name in ("z-20260101-000000", "a-20260102-000000", "a-20260102-000000-2", "b-20260101-1"):
+        a_run(tmp_path / name)
+    assert find_run(tmp_path).path.name == "a-20260102-000000-2"
+    assert find_run(tmp_path / "z-20260101-000000").path.name == "z-20260101-000000"
+
+
+def test_a_folder_that_was_never_started_is_passed_over(tmp_path):
+    a_run(tmp_path / "a-20260101-000000")
+    (tmp_path / "a-20260102-000000").mkdir()
+    assert find_run(tmp_path).path.name == "a-20260101-000000"
+
+
+def test_without_a_name_the_newest_run_of_this_folder_is_meant(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunFolderError, match=r"runs: there is no run below this folder  \(name a"):
+        find_run(None)
+    a_run(tmp_path / "runs" / "a-20260101-000000")
+    assert find_run(None).path == Path("runs/a-20260101-000000")
+
+
+def test_what_is_no_run_is_told(tmp_path):
+    with pytest.raises(RunFolderError, match=r"is no run folder, it has no plan\.json"):
+        find_run(tmp_path)
+    with pytest.raises(RunFolderError, match="there is no such folder"):
+        find_run(tmp_path / "nowhere")
+
+
+# --- how it stands -------------------------------------------------------------------------------
+
+
+def test_a_finished_run_tells_where_it_ended(tmp_path):
+    saved = {"event": "saved", "time": 2.5, "path": "checkpoints/step-000004"}
+    eval_ = {"event": "eval", "time": 2.4, "step": 4, "loss": 1.6}
+    test = {"event": "eval", "time": 2.4, "step": 4, "loss": 9.0, "split": "test"}
+    status = run_status(a_run(tmp_path / "r", STARTED, STEP, eval_, test, saved, FINISHED))
+    assert (status.state, status.step, status.total_steps) == ("finished", 9, 9)
+    assert (status.loss, status.rate, status.eval_loss) == (1.5, 1e-3, 1.6)
+    assert status.last_checkpoint == "checkpoints/step-000004"
+    assert status.final == str(tmp_path / "r" / "final")
+    assert status.fallbacks == ()
+
+
+def test_a_torn_last_line_is_left_out_and_damaged_ones_are_counted(tmp_path):
+    folder = a_run(tmp_path / "r", STARTED)
+    with folder.events.open("a", encoding="utf-8") as stream:
+        stream.write("{broken}\n" + json.dumps(STEP) + "\n" + '{"event": "step", "st')
+    status = run_status(folder)
+    assert (status.step, status.damaged_lines) == (4, 1)
+
+
+def test_a_run_whose_trainer_lives_is_running_and_one_whose_trainer_died_is_gone(tmp_path):
+    import os
+
+    assert run_status(a_run(tmp_path / "a", STARTED, STEP, pid=os.getpid())).state == "running"
+    gone = run_status(a_run(tmp_path / "b", STARTED, STEP, pid=NO_SUCH_PID))
+    assert gone.state == "gone"
+    assert "ended without a word" in gone.because
+    assert run_status(a_run(tmp_path / "c", STARTED, STEP)).state == "gone"
+
+
+def test_a_run_on_another_machine_counts_as_running(tmp_path):
+    folder = a_run(tmp_path / "a", STARTED)
+    holder = {"pid": 1, "host": "elsewhere", "since": "", "process": ""}
+    folder.lock_file.write_text(json.dumps(holder), encoding="utf-8")
+    assert run_status(folder).state == "running"
+
+
+def test_an_end_before_the_run_was_taken_up_again_does_not_count(tmp_path):
+    import os
+
+    stopped = {"event": "stopped", "time": 3.0, "reason": "signal", "exit_code": 143}
+    resumed = {"event": "resumed", "time": 4.0, "step": 2}
+    folder = a_run(tmp_path / "a", STARTED, STEP, stopped, pid=os.getpid())
+    assert (run_status(folder).state, run_status(folder).because) == ("stopped", "signal")
+    write(folder, resumed, STARTED)
+    assert (run_status(folder).state, run_status(folder).step) == ("running", 2)
+
+
+def test_fallbacks_are_listed(tmp_path):
+    fell = {"event": "fell_back", "time": 2.0, "failure": "OutOfMemory", "reason": "2 GiB"}
+    assert run_status(a_run(tmp_path / "a", fell)).fallbacks == ("OutOfMemory: 2 GiB",)
+
+
+def test_a_run_without_events_has_nothing_to_tell(tmp_path):
+    folder = a_run(tmp_path / "a")
+    folder.events.unlink()
+    status = run_status(folder)
+    assert (status.state, status.step, status.last_event) == ("gone", None, None)
+
+
+# --- following -----------------------------------------------------------------------------------
+
+
+def test_following_ends_when_the_run_has_finished(tmp_path):
+    import os
+
+    folder = a_run(tmp_path / "a", STARTED, pid=os.getpid())
+    waits = [lambda: write(folder, STEP), lambda: write(folder, FINISHED)]
+
+    def sleep(seconds: float) -> None:
+        if waits:
+            waits.pop(0)()
+
+    assert kinds(folder, sleep=sleep) == ["started", "step", "finished"]
+
+
+def test_following_goes_on_behind_an_end_that_was_resumed(tmp_path):
+    import os
+
+    stopped = {"event": "stopped", "time": 3.0}
+    folder = a_run(tmp_path / "a", STARTED, stopped, STARTED, pid=os.getpid())
+    waits = [lambda: write(folder, STEP), lambda: write(folder, FINISHED)]
+
+    def sleep(seconds: float) -> None:
+        if waits:
+            waits.pop(0)()
+
+    assert kinds(folder, sleep=sleep)[-2:] == ["step", "finished"]
+
+
+def test_following_ends_when_the_trainer_is_gone(tmp_path):
+    folder = a_run(tmp_path / "a", STARTED, STEP, pid=NO_SUCH_PID)
+    assert kinds(folder, sleep=lambda seconds: None) == ["started", "step"]

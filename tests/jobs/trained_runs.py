@@ -1,0 +1,61 @@
+"""Finished runs that several tests look at, each made once in a process."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.jobs.runs import base_model, run, write_expert
+
+SOFT = [{"name": "lead", "tokens": 4}]
+CORPUS = "the cat sat on the mat.\nthe dog ran to the cat.\n" * 60
+
+
+@cache
+def place() -> Path:
+    """A folder that lasts as long as this process."""
+    folder = tempfile.mkdtemp(prefix="expert-runs-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+@cache
+def finished(kind: str) -> Path:
+    """The run folder of a small expert: `lora`, `dora`, `full`, `soft`, `lora+soft`, `int8`."""
+    config: dict[str, Any] = {
+        "max_steps": 6,
+        "save_steps": 3,
+        "save_total_limit": None,
+        "eval_steps": 3,
+    }
+    more: dict[str, Any] = {}
+    if kind in ("dora", "full"):
+        config["adapter_type"] = kind
+    if "soft" in kind:
+        more["soft_prompts"] = SOFT
+    if kind == "soft":
+        config["adapter_type"] = "none"
+    if kind == "int8":
+        more["model"] = {"quantization": "int8"}
+    base = base_model(place() / "models")
+    return run(write_expert(place() / kind, base, config, **more)).folder
+
+
+@cache
+def finished_characters() -> Path:
+    """The run folder of a character model that has learnt two sentences."""
+    folder = place() / "characters"
+    folder.mkdir()
+    (folder / "corpus.txt").write_text(CORPUS, encoding="utf-8")
+    shape = "{layers: 1, heads: 2, width: 32, block_size: 16}"
+    text = (
+        f"name: letters\nbase_model: {{name: char-gpt, architecture: {shape}}}\n"
+        "training:\n  dataset: {path: corpus.txt}\n  config: {adapter_type: full, epochs: 8, "
+        "batch_size: 16, learning_rate: 1e-2, trackers: []}\n"
+    )
+    (folder / "manifest.yaml").write_text(text, encoding="utf-8")
+    return run(folder / "manifest.yaml").folder

@@ -1,0 +1,61 @@
+"""A process that trains experts in processes of its own, each begun in a moment.
+
+Everything is imported once; every line read is a run, trained in a fork with signals of its own.
+What is written back is its pid, and how it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+
+def main() -> None:
+    import peft  # noqa: F401 - imported here so that the forks need not
+    import transformers  # noqa: F401
+
+    import expert.jobs.session
+    import expert.jobs.training
+    import expert.model.load  # noqa: F401
+
+    _say({"ready": os.getpid()})
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(_train(json.loads(line)))
+        _say({"pid": pid})
+        _, status = os.waitpid(pid, 0)
+        _say({"ended": os.waitstatus_to_exitcode(status)})
+
+
+def _train(work: dict[str, Any]) -> int:
+    from expert.core.errors import ExpertError
+    from expert.jobs.training import train
+    from expert.model.load import LoadedModel
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    loss_sum, pause = LoadedModel.loss_sum, work.pop("pause", 0.0)
+
+    def slow(self: LoadedModel, batch: Any) -> Any:
+        time.sleep(pause)
+        return loss_sum(self, batch)
+
+    LoadedModel.loss_sum = slow  # type: ignore[method-assign]
+    try:
+        return train(work.pop("manifest"), **work).exit_code
+    except ExpertError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+
+
+def _say(fact: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(fact) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,399 @@
+"""DoRA with norms taken apart, against PEFT's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from expert.model import adapters
+from expert.model.dora import faster_class, row_norms, settle_dora
+from expert.model.load import LoadedModel, load_model
+from expert.model.saving import load_trainable, merged, save_trained, trainable_tensors
+from tests.model.models import (
+    adapter_plan,
+    documents,
+    kernel_plan,
+    make_batch,
+    model_plan,
+    tiny_model,
+)
+
+INPUTS, OUTPUTS, RANK, SCALING = 48, 40, 3, 2.0
+# Sums of some fifty products in float64, which keeps 53 bits, leave 1e-14; room for four of them
+# after one another and for optimizer steps, and far below what a wrong term would make.
+EXACT = 1e-10
+# Float32 keeps 24 bits; sums over 64 and 128 places in other orders, through two blocks and back:
+# a few hundred roundings.
+FLOAT_ERROR = 1000 * 2**-24
+# A rounding to bfloat16 is at most this, of a value.
+BFLOAT16_ERROR = 2**-8
+
+
+def adapted(
+    base: str = "linear", *, bias: bool = True, dropout: float = 0.0, dtype: torch.dtype
+) -> Any:
+    """PEFT's layer with its own DoRA, and values that change the layer."""
+    from peft import LoraConfig
+    from peft.tuners.lora.layer import Linear
+    from transformers.pytorch_utils import Conv1D
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layer: Any = nn.Linear(INPUTS, OUTPUTS, bias=bias)
+        if base == "conv1d":
+            layer = Conv1D(OUTPUTS, INPUTS)
+        nn.init.normal_(layer.weight, std=0.1)
+        if layer.bias is not None:
+            nn.init.normal_(layer.bias)
+        layer.to(dtype).requires_grad_(False)
+        turned = base == "conv1d"
+        config = LoraConfig(r=RANK, lora_dropout=dropout, use_dora=True, fan_in_fan_out=turned)
+        alpha = int(RANK * SCALING)
+        wrapped: Any = Linear(layer, "default", config=config, r=RANK, lora_alpha=alpha).to(dtype)
+    return wrapped.train()
+
+
+def stir(parameters: list[nn.Parameter]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in parameters:
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.add_(noise.to(parameter.dtype), alpha=0.1)
+
+
+def pair(**options: Any) -> tuple[Any, Any]:
+    """(ours, PEFT's own) with the same values."""
+    ours, theirs = adapted(**options), adapted(**options)
+    settle_dora(ours, "default")
+    for layer in (ours, theirs):  # PEFT's first magnitudes differ in the last place
+        layer.load_state_dict(theirs.state_dict())
+        stir([p for p in layer.parameters() if p.requires_grad])
+    return ours, theirs
+
+
+def run(layer: Any, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The layer's output and all its gradients, for a fixed input, weighing and dropout."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(2, 7, INPUTS, generator=generator).to(dtype).requires_grad_()
+    weighing = torch.randn(2, 7, OUTPUTS, generator=generator).to(dtype)
+    layer.zero_grad()
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        out = layer(x)
+    out.backward(weighing)
+    found = {"out": out.detach(), "x": x.grad}
+    for name, parameter in layer.named_parameters():
+        if parameter.requires_grad:
+            found[name] = parameter.grad.clone()
+    return found
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize(("base", "bias"), [("linear", True), ("linear", False), ("conv1d", True)])
+def test_output_and_gradients_equal_those_of_peft_in_float64(base: str, bias: bool, dropout: float):
+    ours, theirs = pair(base=base, bias=bias, dropout=dropout, dtype=torch.float64)
+    found, expected = run(ours, torch.float64), run(theirs, torch.float64)
+    assert len(expected) == 2 + 3  # A, B and the magnitude beside output and input
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=EXACT, atol=EXACT)
+
+
+def test_the_layers_stay_equal_through_optimizer_steps():
+    ours, theirs = pair(dtype=torch.float64)
+    before = [p.detach().clone() for p in ours.parameters() if p.requires_grad]
+    for layer in (ours, theirs):
+        parameters = [p for p in layer.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(parameters, lr=0.002, momentum=0.9)
+        for _ in range(6):
+            run(layer, torch.float64)
+            optimizer.step()
+    names = [n for n, p in ours.named_parameters() if p.requires_grad]
+    mine, other = dict(ours.named_parameters()), dict(theirs.named_parameters())
+    for name, old in zip(names, before, strict=True):
+        assert (mine[name] - old).abs().max() > 0.01, name
+        torch.testing.assert_close(mine[name], other[name], rtol=EXACT, atol=EXACT)
+
+
+def test_float32_is_as_near_to_float64_as_peft_is():
+    exact = run(pair(dtype=torch.float64)[1], torch.float64)
+    ours, theirs = (run(layer, torch.float32) for layer in pair(dtype=torch.float32))
+    for name in exact:
+        largest = exact[name].abs().max()
+        error, usual = ((r[name] - exact[name]).abs().max() / largest for r in (ours, theirs))
+        # Values and sums of 50 places rounded to 24 bits; both were seen to stay below 4e-7.
+        assert error < 30 * 2**-24, (name, error, usual)
+
+
+@given(
+    rank=st.integers(1, 20),
+    width=st.integers(1, 70),
+    outputs=st.integers(1, 30),
+    scaling=st.floats(0.01, 32.0),
+    size=st.sampled_from([0.0, 1e-4, 0.05, 1.0]),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None)
+def test_row_norms_are_those_of_the_whole_matrix(
+    rank: int, width: int, outputs: int, scaling: float, size: float, seed: int
+):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((outputs, width), (rank, width), (outputs, rank))
+    weight, a, b = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
+    b = b * size
+    whole = torch.linalg.vector_norm(weight + scaling * b @ a, dim=1)
+    squares = weight.square().sum(1)
+    norms = row_norms(squares, weight, a, b, scaling)
+    # What the terms were rounded to counts, where they nearly cancel: an error in the square.
+    terms = squares + (scaling * b @ a).square().sum(1)
+    assert ((norms.square() - whole.square()).abs() <= 1e-13 * terms).all()
+
+
+def test_rows_that_the_adapter_cancels_have_small_norms_and_no_nan():
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(3, 64, generator=generator), torch.randn(200, 3, generator=generator)
+    weight = -2.0 * b @ a
+    squares = weight.square().sum(1)
+    norms = row_norms(squares, weight, a, b, 2.0)
+    assert (norms > 0).all()
+    # The root of a square's rounding: 64 products of 24 bits each, three times over.
+    assert (norms <= (200 * 2**-24) ** 0.5 * squares.sqrt()).all()
+
+
+def test_a_row_of_zeros_gives_nothing_and_no_nan():
+    layer = adapted(bias=False, dtype=torch.float32)
+    with torch.no_grad():
+        layer.base_layer.weight[3] = 0.0
+    settle_dora(layer, "default")
+    found = run(layer, torch.float32)
+    assert (found["out"][..., 3] == 0).all()
+    assert all(torch.isfinite(value).all() for value in found.values())
+
+
+def test_autocast_does_not_round_the_norms():
+    ours, _ = pair(dtype=torch.float32)
+    a, b = ours.lora_A["default"].weight, ours.lora_B["default"].weight
+    layer = ours.lora_magnitude_vector["default"]
+    plain = row_norms(layer.base_squares, ours.base_layer.weight, a, b, SCALING)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = row_norms(layer.base_squares, ours.base_layer.weight, a, b, SCALING)
+    assert torch.equal(inside, plain)
+    assert not plain.requires_grad
+
+
+def test_a_bfloat16_layer_is_nearer_to_float64_than_peft():
+    ours, theirs = pair(dtype=torch.bfloat16)
+    exact = adapted(dtype=torch.float64)
+    exact.load_state_dict(theirs.state_dict())
+    expected = run(exact, torch.float64)
+    mine, other = run(ours, torch.bfloat16), run(theirs, torch.bfloat16)
+    for name in expected:
+        largest = expected[name].norm()
+        error, usual = ((r[name] - expected[name]).norm() / largest for r in (mine, other))
+        assert error < 2 * BFLOAT16_ERROR, name
+        assert error < 1.2 * usual, name  # the same roundings of in- and output, fewer between
+
+
+def test_nothing_as_long_as_the_text_is_made_in_float32():
+    ours, _ = pair(dtype=torch.bfloat16)
+    x = torch.ones(2, INPUTS, dtype=torch.bfloat16)
+    a, b, base = ours.lora_A["default"], ours.lora_B["default"], ours.base_layer
+    layer = ours.lora_magnitude_vector["default"]
+    options = {"lora_A": a, "lora_B": b, "scaling": SCALING, "base_layer": base}
+    added = layer(x, base_result=base(x), **options)
+    assert added.dtype == torch.bfloat16
+
+
+def test_a_merged_layer_is_the_one_peft_merges_and_does_what_the_layer_did():
+    ours, theirs = pair(dtype=torch.float64)
+    before = run(ours, torch.float64)["out"]
+    ours.merge()
+    theirs.merge()
+    assert torch.equal(ours.base_layer.weight, theirs.base_layer.weight)
+    inputs = torch.randn(2, 7, INPUTS, generator=torch.Generator().manual_seed(2)).double()
+    torch.testing.assert_close(ours(inputs), before, rtol=EXACT, atol=EXACT)
+    ours.unmerge()
+    torch.testing.assert_close(ours(inputs), before, rtol=EXACT, atol=EXACT)
+
+
+def test_parameters_and_their_names_stay():
+    layer = adapted(dtype=torch.float32).eval()
+    before, keys = dict(layer.named_parameters()), list(layer.state_dict())
+    settle_dora(layer, "default")
+    new = layer.lora_magnitude_vector["default"]
+    assert type(new) is faster_class()
+    assert not new.training
+    assert new.base_squares.dtype == torch.float32
+    after = dict(layer.named_parameters())
+    assert list(after) == list(before)
+    assert all(after[name] is before[name] for name in before)
+    assert list(layer.state_dict()) == keys
+    settle_dora(layer, "default")
+    assert layer.lora_magnitude_vector["default"] is new
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("qwen3"))
+
+
+@pytest.fixture(scope="module")
+def biased(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose attention has biases, and they are not zero."""
+    from safetensors.torch import load_file, save_file
+
+    folder = tiny_model(tmp_path_factory.mktemp("biased"), attention_bias=True, num_hidden_layers=1)
+    file = folder / "model.safetensors"
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: torch.randn(value.shape, generator=generator) if name.endswith("bias") else value
+        for name, value in load_file(file).items()
+    }
+    assert any(name.endswith("bias") for name in tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+def load(
+    folder: Path,
+    quantization: str = "none",
+    precision: str = "fp32",
+    kind: str = "dora",
+    **plan: Any,
+) -> LoadedModel:
+    return load_model(
+        model_plan(folder, quantization=quantization),
+        adapter_plan(kind, **plan),
+        kernel_plan(precision=precision),
+        vocabulary=None,
+        device="cpu",
+        seed=0,
+        total_steps=20,
+    )
+
+
+def loaded_pair(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, quantization: str, **options: Any
+) -> tuple[LoadedModel, LoadedModel]:
+    """(ours, one with PEFT's own layers) with the same values."""
+    ours = load(folder, quantization, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(adapters, "settle_dora", lambda wrapped, adapter: None)
+        theirs = load(folder, quantization, **options)
+    stir([parameter for _, parameter in ours.trainable])
+    load_trainable(theirs, trainable_tensors(ours))
+    return ours, theirs
+
+
+def faster_layers(loaded: LoadedModel) -> list[nn.Module]:
+    return [module for module in loaded.module.modules() if type(module) is faster_class()]
+
+
+def gradients(loaded: LoadedModel) -> dict[str, Tensor]:
+    batch = make_batch([documents(9, 6), documents(12, seed=1)], length=16)
+    with torch.random.fork_rng():
+        torch.manual_seed(4)
+        loss = loaded.loss_sum(batch)
+    loss.backward()
+    found = {"loss": loss.detach()}
+    for name, parameter in loaded.trainable:
+        assert parameter.grad is not None
+        found[name], parameter.grad = parameter.grad, None
+    return found
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("quantization", ["none", "int4", "int8"])
+def test_a_quantised_model_with_biases_learns_as_with_peft(
+    biased: Path, monkeypatch: pytest.MonkeyPatch, quantization: str, dropout: float
+):
+    ours, theirs = loaded_pair(monkeypatch, biased, quantization, dropout=dropout)
+    assert len(faster_layers(ours)) == 7
+    assert not faster_layers(theirs)
+    assert list(ours.module.state_dict()) == list(theirs.module.state_dict())
+    assert [name for name, _ in ours.trainable] == [name for name, _ in theirs.trainable]
+    for _ in range(3):
+        found, expected = gradients(ours), gradients(theirs)
+        largest = max(g.abs().max().item() for n, g in expected.items() if n != "loss")
+        for name in expected:
+            limit = FLOAT_ERROR * largest
+            torch.testing.assert_close(found[name], expected[name], rtol=FLOAT_ERROR, atol=limit)
+        for model, own in ((ours, found), (theirs, expected)):
+            with torch.no_grad():
+                for name, parameter in model.trainable:
+                    parameter.sub_(own[name], alpha=0.02 / largest)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("quantization", ["none", "int4", "int8"])
+def test_a_fresh_adapter_changes_nothing_at_all(qwen: Path, quantization: str, precision: str):
+    loaded = load(qwen, quantization, precision)
+    batch = make_batch([documents(12)])
+    module: Any = loaded.module
+    with torch.no_grad():
+        fresh = loaded.hidden(batch)
+        with module.disable_adapter():
+            assert torch.equal(fresh, loaded.hidden(batch))
+        stir([parameter for _, parameter in loaded.trainable])
+        assert not torch.equal(fresh, loaded.hidden(batch))
+
+
+# While it traces any autograd function, as those of quantised products, torch makes one itself.
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function.*should not be instantiated")
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+@pytest.mark.parametrize("quantization", ["none", "int4", "int8"])
+def test_an_adapted_layer_compiles_into_one_graph(qwen: Path, quantization: str, dropout: float):
+    loaded = load(qwen, quantization, dropout=dropout, target_modules=["q_proj"])
+    stir([parameter for _, parameter in loaded.trainable])
+    layer = loaded.causal_lm.model.layers[0].self_attn.q_proj
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=False)
+    results = []
+    for run_layer in (layer, compiled):
+        x = torch.randn(1, 9, 64, generator=torch.Generator().manual_seed(5)).requires_grad_()
+        with torch.random.fork_rng():
+            torch.manual_seed(6)
+            out = run_layer(x)
+        layer.zero_grad()
+        out.square().sum().backward()
+        results.append(
+            [out.detach(), x.grad, *(p.grad for p in layer.parameters() if p.requires_grad)]
+        )
+    for plain, traced in zip(*results, strict=True):
+        torch.testing.assert_close(traced, plain, rtol=FLOAT_ERROR, atol=FLOAT_ERROR * 10)
+
+
+def test_the_saved_adapter_gives_plain_peft_the_same_logits(qwen: Path, tmp_path: Path):
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    loaded = load(qwen)
+    stir([parameter for _, parameter in loaded.trainable])
+    save_trained(loaded, tmp_path)
+    base = AutoModelForCausalLM.from_pretrained(qwen, dtype=torch.float32)
+    plain = PeftModel.from_pretrained(base, tmp_path).eval()
+    document = documents(12)
+    whole = merged(loaded).eval()
+    with torch.no_grad():
+        logits = loaded.hidden(make_batch([document])) @ loaded.head().T
+        expected = plain(input_ids=torch.tensor(document)).logits[0]
+        same = whole(input_ids=torch.tensor(document)).logits[0]
+    limit = FLOAT_ERROR * expected.abs().max().item()
+    torch.testing.assert_close(logits, expected, rtol=FLOAT_ERROR, atol=limit)
+    torch.testing.assert_close(same, expected, rtol=FLOAT_ERROR, atol=limit)
+    by_peft = plain.merge_and_unload().state_dict()
+    assert all(torch.equal(weight, by_peft[name]) for name, weight in whole.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["lora", "ia3", "lokr", "adalora"])
+def test_other_adapters_are_left_alone(qwen: Path, kind: str):
+    loaded = load(qwen, kind=kind)
+    before = [(name, type(module)) for name, module in loaded.module.named_modules()]
+    settle_dora(loaded.module, "default")
+    assert [(name, type(module)) for name, module in loaded.module.named_modules()] == before
+    assert not faster_layers(loaded)

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from expert.training.evaluation import EvalResult, evaluate
+from tests.training.toys import toy_batches, toy_engine
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 8])
+def test_every_token_counts_the_same_whatever_batch_it_is_in(at_once):
+    model, _, engine = toy_engine()
+    (all_rows,) = toy_batches(8, 8)
+    with torch.no_grad():
+        loss, correct = model.evaluate(all_rows)
+    sums = evaluate(engine, toy_batches(8, at_once))
+    # Batches are summed in float32, the batches' sums in float64.
+    assert float(sums.loss_sum) == pytest.approx(float(loss), rel=1e-6)
+    assert int(sums.correct) == int(correct)
+    assert (sums.targets, sums.examples) == (8, 8)
+
+
+def test_an_evaluation_leaves_no_gradients():
+    model, _, engine = toy_engine()
+    sums = evaluate(engine, toy_batches(8, 4))
+    assert not sums.loss_sum.requires_grad
+    assert model.matrix.grad is None
+
+
+def test_one_that_is_stopped_on_the_way_is_no_result():
+    _, _, engine = toy_engine()
+    asked = iter([False, True])
+    assert evaluate(engine, toy_batches(8, 2), stop=lambda: next(asked)) is None
+
+
+def test_metrics_go_by_the_names_of_the_manifest():
+    result = EvalResult(loss=math.log(8), token_accuracy=0.5, targets=2, examples=1)
+    assert result.metric("eval_loss") == math.log(8)
+    assert result.metric("eval_perplexity") == pytest.approx(8.0)
+    assert result.metric("eval_token_accuracy") == 0.5
+    assert EvalResult(loss=1e4, token_accuracy=0, targets=1, examples=1).perplexity == math.inf

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from expert.telemetry.meter import Meter, Peak
+from expert.telemetry.timeline import Timeline
+from expert.training.evaluation import EvalResult
+from expert.training.loop import LoopPlan, Tools, train
+from expert.training.pressure import DataWait, Pressure, Recompiling, Spilling
+from expert.training.recorder import Recorder
+from expert.training.recovery import RecompileStorm
+from expert.training.schedule import Schedule
+from expert.training.spikes import Skipped, SpikeWatch, Stability
+from expert.training.state import TrainState
+from expert.training.stopping import BestSoFar
+from tests.training.toys import CPU, Counts, ToyModel, toy_batches, toy_engine
+
+PLAN = LoopPlan(
+    schedule=Schedule(kind="constant", peak=1e-2, warmup_steps=0, total_steps=10),
+    max_norm=1.0,
+    seed=3,
+    total_steps=10,
+    steps_per_epoch=5,
+    eval_every=0,
+    save_every=0,
+    save_best=False,
+    stability=Stability(),
+)
+
+
+@dataclass
+class Run:
+    """A loop over a toy, and everything that it told."""
+
+    plan: LoopPlan = PLAN
+    updates_per_epoch: int = 5
+    epochs: int = 2
+    stop_at: int | None = None
+    """A signal comes while this update is under way, counted from 1."""
+    stop_in_evaluation: bool = False
+    dropout: float = 0.0
+
+    def __post_init__(self):
+        self.told, self.saved, self.evaluated = [], [], []
+        self.model, _, self.engine = toy_engine(ToyModel(dropout=self.dropout))
+        self.signal = None
+        self.losses = iter(())
+        self.graphs = 0
+
+    def feed(self, state):
+        for done in range(state.done, self.epochs * self.updates_per_epoch):
+            if done in state.skipped:
+                continue
+            if done + 1 == self.stop_at:
+                self.signal = 143
+            epoch, step = divmod(done, self.updates_per_epoch)
+            yield SimpleNamespace(
+                update=SimpleNamespace(done=done, epoch=epoch, step=step, window=0),
+                batches=toy_batches(4, 2, seed=done),
+                counts=Counts(targets=4, real_tokens=24, examples=4),
+                copied=None,
+            )
+
+    def evaluate(self, step):
+        if self.stop_in_evaluation:
+            self.signal = 143
+            return None
+        self.evaluated.append(step)
+        loss = next(self.losses, 1.0)
+        return EvalResult(loss=loss, token_accuracy=0.5, targets=4, examples=4)
+
+    def go(self, state=None, **best):
+        state = state or TrainState()
+
+        def emit(event, *, step=None, **fields):
+            self.told.append({"event": event, "step": step, **fields})
+
+        recorder = Recorder(
+            emit,
+            device=CPU,
+            meter=Meter(peak=Peak(flops=None, because="")),
+            timeline=Timeline(CPU),
+            spikes=SpikeWatch(),
+            log_every=1,
+            pressure=Pressure(
+                data=DataWait(workers=0, cores=1),
+                spilling=Spilling(),
+                recompiling=Recompiling(lambda: self.graphs, most=0),
+            ),
+        )
+        follow = {"greater_is_better": False, **best}
+        self.tools = Tools(
+            emit=emit,
+            recorder=recorder,
+            best=BestSoFar("eval_loss", state=state.best, **follow),
+            evaluate=self.evaluate,
+            save=self.saved.append,
+            reached=lambda state: setattr(self, "reached", state),
+            stop_requested=lambda: self.signal,
+            rows_of=lambda bins: [f"row {number}" for number in bins],
+        )
+        return train(self.engine, self.feed(state), state, self.plan, self.tools)
+
+    def events(self, name):
+        return [fact for fact in self.told if fact["event"] == name]
+
+
+def test_a_run_takes_every_update_once_and_saves_at_the_end():
+    run = Run()
+    state, ending = run.go()
+    assert ending.finished
+    assert [fact["step"] for fact in run.events("step")] == list(range(1, 11))
+    assert (state.done, state.epoch, state.tokens, state.examples) == (10, 1, 240, 40)
+    assert state.place == (1, 0, 5)
+    assert [saved.done for saved in run.saved] == [10]
+    assert run.reached == state
+
+
+def test_evaluations_and_saves_come_when_they_are_due_and_at_the_end():
+    run = Run(plan=replace(PLAN, eval_every=4, save_every=3))
+    state, _ = run.go()
+    assert run.evaluated == [4, 8, 10]
+    assert [saved.done for saved in run.saved] == [3, 6, 9, 10]
+    assert state.evaluated == 10
+
+
+def test_an_epoch_is_told_with_its_mean_and_its_evaluation():
+    run = Run(plan=replace(PLAN, eval_every=5))
+    run.losses = iter([0.5, 0.25])
+    run.go()
+    lines = run.events("epoch")
+    assert [(line["epoch"], line["step"], line["eval_loss"]) for line in lines] == [
+        (1, 5, 0.5),
+        (2, 10, 0.25),
+    ]
+    losses = [fact["loss"] for fact in run.events("step")]
+    assert lines[0]["loss"] == pytest.approx(sum(losses[:5]) / 5)
+    assert lines[1]["loss"] == pytest.approx(sum(losses[5:]) / 5)
+
+
+def test_what_was_due_at_an_update_that_is_passed_over_happens_after_the_next():
+    plan = replace(PLAN, eval_every=4, save_every=4)
+    run = Run(plan=plan)
+    state = TrainState(skipped=Skipped().with_window(3, 4).with_window(9, 9))
+    state, ending = run.go(state)
+    assert [fact["step"] for fact in run.events("step")] == [1, 2, 3, 6, 7, 8, 9]
+    assert run.evaluated == [6, 8, 9]
+    assert [saved.done for saved in run.saved] == [6, 8, 9]
+    assert [line["step"] for line in run.events("epoch")] == [6]
+    assert ending.finished
+
+
+def test_without_a_known_end_the_end_is_evaluated_and_saved_when_it_comes():
+    plan = replace(PLAN, total_steps=None, steps_per_epoch=None, eval_epochs=1, save_epochs=2)
+    run = Run(plan=plan, epochs=3, updates_per_epoch=4)
+    _, ending = run.go()
+    assert ending.finished
+    assert run.evaluated == [4, 8, 12]
+    assert [saved.done for saved in run.saved] == [8, 12]
+    assert [(line["epoch"], line["step"]) for line in run.events("epoch")] == [
+        (1, 4),
+        (2, 8),
+        (3, 12),
+    ]
+
+
+def test_a_signal_is_answered_after_the_update_under_way():
+    run = Run(stop_at=4, plan=replace(PLAN, eval_every=4))
+    state, ending = run.go()
+    assert (state.done, ending.exit_code, ending.finished) == (4, 143, False)
+    assert [saved.done for saved in run.saved] == [4]
+    assert run.evaluated == []  # nobody waits for an evaluation who wants to leave
+
+
+@pytest.mark.parametrize("in_evaluation", [False, True])
+def test_an_evaluation_that_was_given_up_comes_first_on_resuming(in_evaluation):
+    plan = replace(PLAN, eval_every=4)
+    run = Run(plan=plan, stop_at=None if in_evaluation else 4, stop_in_evaluation=in_evaluation)
+    stopped, ending = run.go()
+    assert (stopped.done, ending.exit_code, run.evaluated) == (4, 143, [])
+    again = Run(plan=plan)
+    state, _ = again.go(stopped)
+    assert again.evaluated == [4, 8, 10]
+    assert state.done == 10
+    # A state in which it had happened does not evaluate twice.
+    once = Run(plan=plan)
+    once.go(replace(stopped, evaluated=4))
+    assert once.evaluated == [8, 10]
+
+
+def test_patience_at_its_end_saves_and_ends_early():
+    run = Run(plan=replace(PLAN, eval_every=2))
+    run.losses = iter([1.0, 2.0, 3.0])
+    state, ending = run.go(patience=2)
+    assert ending.finished
+    assert ending.early
+    assert state.done == 6
+    assert [saved.done for saved in run.saved] == [6]
+
+
+def test_the_best_is_saved_where_it_is_kept():
+    run = Run(plan=replace(PLAN, eval_every=2, save_best=True))
+    run.losses = iter([3.0, 4.0, 2.0, 2.5, 2.6])
+    run.go()
+    assert [saved.done for saved in run.saved] == [2, 6, 10]
+    assert run.saved[-1].best["best_step"] == 6
+
+
+def test_a_taken_up_run_draws_and_learns_as_if_it_had_never_stopped():
+    whole = Run(dropout=0.5)
+    whole.go()
+    first = Run(stop_at=4, dropout=0.5)
+    state, _ = first.go()
+    torch.rand(17)  # whatever was drawn in between
+    second = Run(dropout=0.5)
+    second.engine.load(
+        {g: {n: t.clone() for n, t in v.items()} for g, v in first.engine.tensors().items()}
+    )
+    second.go(state)
+    losses = [fact["loss"] for fact in whole.events("step")]
+    assert [fact["loss"] for fact in first.events("step") + second.events("step")] == losses
+    assert torch.equal(whole.model.matrix, second.model.matrix)
+
+
+def bad_in(run, *updates):
+    accumulate = run.engine.accumulate
+
+    def faulty(batch, *, divisor):
+        loss = accumulate(batch, divisor=divisor)
+        if len(run.events("step")) in updates:
+            run.model.gate.grad[0] = math.nan
+        return loss
+
+    run.engine.accumulate = faulty
+
+
+def test_what_is_not_finite_ends_the_loop_by_default_and_names_its_rows():
+    run = Run()
+    bad_in(run, 2)
+    state, ending = run.go()
+    assert (state.done, ending.verdict, ending.trouble.what.step) == (3, "stop", 2)
+    assert run.events("not_finite") == [
+        {
+            "event": "not_finite",
+            "step": 3,
+            "bins": [0, 1, 2, 3],
+            "rows": ["row 0", "row 1", "row 2", "row 3"],
+            "policy": "stop",
+        }
+    ]
+    assert run.saved == []  # what is judged bad is not saved first
+
+
+def test_skipping_goes_on_with_the_next_rows():
+    run = Run(plan=replace(PLAN, stability=Stability(on_not_finite="skip", max_skips=2)))
+    bad_in(run, 2, 3, 7)
+    _, ending = run.go()
+    assert ending.finished
+    assert [fact["step"] for fact in run.events("not_finite")] == [3, 4, 8]
+    assert run.saved[-1].skips == 0
+
+
+def test_a_sign_of_a_better_plan_ends_the_loop_after_what_was_due():
+    run = Run(plan=replace(PLAN, total_steps=20, save_every=12), epochs=4)
+    saved = run.saved.append
+
+    def compiled(state):
+        run.graphs = 3
+        saved(state)
+
+    run.saved = SimpleNamespace(append=compiled)
+    state, ending = run.go()
+    assert ending.sign == RecompileStorm(count=3)
+    assert state.done == 12
+    assert not ending.finished

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from expert.telemetry.meter import Meter, Peak
+from expert.telemetry.timeline import Timeline
+from expert.training.pressure import DataWait, Pressure, Recompiling, Spilling
+from expert.training.recorder import SCALE_HALVINGS, Facts, Recorder, due
+from expert.training.recovery import LossSpike, NotFinite
+from expert.training.spikes import SpikeWatch
+from expert.training.step import StepStats
+from tests.training.toys import CPU
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def made(told, **changes):
+    clock = Clock()
+    recorder = Recorder(
+        lambda event, *, step=None, **fields: told.append({"event": event, "step": step, **fields}),
+        device=CPU,
+        meter=Meter(clock, peak=Peak(flops=None, because="unknown")),
+        timeline=Timeline(CPU, clock=clock),
+        spikes=SpikeWatch(),
+        **{"log_every": 1, **changes},
+    )
+    return recorder, clock
+
+
+def take(recorder, clock, step, loss=2.0, *, applied=True, waited=0.25, norm=1.0):
+    """An update of one second and ten targets."""
+    recorder.begin(step)
+    with recorder.waiting():
+        clock.now += waited
+    clock.now += 1.0 - waited
+    facts = Facts(
+        step=step,
+        epoch=0.5,
+        rate=1e-3,
+        targets=10,
+        real_tokens=20,
+        places=40,
+        examples=2,
+        bins=(step, step + 100),
+    )
+    stats = StepStats(
+        loss_sum=torch.tensor(10 * loss),
+        grad_norm=torch.tensor(norm),
+        applied=torch.tensor(applied),
+        targets=10,
+    )
+    return recorder.end(facts, stats, None)
+
+
+def test_every_update_is_told_with_its_own_loss_and_rates():
+    told = []
+    recorder, clock = made(told)
+    for step, loss in enumerate((2.0, 4.0)):
+        assert take(recorder, clock, step, loss) == []
+    assert [(line["event"], line["step"], line["loss"]) for line in told] == [
+        ("step", 1, 2.0),
+        ("step", 2, 4.0),
+    ]
+    assert told[1]["tokens_per_second"] == 20.0
+    assert (told[0]["rate"], told[0]["grad_norm"], told[0]["epoch"]) == (1e-3, 1.0, 0.5)
+
+
+def test_lines_come_when_they_are_due_with_the_mean_since_the_last():
+    told = []
+    recorder, clock = made(told, log_every=3)
+    for step, loss in enumerate((1.0, 2.0, 6.0, 5.0)):
+        take(recorder, clock, step, loss)
+    assert [(line["step"], line["loss"], line["mean_loss"]) for line in told] == [(3, 6.0, 3.0)]
+    assert told[0]["examples"] == 6
+
+
+def test_times_of_the_phases_are_told_once():
+    """The times of an update are read while the next is under way."""
+    told = []
+    recorder, clock = made(told)
+    for step in range(3):
+        take(recorder, clock, step)
+    recorder.settle()
+    assert "time_data_wait" not in told[0]
+    assert [line["time_data_wait"] for line in told[1:]] == [0.25, 0.25]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, 2.0])
+def test_an_update_that_was_not_applied_is_trouble_with_its_sequences(loss):
+    told = []
+    recorder, clock = made(told, log_every=100)
+    (trouble,) = take(recorder, clock, 3, loss, applied=False, norm=math.nan)
+    assert trouble.what == NotFinite(step=3, bins=(3, 103))
+    assert [line["step"] for line in told] == [4]  # told although no line was due
+
+
+def test_updates_that_change_nothing_are_counted_in_a_row():
+    recorder, clock = made([], skips=1)
+    counts = []
+    for step, applied in enumerate((False, False, True, False)):
+        counts += [trouble.skips for trouble in take(recorder, clock, step, applied=applied)]
+    assert counts == [1, 2, 0]
+    assert recorder.skips == 1
+
+
+def test_an_overflow_of_scaled_losses_is_no_trouble_until_it_never_ends():
+    recorder, clock = made([], loss_scaling=True)
+    found = [take(recorder, clock, step, applied=False) for step in range(SCALE_HALVINGS + 1)]
+    assert found[:-1] == [[]] * SCALE_HALVINGS
+    assert isinstance(found[-1][0].what, NotFinite)
+    recorder, clock = made([], loss_scaling=True)
+    assert take(recorder, clock, 0, math.nan, applied=False)  # a loss is never scaled
+
+
+def test_a_leap_is_trouble_and_what_is_not_finite_leaves_no_trace_in_the_watch():
+    recorder, clock = made([])
+    for step in range(30):
+        take(recorder, clock, step, 2.0 + 0.01 * (step % 3))
+    take(recorder, clock, 30, math.nan, applied=False)
+    (trouble,) = take(recorder, clock, 31, 20.0)
+    assert isinstance(trouble.what, LossSpike)
+    assert (trouble.what.step, trouble.what.loss) == (31, 20.0)
+
+
+def test_a_loss_that_is_not_finite_is_left_out_of_the_mean_and_shown_as_it_was():
+    told = []
+    recorder, clock = made(told)
+    take(recorder, clock, 0, 2.0)
+    take(recorder, clock, 1, math.nan, applied=False)
+    assert math.isnan(told[1]["loss"])
+    assert recorder.meter.run_line()["loss"] == 2.0
+
+
+def test_numbers_that_arrive_late_are_read_an_update_later_and_all_at_the_end():
+    """As on a card; on a CPU there is nothing to wait for."""
+    told = []
+    recorder, clock = made(told)
+    recorder._late.lag = 1
+    take(recorder, clock, 0)
+    assert told == []
+    take(recorder, clock, 1, applied=False)
+    assert [line["step"] for line in told] == [1]
+    (trouble,) = recorder.settle()
+    assert trouble.what.step == 1
+    assert recorder.settle() == []
+
+
+def test_what_is_measured_reaches_the_watch_over_plans():
+    facts = iter(range(10))
+    wait = DataWait(workers=1, cores=4, window_seconds=2.0)
+    pressure = Pressure(data=wait, spilling=Spilling(), recompiling=Recompiling(lambda: 0))
+    recorder, clock = made([], pressure=pressure, more=lambda: {"allocator_retries": next(facts)})
+    for step in range(3):
+        take(recorder, clock, step)
+        assert pressure.taken() is None
+    take(recorder, clock, 3)
+    assert type(pressure.taken()).__name__ == "OutOfMemory"
+    for step in range(4, 6):
+        take(recorder, clock, step, waited=0.5)
+    assert type(pressure.taken()).__name__ == "DataBound"
+
+
+@pytest.mark.parametrize(
+    ("step", "every", "expected"),
+    [(0, 3, True), (1, 3, False), (3, 3, True), (6, 3, True), (5, 0, False), (1, 1, True)],
+)
+def test_due(step, every, expected):
+    assert due(step, every) is expected

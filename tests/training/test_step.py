@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from expert.training.step import UpdateTorn, seed_update, train_step
+from tests.training.toys import ToyModel, toy_batches, toy_engine
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    # The same numbers added in another order: some units in the last place of each type.
+    [(torch.float64, 1e-13), (torch.float32, 2e-6)],
+)
+@pytest.mark.parametrize("at_once", [1, 3, 4, 12])
+def test_how_many_rows_go_at_once_changes_neither_loss_nor_gradient(dtype, tolerance, at_once):
+    found = []
+    for rows in (12, at_once):
+        model = ToyModel(dtype)
+        if dtype == torch.float64:  # as it is: float64 has no float32 master
+            losses = [model.loss_sum(batch) for batch in toy_batches(12, rows)]
+            for loss in losses:
+                (loss / 12).backward()
+            found.append((float(sum(losses).detach()), model.matrix.grad.clone()))
+        else:
+            _, _, engine = toy_engine(model)
+            stats = train_step(engine, toy_batches(12, rows), step=1, rate=1e-2, max_norm=1.0)
+            assert stats.targets == 12
+            found.append((float(stats.loss_sum), model.matrix.detach().clone()))
+    (loss, tensor), (other_loss, other_tensor) = found
+    assert other_loss == pytest.approx(loss, rel=tolerance)
+    torch.testing.assert_close(other_tensor, tensor, rtol=10 * tolerance, atol=10 * tolerance)
+
+
+def test_batches_of_unequal_size_weigh_by_their_tokens():
+    """A mean of means would give the lone row of the last batch the weight of four."""
+    model, _, engine = toy_engine()
+    expected = sum(float(model.loss_sum(batch).detach()) for batch in toy_batches(9, 9))
+    stats = train_step(engine, toy_batches(9, 4), step=1, rate=0.0, max_norm=0.0)
+    assert float(stats.loss_sum) == pytest.approx(expected, rel=1e-6)
+    model.matrix.grad = None
+    (model.loss_sum(toy_batches(9, 9)[0]) / 9).backward()
+    norm = torch.cat([model.matrix.grad.flatten(), model.gate.grad]).norm()
+    assert float(stats.grad_norm) == pytest.approx(float(norm), rel=1e-6)
+
+
+def test_an_update_without_targets_divides_by_nothing():
+    _, _, engine = toy_engine()
+    empty = toy_batches(4, 4)[0]
+    empty = type(empty)(tokens=empty.tokens[:0], labels=empty.labels[:0])
+    nothing = train_step(engine, [empty], step=2, rate=1e-2, max_norm=1.0)
+    assert nothing.targets == 0
+    assert float(nothing.loss_sum) == 0.0
+    assert bool(nothing.applied)
+
+
+def test_what_an_update_draws_depends_on_its_number_and_the_seed_alone():
+    def drawn(seed, step):
+        seed_update(seed, step)
+        return torch.rand(4).tolist()
+
+    first = drawn(1, 5)
+    torch.rand(100)
+    assert drawn(1, 5) == first
+    assert drawn(1, 6) != first
+    assert drawn(2, 5) != first
+    assert drawn(15, 1) != drawn(1, 51)  # "1 51" and "15 1" are told apart
+
+
+def test_an_error_while_weights_change_says_that_they_may_be_torn(monkeypatch):
+    _, learner, engine = toy_engine()
+
+    def fails(**_):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(learner, "update", fails)
+    with pytest.raises(UpdateTorn, match="update 7 failed while it changed the weights") as caught:
+        train_step(engine, toy_batches(2, 2), step=7, rate=1e-2, max_norm=1.0)
+    assert isinstance(caught.value.__cause__, MemoryError)
+
+
+def test_an_error_before_that_is_raised_as_it_is(monkeypatch):
+    model, _, engine = toy_engine()
+
+    def fails(batch):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(model, "loss_sum", fails)
+    with pytest.raises(MemoryError):
+        train_step(engine, toy_batches(2, 2), step=7, rate=1e-2, max_norm=1.0)
