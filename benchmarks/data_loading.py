@@ -1,9 +1,9 @@
 """Feeding from a prepared cache: tokens a second, time to the first batch, and memory.
 
-Rows are repeated to ten and twenty times as many, so that it shows what grows with the data. Memory
-is the highest that is not mapped from a file (RssAnon), looked at every few milliseconds;
-`bytes_per_row` is how much it grows for each row more: from 1x to 20x where the cache is found, and
-from 10x to 20x where it is made, because 1x of a small file does not fill the shards that are under
+Rows are repeated to four and ten times as many, so that it shows what grows with the data. Memory is
+the highest that is not mapped from a file (RssAnon), looked at every few milliseconds;
+`bytes_per_row` is how much it grows for each row more: from 1x to 10x where the cache is found, and
+from 4x to 10x where it is made, because 1x of a small file does not fill the shards that are under
 way at once. `thread` is the rate at which batches come out of the feed that training uses, with its
 thread, on the CPU. Each measurement is a process of its own: the cold one finds
 no cache, the watched one finds it and fills some hundred batches, and the timed ones, of which the
@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 LENGTH, ROWS_AT_ONCE = 2048, 8
-TIMES = (1, 10, 20)
-WATCHED_BATCHES, TIMED_SECONDS, TIMED_RUNS, WATCHED_RUNS = 300, 3, 3, 2
+TIMES = (1, 4, 10)
+WATCHED_BATCHES, TIMED_SECONDS, TIMED_RUNS, WATCHED_RUNS = 300, 2, 2, 1
 LOOK_EVERY_SECONDS = 0.003
 IMPORTED = ("numpy", "pyarrow", "tokenizers", "jinja2")
 OWN = (

@@ -7,6 +7,9 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
+# Two workers with two threads each would only get in each other's way on two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Timings are measured in benchmarks, never asserted in tests. The same examples every time: a
 # change is judged by what it changed. `HYPOTHESIS=search` looks for new ones (make slow-test).
 _COMMON: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

@@ -129,7 +129,7 @@ def test_feeding_leaves_the_global_random_numbers_alone(prepared):
 
 
 def test_tokenising_late_gives_the_batches_that_preparing_gives(prepared):
-    late = RowsTokenisedLate(rows(), segments_of, ENCODER, length=LENGTH, overlong="cut", pad_id=0)
+    late = RowsTokenisedLate(rows(), segments_of, ENCODER, length=LENGTH, pad_id=0)
     expected = [(bins, tokens) for bins, tokens, _, _ in contents(a_feed(prepared, rows=1))]
     found = [(bins, tokens) for bins, tokens, _, _ in contents(a_feed(late, rows=1))]
     assert found == expected
@@ -141,7 +141,6 @@ def test_a_bad_row_met_late_is_named():
         lambda row: BadRow(row.file, row.line, "no answer"),
         ENCODER,
         length=LENGTH,
-        overlong="cut",
         pad_id=0,
     )
     with pytest.raises(DataError, match=r"lines\.txt:3: cannot be used"):

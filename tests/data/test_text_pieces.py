@@ -94,7 +94,10 @@ def test_documents_are_encoded_as_whole_texts_are(kind, batch):
     encoder = encoder_of(tokenizer_of(kind))
     # Some twice: pieces that repeat are encoded once.
     batch = batch + batch[:2]
-    assert encoded(encoder, batch) == encoded_whole(encoder, batch)
+    whole = encoded_whole(encoder, batch)
+    assert encoded(encoder, batch) == whole
+    with encoder._busy:  # by words
+        assert encoded(encoder, batch) == whole
 
 
 def test_lines_that_repeat_are_pieces_and_the_others_stay_together():
@@ -105,6 +108,46 @@ def test_lines_that_repeat_are_pieces_and_the_others_stay_together():
         [["user\n", "How many?\n\nSum up.\n", "Schema:\n  id\n"]],
         [["user\n", "Who?\n\n", "Schema:\n  id\n"]],
     ]
+
+
+def test_ascii_text_is_cut_into_the_words_of_the_tokenizer():
+    pieces = PieceEncoder(tokenizer_of("qwen"))
+    texts = ["it's  a (test), 12\n\n<x>\tend ", "naïve it's"]
+    cut = pieces.cut([[Segment(text, True)] for text in texts], by_words=True)
+    words = [
+        "it",
+        "'s",
+        " ",
+        " a",
+        " (",
+        "test",
+        "),",
+        " ",
+        "1",
+        "2",
+        "\n\n",
+        "<x",
+        ">",
+        "\tend",
+        " ",
+    ]
+    assert cut == [[words], [["naïve it's"]]]
+
+
+def test_segments_that_meet_inside_a_word_are_not_cut():
+    pieces = PieceEncoder(tokenizer_of("qwen"))
+    meet = [Segment("one two", False), Segment(" three", True)]
+    assert pieces.cut([meet], by_words=True) == [[["one", " two"], [" three"]]]
+    split = [Segment("one tw", False), Segment("o three", True)]
+    assert pieces.cut([split], by_words=True) == [None]
+
+
+def test_a_shard_that_comes_while_the_tokenizer_is_busy_is_the_same():
+    encoder = encoder_of(tokenizer_of("qwen"))
+    batch = [[Segment("It's 12:30,\n", False), Segment("he said - naïvely.\n\n", True)]] * 3
+    free = encoded(encoder, batch)
+    with encoder._busy:
+        assert encoded(encoder, batch) == free
 
 
 def test_segments_that_meet_at_no_cut_are_not_cut():
@@ -200,4 +243,7 @@ def real_encoder() -> TextEncoder:
 def test_real_rows_in_pieces_have_the_tokens_and_spans_of_whole_rows(name, most, real_encoder):
     documents = rows_of(SHARED / name, most)
     assert find_cuts(real_encoder.tokenizer) is not None
-    assert encoded(real_encoder, documents) == encoded_whole(real_encoder, documents)
+    whole = encoded_whole(real_encoder, documents)
+    assert encoded(real_encoder, documents) == whole
+    with real_encoder._busy:  # by words
+        assert encoded(real_encoder, documents) == whole

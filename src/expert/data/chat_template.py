@@ -35,6 +35,8 @@ from expert.data.templates import (
 _SLOT = re.compile(f"{SLOT_START}([0-9]+){SLOT_END}")
 _Parts = tuple[str | int, ...]
 """Text, and the numbers of the turns that stand between."""
+# The date that Llama 3's own template falls back to where it is told none.
+WRITTEN_DATE = datetime(2024, 7, 26)
 _SHOWN_CHARACTERS = 40
 # Rows of a shape that are rendered although their texts are known, to see that they truly are.
 _ROWS_CHECKED = 16
@@ -336,7 +338,7 @@ def chat_template(
     now: datetime | None = None,
 ) -> Template:
     """The template `source`, checked on a small conversation. `variables` are handed to it as they
-    are (`enable_thinking: false`); `now` is the date it may write, the same for all rows and for
-    the whole day, so that the texts of a day have one fingerprint."""
-    midnight = datetime.combine(datetime.now(), datetime.min.time())
-    return ChatTemplate(source, bos=bos, eos=eos, variables=variables or {}, now=now or midnight)
+    are (`enable_thinking: false`); `now` is the date it may write, the same for all rows and on all
+    days, so that what was prepared yesterday is found today and a run can be resumed tomorrow."""
+    now = now or WRITTEN_DATE
+    return ChatTemplate(source, bos=bos, eos=eos, variables=variables or {}, now=now)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain, pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -71,6 +73,7 @@ class TextEncoder:
         self.special = special
         self._template_adds_bos = template_adds_bos
         self._fingerprint = fingerprint
+        self._busy, self._loading = threading.Lock(), threading.Lock()
 
     @classmethod
     def of_folder(cls, folder: Path, *, template_adds_bos: bool) -> TextEncoder:
@@ -100,9 +103,14 @@ class TextEncoder:
     def prefix(self) -> list[int]:
         """What the tokenizer puts before any text: a bos, or nothing. The template's own bos takes
         its place, so that no document begins with two."""
-        before = self.tokenizer.encode("", add_special_tokens=True).ids
-        eos = self.tokenizer.token_to_id(self.special.eos) if self.special.eos else None
-        return [] if self._template_adds_bos else [token for token in before if token != eos]
+        if self._template_adds_bos:
+            return []
+        plain = self.tokenizer.encode("a", add_special_tokens=False).ids
+        full = self.tokenizer.encode("a", add_special_tokens=True).ids
+        # What stands behind the text (an eos) is the template's business; some bos are also eos.
+        starts = range(len(full) - len(plain) + 1)
+        at = next((at for at in starts if full[at : at + len(plain)] == plain), 0)
+        return list(full[:at])
 
     @property
     def fingerprint(self) -> str:
@@ -117,7 +125,21 @@ class TextEncoder:
         return PieceEncoder(self.tokenizer)
 
     def encode(self, documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
-        in_pieces = self._pieces.cut(documents)
+        """The documents of a shard. The tokenizer is asked for whole lines, on every core; while it
+        is busy with another shard, this one is put together from words, which gives the same."""
+        with self._loading:
+            pieces = self._pieces
+        if not self._busy.acquire(blocking=False):
+            return self._encode(documents, pieces, by_words=True)
+        try:
+            return self._encode(documents, pieces, by_words=False)
+        finally:
+            self._busy.release()
+
+    def _encode(
+        self, documents: Sequence[Sequence[Segment]], encoder: PieceEncoder, *, by_words: bool
+    ) -> EncodedBatch:
+        in_pieces = encoder.cut(documents, by_words=by_words)
         whole = iter(
             self._encode_whole(
                 [
@@ -134,7 +156,7 @@ class TextEncoder:
                 parts.add_tokens(next(whole), learnt)
             else:
                 parts.add_pieces(pieces, learnt)
-        return parts.joined(self._pieces)
+        return parts.joined(partial(encoder.encode, keep=by_words))
 
     def _encode_whole(self, documents: Sequence[Sequence[Segment]]) -> Iterator[list[list[int]]]:
         """The tokens of each segment of documents that cannot be cut where segments meet."""
@@ -171,7 +193,8 @@ class _Parts:
 
     def __init__(self, prefix: list[int]) -> None:
         self._prefix = prefix
-        self._pieces: dict[str, int] = {}
+        # Every new piece gets the next number, in the order in which they are met.
+        self._pieces: defaultdict[str, int] = defaultdict(count().__next__)
         self._tokens: list[list[int]] = []
         self._order: list[int] = []
         """Parts of all documents: of pieces their number, of tokens -1 - theirs."""
@@ -183,9 +206,8 @@ class _Parts:
 
     def add_pieces(self, pieces: list[list[str]], learnt: list[bool]) -> None:
         self._begin(learnt)
-        numbers = self._pieces
         for some in pieces:
-            self._order += [numbers.setdefault(piece, len(numbers)) for piece in some]
+            self._order.extend(map(self._pieces.__getitem__, some))
             self._stretches.append(len(some))
 
     def add_tokens(self, tokens: list[list[int]], learnt: list[bool]) -> None:
@@ -203,20 +225,24 @@ class _Parts:
         self._learnt += [False, *learnt]
         self._documents.append(1 + len(learnt))
 
-    def joined(self, encoder: PieceEncoder) -> EncodedBatch:
+    def joined(self, encode: Callable[[list[str]], list[list[int]]]) -> EncodedBatch:
         # Numbers of tokens count from the end of the table, as negative places do.
-        table = encoder.encode(list(self._pieces)) + self._tokens[::-1]
+        table = encode(list(self._pieces)) + self._tokens[::-1]
         order = np.array(self._order, np.int64)
-        ends = _edges_of(np.array([len(tokens) for tokens in table], np.int64)[order])
+        sizes = np.array([len(tokens) for tokens in table], np.int64)
+        lengths = sizes[order]
+        ends = _edges_of(lengths)
         edges = ends[_edges_of(np.array(self._stretches, np.int64))]
         of_documents = _edges_of(np.array(self._documents, np.int64))
         document = np.repeat(np.arange(len(self._documents)), self._documents)
         kept = np.array(self._learnt, bool) & (edges[1:] > edges[:-1])
         pairs = np.stack((edges[:-1], edges[1:]), axis=1) - edges[of_documents[:-1]][document, None]
+        flat = np.fromiter(chain.from_iterable(table), np.int32, int(sizes.sum()))
+        # The token at place p of a part lies at p plus what the part lies apart from its twin in
+        # the table.
+        apart = (_edges_of(sizes)[:-1][order] - ends[:-1]).repeat(lengths)
         return EncodedBatch(
-            np.fromiter(
-                chain.from_iterable(map(table.__getitem__, self._order)), np.int32, int(ends[-1])
-            ),
+            flat[apart + np.arange(len(apart))],
             np.diff(edges[of_documents]).astype(np.int32),
             pairs[kept].reshape(-1).astype(np.int32),
             2 * np.bincount(document[kept], minlength=len(self._documents)).astype(np.int32),
@@ -319,5 +345,12 @@ def load_tokenizer(folder: Path) -> Any:
         raise DataError(
             f"{folder}: no tokenizer.json  (pip install transformers to convert the tokenizer)"
         ) from None
-    slow = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return slow.backend_tokenizer
+    try:
+        slow = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return slow.backend_tokenizer
+    except (OSError, ValueError, ImportError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise DataError(
+            f"{folder}: no tokenizer.json, and its tokenizer cannot be converted: {reason}  "
+            "(take a model folder that has tokenizer.json)"
+        ) from None

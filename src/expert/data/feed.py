@@ -128,13 +128,16 @@ class _Slot:
     def __init__(self, layout: _Layout, batches: int, device: torch.device, *, pin: bool) -> None:
         cuda = device.type == "cuda"
         self.host = torch.zeros(batches, layout.size, dtype=torch.int32, pin_memory=pin and cuda)
-        self.device = torch.zeros_like(self.host, device=device) if cuda else self.host
+        self.device = torch.empty_like(self.host, device=device) if cuda else self.host
         blocks: NDArray[np.int32] = self.host.numpy()
         self.arrays = [layout.arrays(block) for block in blocks]
         self.tensors = [layout.tensors(block) for block in self.device]
         event: Any = torch.cuda.Event
         self.sent = event() if cuda else None
         self.released = event() if cuda else None
+        if self.released is not None:
+            # The memory may have been somebody's whose work is still queued on the model's stream.
+            self.released.record(torch.cuda.current_stream(device))
         self.copied: tuple[Any, Any] | None = None
 
     def send(self, batches: int, stream: Any, new_event: Callable[[], Any] | None) -> None:

@@ -104,14 +104,16 @@ class RowsTokenisedLate(Dataset[Any]):
         encoder: Encoder,
         *,
         length: int,
-        overlong: Overlong,
+        soft_tokens: int = 0,
         pad_id: int,
     ) -> None:
         self._rows = rows
         self._segments_of = segments_of
         self._encoder = encoder
         self._length = length
-        self._overlong: Overlong = overlong
+        # A row is a row here: what does not fit is cut, also where preparing would split it.
+        self._overlong: Overlong = "cut"
+        self._soft_tokens = soft_tokens
         self._pad_id = pad_id
 
     def __len__(self) -> int:
@@ -127,7 +129,9 @@ class RowsTokenisedLate(Dataset[Any]):
     def together(self, documents: list[EncodedBatch]) -> PaddedTensors:
         """The collate function: rows of a batch padded to the longest."""
         store = FlatDocuments([shard_of(document) for document in documents])
-        index = pack_none(store.lengths, self._length, overlong=self._overlong)
+        index = pack_none(
+            store.lengths, self._length, overlong=self._overlong, soft_tokens=self._soft_tokens
+        )
         return padded_tensors(index, range(index.bins), store, pad_id=self._pad_id)
 
 

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -28,9 +29,11 @@ from expert.data.records import BadRow, DataError, Row, Segment
 from expert.data.statistics import DocumentStatistics
 
 FORMAT = 1
-SHARD_ROWS = 8192
-# A tokenizer holds about 150 bytes for each token while it encodes: this bounds it at 0.3 GB.
-SHARD_CHARACTERS = 8_000_000
+SHARD_ROWS = 4096
+# A tokenizer holds about 150 bytes for each token while it encodes: this bounds it at 0.15 GB for
+# each of the shards that are under way.
+SHARD_CHARACTERS = 4_000_000
+SHARDS_UNDER_WAY = 2
 DONE = "DONE"
 RECIPE = "recipe.json"
 STATISTICS = "statistics.json"
@@ -85,6 +88,8 @@ class Prepared:
     hit: bool
     because: str
     statistics: DocumentStatistics
+    key: str
+    """What the content follows from, whatever the folder is called."""
 
 
 @dataclass
@@ -103,11 +108,10 @@ def prepare(work: Work, recipe: Recipe, folder: Path) -> Prepared:
     """Open the prepared folder if it is there and made by this recipe, else build it."""
     state = inspect(folder, recipe)
     if state is None:
-        return Prepared(
-            folder, True, "made from the same data and settings", read_statistics(folder)
-        )
+        because = "made from the same data and settings"
+        return Prepared(folder, True, because, read_statistics(folder), recipe.key())
     _build(work, recipe, folder)
-    return Prepared(folder, False, state, read_statistics(folder))
+    return Prepared(folder, False, state, read_statistics(folder), recipe.key())
 
 
 def inspect(folder: Path, recipe: Recipe) -> str | None:
@@ -201,25 +205,28 @@ def is_finished(folder: Path) -> bool:
 def _make_shards(work: Work, bad: _Rejects, parts: Path, folder: Path) -> int:
     """Finish shard after shard; stops early where another process has published the folder.
 
-    The tokenizer runs on every core outside the interpreter's lock, so one thread beside this one
-    is enough: while it encodes a shard, the next one is read and formatted here. Two shards in
-    flight, or smaller ones, showed no gain when tried.
+    The tokenizer runs outside the interpreter's lock. While it encodes one shard, a second is
+    encoded by its words, which Python does, and the next is read and formatted here.
     """
     shards = rows = tokens = 0
-    with ThreadPoolExecutor(1) as encoder_thread:
-        waiting: Future[tuple[int, int]] | None = None
+    waiting: deque[Future[tuple[int, int]]] = deque()
+
+    def take_the_oldest() -> None:
+        nonlocal rows, tokens
+        done = waiting.popleft().result()
+        rows, tokens = rows + done[0], tokens + done[1]
+        work.tell(rows, tokens)
+
+    with ThreadPoolExecutor(SHARDS_UNDER_WAY) as threads:
         for shard in _shards(work, bad):
             if is_finished(folder):
                 return shards
-            if waiting is not None:
-                done = waiting.result()
-                rows, tokens = rows + done[0], tokens + done[1]
-                work.tell(rows, tokens)
-            waiting = encoder_thread.submit(_finish_shard, parts, shards, shard, work.encoder)
+            if len(waiting) == SHARDS_UNDER_WAY:
+                take_the_oldest()
+            waiting.append(threads.submit(_finish_shard, parts, shards, shard, work.encoder))
             shards += 1
-        if waiting is not None:
-            done = waiting.result()
-            work.tell(rows + done[0], tokens + done[1])
+        while waiting:
+            take_the_oldest()
     return shards
 
 

@@ -24,6 +24,8 @@ class DocumentStatistics:
     tokens: int = 0
     trainable_tokens: int = 0
     longest: int = 0
+    largest_id: int | None = None
+    """Of all tokens; None where there are none, or in a file of before it was kept."""
     histogram: list[int] = field(default_factory=lambda: [0] * (len(EDGES) + 1))
 
     @classmethod
@@ -40,6 +42,7 @@ class DocumentStatistics:
             tokens=int(batch.lengths.sum(dtype=np.int64)),
             trainable_tokens=int((spans[:, 1] - spans[:, 0]).sum(dtype=np.int64)),
             longest=int(batch.lengths.max(initial=0)),
+            largest_id=int(batch.ids.max()) if len(batch.ids) else None,
             histogram=np.bincount(places, minlength=len(EDGES) + 1).tolist(),
         )
 
@@ -56,6 +59,7 @@ class DocumentStatistics:
             tokens=self.tokens + other.tokens,
             trainable_tokens=self.trainable_tokens + other.trainable_tokens,
             longest=max(self.longest, other.longest),
+            largest_id=_largest(self, other),
             histogram=[a + b for a, b in zip(self.histogram, other.histogram, strict=True)],
         )
 
@@ -65,6 +69,13 @@ class DocumentStatistics:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> DocumentStatistics:
         return cls(**data)
+
+
+def _largest(one: DocumentStatistics, other: DocumentStatistics) -> int | None:
+    """The largest token of both; unknown where one of them has tokens and does not tell."""
+    told = [each for each in (one, other) if each.tokens]
+    known = [each.largest_id for each in told if each.largest_id is not None]
+    return max(known) if known and len(known) == len(told) else None
 
 
 def percentiles(lengths: Any, shares: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99)) -> list[int]:

@@ -184,6 +184,7 @@ class Stream:
 
     def _epoch(self, place: Place) -> Iterator[UpdateWork]:
         self._rows.first = place.window
+        self._bad_rows = 0  # the same rows come again in every epoch
         loader = data_loader(self._rows, self._options, batch_size=None)
         for number, window in enumerate(loader, start=place.window):
             self._judge(window.bad)

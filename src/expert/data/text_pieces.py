@@ -1,18 +1,21 @@
 """Where a text may be cut so that its pieces have, end to end, the tokens of the whole.
 
-Rows of a data set repeat a lot of text: markers, labels, schemas. Cut into pieces, each different
-piece of a shard is encoded once. Whether a cut changes a token is decided by the pattern with which
-a tokenizer splits text into words, so only those that are known are trusted; for any other there
-are no cuts, and texts are encoded whole.
+Rows of a data set repeat a lot of text: markers, labels, schemas, and most of all words. Cut into
+pieces, each different piece is encoded once. Whether a cut changes a token is decided by the
+pattern with which a tokenizer splits text into words, so only those that are known are trusted; for
+any other there are no cuts, and texts are encoded whole. ASCII text is cut into the very words;
+other text, whose letters Python and the tokenizer may not agree on, at the ends of lines.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from expert.data.records import Segment
 
@@ -37,21 +40,57 @@ def _split_by(pattern: str) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": [{**split, "invert": False}, level]}
 
 
+def _bracketed(pattern: str) -> str:
+    """The pattern with letters and digits in brackets also where they stand alone."""
+    return pattern.replace(r"]?\p{L}+", r"]?[\p{L}]+").replace(r"|\p{N}", r"|[\p{N}]")
+
+
+def _ascii_words(pattern: str) -> re.Pattern[str]:
+    """The pattern of a tokenizer for text of which every character is ASCII."""
+    pattern = pattern.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", _ENDINGS)
+    return re.compile(pattern.replace(r"\p{L}", "A-Za-z").replace(r"\p{N}", "0-9"), re.ASCII)
+
+
+_ENDINGS = "'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# Definition of the splitting, where texts may be cut, and the words of ASCII text.
 _KNOWN = (
-    (_split_by(_ALL_LINE_FEEDS % ""), _LINES),
-    (_split_by(_ALL_LINE_FEEDS % "{1,3}"), _LINES),
-    ({"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}, _SINGLE_LINE_FEEDS),
+    (_split_by(_ALL_LINE_FEEDS % ""), _LINES, _ascii_words(_bracketed(_ALL_LINE_FEEDS % ""))),
+    (
+        _split_by(_ALL_LINE_FEEDS % "{1,3}"),
+        _LINES,
+        _ascii_words(_bracketed(_ALL_LINE_FEEDS % "{1,3}")),
+    ),
+    (
+        {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+        _SINGLE_LINE_FEEDS,
+        _ascii_words(_GPT2),
+    ),
 )
+LONGEST_KEPT_WORD = 40
+MOST_KEPT_WORDS = 500_000
+"""Words whose tokens are remembered from shard to shard: about 100 MB at most."""
 
 
-def find_cuts(tokenizer: Any) -> re.Pattern[str] | None:
-    """What matches, without a character, at places where a text may be cut; None if it is unknown.
+class Cuts(NamedTuple):
+    """How the texts of a tokenizer may be cut."""
+
+    lines: re.Pattern[str]
+    """Matches, without a character, at the ends of lines where a text may be cut."""
+    words: re.Pattern[str]
+    """Matches word after word of ASCII text."""
+    added: re.Pattern[str] | None
+    """Matches added tokens, at which a text is divided before it is split into words."""
+
+
+def find_cuts(tokenizer: Any) -> Cuts | None:
+    """How a text may be cut; None where the tokenizer is not known.
 
     A normalizer must keep to its side of a cut: composing characters does, as nothing is composed
     with a line feed, nor an ASCII character with what stands before it. So must added tokens.
     """
     words = _definition(tokenizer.pre_tokenizer)
-    known = next((cuts for definition, cuts in _KNOWN if definition == words), None)
+    known = next((cuts for definition, *cuts in _KNOWN if definition == words), None)
     if known is None or _definition(tokenizer.normalizer) not in ({}, {"type": "NFC"}):
         return None
     if type(tokenizer.model).__name__ != "BPE" or tokenizer.model.dropout:
@@ -59,7 +98,13 @@ def find_cuts(tokenizer: Any) -> re.Pattern[str] | None:
     added = tokenizer.get_added_tokens_decoder().values()
     if any(token.lstrip or token.rstrip or token.single_word for token in added):
         return None
-    return None if any("\n" in token.content for token in added) else known
+    if any("\n" in token.content for token in added):
+        return None
+    # The leftmost is taken, and of those that begin there the longest, as the tokenizer does.
+    contents = sorted({token.content for token in added if token.content}, key=len, reverse=True)
+    found = re.compile(f"({'|'.join(map(re.escape, contents))})") if contents else None
+    lines, ascii_words = known
+    return Cuts(lines, ascii_words, found)
 
 
 def _definition(component: Any) -> dict[str, Any]:
@@ -98,32 +143,88 @@ class PieceEncoder:
         self.tokenizer = tokenizer
         self.cuts = find_cuts(tokenizer)
         self._plain = tokenizer if self.cuts is None else without_normalizer(tokenizer)
+        self._kept: dict[str, list[int]] = {}
 
-    def cut(self, documents: Sequence[Sequence[Segment]]) -> list[list[list[str]] | None]:
-        """The pieces of each segment of each document; None where two segments meet at no cut."""
-        cut = [self._cut_one(segments) for segments in documents]
-        seen = Counter(piece for made in cut for some in made or () for piece in some)
-        return [made and [_join_unrepeated(some, seen) for some in made] for made in cut]
-
-    def _cut_one(self, segments: Sequence[Segment]) -> list[list[str]] | None:
+    def cut(
+        self, documents: Sequence[Sequence[Segment]], *, by_words: bool = False
+    ) -> list[list[list[str]] | None]:
+        """The pieces of each segment of each document, lines or, of ASCII text, words; None where
+        two segments meet at no cut."""
         if self.cuts is None:
-            return None
-        if len(segments) > 1:
-            text = "".join(segment.text for segment in segments)
-            position = 0
-            for segment in segments[:-1]:
-                position += len(segment.text)
-                if not self.cuts.match(text, position):
-                    return None
-        return [self.cuts.split(segment.text) for segment in segments]
+            return [None] * len(documents)
+        texts = ["".join([segment.text for segment in segments]) for segments in documents]
+        in_words = [by_words and text.isascii() for text in texts]
+        cut = [
+            self._words(segments, text) if words else self._lines(segments, text)
+            for segments, text, words in zip(documents, texts, in_words, strict=True)
+        ]
+        lines = [made for made, words in zip(cut, in_words, strict=True) if made and not words]
+        seen = Counter(piece for made in lines for some in made for piece in some)
+        return [
+            made if words or made is None else [_join_unrepeated(some, seen) for some in made]
+            for made, words in zip(cut, in_words, strict=True)
+        ]
 
-    def encode(self, pieces: Sequence[str]) -> list[list[int]]:
-        """The tokens of each piece."""
-        ascii_pieces = [piece for piece in pieces if piece.isascii()]
-        others = [piece for piece in pieces if not piece.isascii()]
-        plain = iter(self._plain.encode_batch_fast(ascii_pieces, add_special_tokens=False))
-        other = iter(self.tokenizer.encode_batch_fast(others, add_special_tokens=False))
-        return [next(plain if piece.isascii() else other).ids for piece in pieces]
+    def _words(self, segments: Sequence[Segment], text: str) -> list[list[str]] | None:
+        """Segments that meet at the end of a line are cut apart; others are told apart by counting
+        the characters of the words of the whole."""
+        assert self.cuts is not None
+        position, meets = 0, self.cuts.lines.match
+        for segment in segments[:-1]:
+            position += len(segment.text)
+            if not meets(text, position):
+                return self._words_apart(segments, self._words_of(text))
+        return [self._words_of(segment.text) for segment in segments]
+
+    def _words_of(self, text: str) -> list[str]:
+        assert self.cuts is not None
+        find, added = self.cuts.words.findall, self.cuts.added
+        if added is None:
+            return find(text)
+        parts = added.split(text)
+        words: list[str] = find(parts[0])
+        for at in range(1, len(parts), 2):
+            words.append(parts[at])
+            words += find(parts[at + 1])
+        return words
+
+    def _words_apart(self, segments: Sequence[Segment], words: list[str]) -> list[list[str]] | None:
+        ends = list(accumulate(map(len, words)))
+        made, position, first = [], 0, 0
+        for segment in segments[:-1]:
+            position += len(segment.text)
+            last = bisect_right(ends, position)
+            if position and (last == 0 or ends[last - 1] != position):
+                return None
+            made.append(words[first:last])
+            first = last
+        return [*made, words[first:]]
+
+    def _lines(self, segments: Sequence[Segment], text: str) -> list[list[str]] | None:
+        assert self.cuts is not None
+        lines = self.cuts.lines
+        position = 0
+        for segment in segments[:-1]:
+            position += len(segment.text)
+            if not lines.match(text, position):
+                return None
+        return [lines.split(segment.text) for segment in segments]
+
+    def encode(self, pieces: Sequence[str], *, keep: bool = False) -> list[list[int]]:
+        """The tokens of each piece; where they are words they are kept for the next shards."""
+        kept = self._kept if keep else {}
+        if len(kept) > MOST_KEPT_WORDS:
+            kept.clear()
+        new = [piece for piece in pieces if piece not in kept]
+        ascii_pieces = [piece for piece in new if piece.isascii()]
+        others = [piece for piece in new if not piece.isascii()]
+        plain = self._plain.encode_batch_fast(ascii_pieces, add_special_tokens=False)
+        other = self.tokenizer.encode_batch_fast(others, add_special_tokens=False)
+        made = {piece: found.ids for piece, found in zip(ascii_pieces, plain, strict=True)}
+        made |= {piece: found.ids for piece, found in zip(others, other, strict=True)}
+        found = [made[piece] if piece in made else kept[piece] for piece in pieces]
+        kept |= {piece: ids for piece, ids in made.items() if len(piece) <= LONGEST_KEPT_WORD}
+        return found
 
 
 def _join_unrepeated(pieces: list[str], seen: Counter[str]) -> list[str]:

@@ -299,7 +299,7 @@ class Builder:
         data, seed = self.plan.data, self.plan.optim.seed
         soft = sum(prompt["tokens"] for prompt in self.plan.adapter.soft_prompts)
         decides = {
-            "tokens": [prepared.folder.name for prepared in tokens],
+            "tokens": [prepared.key for prepared in tokens],
             "documents": hashlib.sha256(documents.tobytes()).hexdigest(),
             "rule": [data.packing, data.max_seq_length, data.overlong, soft, seed],
             "format": INDEX_FORMAT,

@@ -101,9 +101,9 @@ def choose_attention(now: Situation, ledger: Ledger, *, packed: bool, compiled: 
             because = "flash_attention_2 in the manifest; torch's own flash kernels"
         return str(ledger.settle(path, asked, because, "manifest"))
     if packed and compiled and now.target.capability == HOPPER:
-        # docs/benchmarks/training-speed-h200.json: 117,143 against 108,998 tokens/s at 0.6B and
-        # 16,415 against 16,229 at 8B.
-        because = "FlexAttention with document masks ran 1.01-1.07x as fast as flash on an H200"
+        # docs/benchmarks/training-speed-h200.json: 117,143 against 108,998 tokens/s at 0.6B in one
+        # run; at 8B, in two runs, 16,415 against 16,229.
+        because = "FlexAttention with document masks ran 1.07x as fast as flash on an H200 (0.6B)"
         return str(ledger.settle(path, "flex", because, "measurement"))
     if packed and able:
         because = "packed documents are kept apart by variable-length flash attention"
@@ -114,18 +114,24 @@ def choose_attention(now: Situation, ledger: Ledger, *, packed: bool, compiled: 
     return str(ledger.settle(path, "sdpa", because, "machine"))
 
 
-def choose_compile(now: Situation, ledger: Ledger, likely_seconds: float | None) -> bool:
-    """Per-block compilation where it pays: not for runs of two minutes."""
+def choose_compile(
+    now: Situation, ledger: Ledger, likely_seconds: float | None, *, packed: bool
+) -> bool:
+    """Per-block compilation where it pays: not for runs of two minutes, nor for padded rows."""
     config, path = now.config, "kernels.compile"
+    padded = not packed and not now.is_char_model  # blocks of characters are equally long
     chosen: bool
     if config.torch_compile != "auto":
         chosen = ledger.settle(path, config.torch_compile, "set in the manifest", "manifest")
         obstacle = _cannot_compile(now)
         if chosen and obstacle:
             ledger.warn(path, f"{obstacle}: compilation may fall back")
+        if chosen and padded:
+            text = "widths of padded rows vary, and each is compiled anew: pack the rows instead"
+            ledger.warn(path, text)
     else:
         steps = ledger.decisions["length.total_steps"].value
-        chosen, because = _compile_pays(now, likely_seconds, steps)
+        chosen, because = _compile_pays(now, likely_seconds, steps, padded=padded)
         ledger.settle(path, chosen, because, "machine")
     mode = config.torch_compile_mode
     if mode == "auto":
@@ -149,11 +155,13 @@ def _cannot_compile(now: Situation) -> str:
 
 
 def _compile_pays(
-    now: Situation, likely_seconds: float | None, steps: int | None
+    now: Situation, likely_seconds: float | None, steps: int | None, *, padded: bool
 ) -> tuple[bool, str]:
     obstacle = _cannot_compile(now)
     if obstacle:
         return False, obstacle
+    if padded:
+        return False, "widths of padded rows vary: each would be compiled anew"
     if likely_seconds is not None and likely_seconds < COMPILE_PAYS_AFTER_SECONDS:
         return False, f"run too short: about {likely_seconds:.0f} s, compiling takes 20"
     if likely_seconds is None and steps is not None and steps < FEW_STEPS:
