@@ -1,7 +1,7 @@
 """Feeding from a prepared cache: tokens a second, time to the first batch, and memory.
 
-Rows are repeated to four and ten times as many, so that it shows what grows with the data. Memory is
-the highest that is not mapped from a file (RssAnon), looked at every few milliseconds;
+Rows are repeated to four and ten times as many, so that it shows what grows with the data. Memory
+is the highest that is not mapped from a file (RssAnon), looked at every few milliseconds;
 `bytes_per_row` is how much it grows for each row more: from 1x to 10x where the cache is found, and
 from 4x to 10x where it is made, because 1x of a small file does not fill the shards that are under
 way at once. `thread` is the rate at which batches come out of the feed that training uses, with its

@@ -321,3 +321,19 @@ def test_a_reader_that_left_does_not_end_the_run(terminal):
         view(STARTED)
         view(STEP)
         view(STEP)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "words", "shown"), [(3.0, "3 epochs", "1/3"), (2.5, "2.5 epochs", "1/2.5")]
+)
+def test_epochs_of_real_runs_are_fractions_and_are_shown_all_the_same(epochs, words, shown):
+    assert f", {words}," in plain(STARTED | {"epochs": epochs})[1]
+    parts = step_parts(STEP, total=900, epochs=epochs)
+    assert parts["epoch"] == f"epoch {shown}"
+
+
+def test_the_bar_and_the_epochs_of_a_real_run_say_which_epoch_it_is():
+    real = STARTED | {"epochs": 3.0}
+    bar = Screen(terminal=True).show(real, STEP | {"epoch": 0.4}).console.export_text()
+    assert "epoch 1/3" in bar
+    assert plain(real, EPOCH)[-1].startswith("epoch 1/3  loss 1.71")

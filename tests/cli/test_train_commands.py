@@ -344,3 +344,25 @@ def test_watching_and_looking_at_gpu_memory_need_no_torch(tmp_path):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
         assert "step" in done.stdout
+
+
+@pytest.mark.parametrize(("flags", "allowed"), [((), False), (("--allow-remote-code",), True)])
+def test_remote_code_is_allowed_by_its_flag_alone(run, expert, monkeypatch, flags, allowed):
+    asked = []
+    done = RunResult(
+        folder=Path("runs/a"),
+        exit_code=0,
+        steps=1,
+        loss=1.0,
+        eval_loss=None,
+        test_loss=None,
+        final=Path("runs/a/final"),
+    )
+
+    def train(read: Any, **options: Any) -> RunResult:
+        asked.append(options["allow_remote_code"])
+        return done
+
+    monkeypatch.setattr("expert.jobs.training.train", train)
+    assert run("train", "-m", str(expert), "--device", "cpu", *flags).code == 0
+    assert asked == [allowed]

@@ -95,8 +95,7 @@ def test_documents_are_encoded_as_whole_texts_are(kind, batch):
     # Some twice: pieces that repeat are encoded once.
     batch = batch + batch[:2]
     whole = encoded_whole(encoder, batch)
-    assert encoded(encoder, batch) == whole
-    with encoder._busy:  # by words
+    for encoder.by_words in (False, True):
         assert encoded(encoder, batch) == whole
 
 
@@ -140,14 +139,6 @@ def test_segments_that_meet_inside_a_word_are_not_cut():
     assert pieces.cut([meet], by_words=True) == [[["one", " two"], [" three"]]]
     split = [Segment("one tw", False), Segment("o three", True)]
     assert pieces.cut([split], by_words=True) == [None]
-
-
-def test_a_shard_that_comes_while_the_tokenizer_is_busy_is_the_same():
-    encoder = encoder_of(tokenizer_of("qwen"))
-    batch = [[Segment("It's 12:30,\n", False), Segment("he said - naïvely.\n\n", True)]] * 3
-    free = encoded(encoder, batch)
-    with encoder._busy:
-        assert encoded(encoder, batch) == free
 
 
 def test_segments_that_meet_at_no_cut_are_not_cut():
@@ -244,6 +235,5 @@ def test_real_rows_in_pieces_have_the_tokens_and_spans_of_whole_rows(name, most,
     documents = rows_of(SHARED / name, most)
     assert find_cuts(real_encoder.tokenizer) is not None
     whole = encoded_whole(real_encoder, documents)
-    assert encoded(real_encoder, documents) == whole
-    with real_encoder._busy:  # by words
+    for real_encoder.by_words in (False, True):
         assert encoded(real_encoder, documents) == whole

@@ -14,7 +14,15 @@ from expert.core.publish import damage
 from expert.core.rundir import RunFolder
 from expert.jobs.comparing import checked_ids, logits_of_trained
 from expert.jobs.exporting import CannotExport, Exported, export
-from expert.jobs.trained import Trained, choose, load_trained, pick_device, read_plan
+from expert.jobs.model_card import model_card
+from expert.jobs.trained import (
+    NothingTrained,
+    Trained,
+    choose,
+    load_trained,
+    pick_device,
+    read_plan,
+)
 from expert.model.export_check import TOLERANCE, compare, logits_of
 from tests.jobs.trained_runs import finished, finished_characters
 
@@ -236,3 +244,54 @@ def test_what_a_run_cannot_give_is_told(kind, flags, text, tmp_path):
     with pytest.raises(CannotExport, match=text):
         exported(run, tmp_path / "out", **flags)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_soft_prompts_beside_merged_weights_name_the_weights_of_the_export(tmp_path):
+    exported(finished("lora+soft"), tmp_path / "out", kind="merged")
+    prompt = tmp_path / "out" / "soft_prompts" / "lead" / "adapter_config.json"
+    base = json.loads(prompt.read_text())["base_model_name_or_path"]
+    assert base == str(tmp_path.resolve() / "out")
+
+
+def test_a_finished_expert_with_other_bytes_or_a_link_is_not_exported(tmp_path):
+    import shutil
+
+    run = tmp_path / "run"
+    shutil.copytree(finished("lora"), run)
+    settings = run / "final" / "adapter_config.json"
+    whole = settings.read_bytes()
+    settings.write_bytes(whole.replace(b"  ", b" \n", 1))
+    with pytest.raises(CannotExport, match=r"adapter_config\.json has other bytes than DONE lists"):
+        exported(run, tmp_path / "out")
+    elsewhere = tmp_path / "elsewhere.json"
+    elsewhere.write_bytes(whole)
+    settings.unlink()
+    settings.symlink_to(elsewhere)
+    with pytest.raises((CannotExport, NothingTrained), match=r"adapter_config\.json is no plain"):
+        exported(run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["adapter", "merged"])
+def test_the_card_of_tiny_is_that_of_a_transformers_model(kind, tmp_path):
+    run = finished("lora")
+    done = exported(run, tmp_path / "out", kind=kind)
+    plan = read_plan(RunFolder(run))
+    tiny = plan.model.model_copy(update={"name": "tiny", "place": "built-in"})
+    card = model_card(plan.model_copy(update={"model": tiny}), [], {}, done)
+    assert f"library_name: {'peft' if kind == 'adapter' else 'transformers'}\n" in card
+    assert "from transformers import AutoModelForCausalLM" in card
+    assert "load_char_gpt" not in card
+
+
+def test_the_card_of_a_cached_base_names_its_hub_id_and_commit(tmp_path):
+    run = finished("lora")
+    done = exported(run, tmp_path / "out")
+    plan = read_plan(RunFolder(run))
+    place = "/home/me/hub/models--Qwen--Qwen3-0.6B/snapshots/abc"
+    changes = {"name": "Qwen3-0.6B", "place": "hf cache", "location": place}
+    cached = plan.model.model_copy(update=changes)
+    card = model_card(plan.model_copy(update={"model": cached}), [], {}, done)
+    assert card.startswith('---\nbase_model: "Qwen/Qwen3-0.6B"\nlibrary_name: peft\n')
+    assert 'from_pretrained("Qwen/Qwen3-0.6B", revision="abc")' in card
+    assert "/home/me" not in card

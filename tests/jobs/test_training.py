@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -136,3 +137,32 @@ def test_a_changed_run_is_not_resumed_without_being_told_to(whole, tmp_path):
     checkpoint = str(copy / "checkpoints" / "step-000004")
     with pytest.raises(Exception, match=r"learning_rate: was 0\.01, is 0\.0001"):
         run(manifest, resume=checkpoint, overrides=("training.config.learning_rate=1e-4",))
+
+
+def test_a_best_checkpoint_that_is_damaged_is_told_and_the_last_weights_are_kept(base, tmp_path):
+    def damaged(event):
+        if event["event"] == "saved" and event["step"] > 1:
+            path = Path(event["path"]).parent / "step-000001" / "model.safetensors"
+            path.write_bytes(b"torn")
+
+    settings = {"greater_is_better": True, "eval_steps": 1, "save_steps": 1, "epochs": 1}
+    done = run(write_expert(tmp_path, base, settings), sinks=[damaged])
+    assert done.exit_code == 0
+    assert events_of(done.folder, "took_best") == []
+    told = [event["text"] for event in events_of(done.folder, "warning")]
+    assert any("the best cannot be had" in text for text in told)
+    assert damage(done.folder / "final") == ""
+
+
+def test_the_test_rows_are_told_with_the_update_whose_weights_they_judge(base, tmp_path):
+    settings = {"metric_for_best_model": "eval_token_accuracy", "greater_is_better": False}
+    settings |= {"eval_steps": 1, "save_steps": 1, "epochs": 1}
+    rows = [{"instruction": f"say {n}", "response": "and " * n} for n in range(1, 5)]
+    tmp_path.joinpath("test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = run(write_expert(tmp_path, base, settings, dataset={"test_path": "test.jsonl"}))
+    best = events_of(done.folder, "took_best")[0]["step"]
+    assert best < done.steps
+    [told] = [event for event in events_of(done.folder, "eval") if event["split"] == "test"]
+    assert told["step"] == best
+    assert done.eval_loss is None  # another number was followed
+    assert events_of(done.folder, "finished")[0]["eval_loss"] is None

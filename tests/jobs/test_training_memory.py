@@ -13,7 +13,9 @@ from expert.model import load as model_load
 from expert.model.attention import KernelUnavailable
 from expert.model.load import LoadedModel
 from expert.parallel.engine import SingleDevice
+from expert.telemetry.late import LateNumbers
 from expert.training import optim
+from expert.training import recorder as recorder_module
 from expert.training.learner import OptimizerLearner
 from expert.training.optim import OptimizerUnavailable
 from tests.jobs.runs import (
@@ -188,6 +190,8 @@ def test_an_update_torn_by_missing_memory_is_taken_again_from_a_checkpoint(
     done = run(write_expert(tmp_path, base, settings))
     steps = [event["step"] for event in events_of(done.folder, "step")]
     assert steps == [1, 2, 3, 3, 4, 5, 6]  # back at the checkpoint after two updates
+    back = [(e["from_step"], e["to_step"]) for e in events_of(done.folder, "rolled_back")]
+    assert back == [(3, 2)]
     assert fallbacks(done.folder) == [{"batch.micro_batch": 2, "batch.accumulation": 2}]
     first = {step: loss for step, loss in losses_of(folder).items() if step < 3}
     assert losses_of(done.folder).items() >= first.items()
@@ -312,16 +316,22 @@ def test_a_compiler_that_fails_is_done_without(base, whole, tmp_path, monkeypatc
     assert losses_of(done.folder) == losses_of(whole[1])
 
 
-def test_shapes_that_never_settle_end_compilation(base, whole, tmp_path, monkeypatch):
-    """The compiler is left out; what counts its graphs says that each update made five more."""
+@pytest.mark.parametrize("lag", [0, 1])
+def test_shapes_that_never_settle_end_compilation(base, whole, tmp_path, monkeypatch, lag):
+    """The numbers of a card come an update late, and none is lost when the model is built anew.
+
+    The compiler is left out; what counts its graphs says that each update made five more.
+    """
     from expert.jobs import building
     from expert.model import blocks
 
     graphs = iter(range(0, 10_000, 5))
+    monkeypatch.setattr(recorder_module, "LateNumbers", lambda d: LateNumbers(d, lag=lag))
     monkeypatch.setattr(building, "compile_blocks", lambda *_: None, raising=False)
     monkeypatch.setattr(blocks, "compile_blocks", lambda *_: None)
     monkeypatch.setattr(blocks.CompileWatch, "recompiles", lambda self: next(graphs))
     settings = SETTINGS | {"torch_compile": True, "epochs": 4, "evaluation_strategy": "no"}
+    settings |= {"save_steps": 100}  # a save would wait for all numbers
     done = run(write_expert(tmp_path, base, settings))
     assert fallbacks(done.folder) == [{"kernels.compile": False}]
     told = events_of(done.folder, "fell_back")[0]

@@ -6,14 +6,21 @@ import json
 import os
 import resource
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from expert.core.publish import damage
 from expert.core.rundir import RunFolder, RunInUse
+from expert.jobs import checkpoints
+from expert.model import load
 from expert.training import checkpoint
 from expert.training.checkpoint import CheckpointError, DiskFull
+from expert.training.state import TrainState
 from tests.jobs.runs import (
     ROWS,
     base_model,
@@ -256,3 +263,93 @@ def test_an_event_file_that_cannot_be_written_does_not_stop_training(
     assert done.exit_code == 0
     assert weights_of(done.folder) == weights_of(whole[1])
     assert [event["event"] for event in seen].count("log_failed") == 1
+
+
+def test_a_finished_run_goes_on_and_its_old_end_is_kept(whole, tmp_path):
+    manifest, folder = whole
+    copy = copied(folder, tmp_path / "copy", without=())
+    before = weights_of(copy)
+    done = run(
+        manifest,
+        resume=str(copy / "checkpoints" / "step-000004"),
+        allow_changed=True,
+        **overridden(learning_rate=1e-4),
+    )
+    assert done.exit_code == 0
+    assert weights_of(copy) != before
+    old = {p.name: p.read_bytes() for p in (copy / ".old-final").glob("*.safetensors")}
+    assert old == before
+
+
+def test_a_finished_run_with_nothing_left_keeps_its_end(whole, tmp_path):
+    manifest, folder = whole
+    copy = copied(folder, tmp_path / "copy", without=())
+    assert run(manifest, resume=str(copy)).exit_code == 0
+    assert not (copy / ".old-final").exists()
+    assert weights_of(copy) == weights_of(folder)
+
+
+def test_what_a_killed_run_left_half_made_is_swept_away(whole, tmp_path):
+    manifest, folder = whole
+    copy = copied(folder, tmp_path / "copy")
+    for left in (copy / ".tmp-final-1", copy / "checkpoints" / ".tmp-step-000007-1"):
+        left.mkdir()
+    run(manifest, resume=str(copy))
+    assert list(copy.rglob(".tmp-*")) == []
+
+
+def test_the_means_of_a_resumed_run_are_those_of_the_whole(whole, tmp_path):
+    manifest, folder = whole
+    copy = copied(folder, tmp_path / "copy")
+    run(manifest, resume=str(copy / "checkpoints" / "step-000004"))
+    for name in ("epoch", "finished"):
+        [ours], [theirs] = events_of(copy, name), events_of(folder, name)
+        assert ours["loss"] == theirs["loss"]
+    assert events_of(copy, "epoch")[0]["tokens"] == events_of(folder, "epoch")[0]["tokens"]
+
+
+def test_a_checkpoint_whose_state_has_changed_is_written_anew(tmp_path, monkeypatch):
+    """As after a rollback to it that ends with a signal: the window to pass over must be kept."""
+    monkeypatch.setattr(checkpoints, "identity", lambda plan, data: {})
+    monkeypatch.setattr(checkpoints, "fallbacks_of", lambda plan: [])
+    told: list[str] = []
+    plan: Any = SimpleNamespace(watch=SimpleNamespace(keep_checkpoints=None))
+    data: Any = None
+    folder: Any = SimpleNamespace(checkpoints=tmp_path)
+    kept = checkpoints.Checkpoints(folder, lambda event, **_: told.append(event))
+    groups = {"model": {"w": torch.ones(3)}}
+    state = TrainState(done=4, losses={"history": [[3, 1.5]]}, place=(0, 0, 4))
+    kept.save(state, groups, plan, data)
+    kept.save(replace(state, sums={"run": {"seconds": 9.0}}), groups, plan, data)
+    assert told == ["saved"]
+    changed = replace(state, skipped=state.skipped.with_window(4, 5), rollbacks=1)
+    kept.save(changed, groups, plan, data)
+    assert told == ["saved", "saved"]
+    found = kept.newest()
+    assert found is not None
+    assert found.state == changed
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000004"]
+
+    # Where the new one cannot be written the old one keeps its place.
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_write_group", full)
+    with pytest.raises(DiskFull):
+        kept.save(state, groups, plan, data)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000004"]
+
+
+def test_code_that_comes_with_a_model_runs_only_where_that_is_allowed(whole, tmp_path, monkeypatch):
+    manifest, _ = whole
+    seen = []
+
+    def refuse(*_: Any, allow_remote_code: bool, **__: Any) -> Any:
+        seen.append(allow_remote_code)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(load, "load_model", refuse)
+    for more in ({}, {"allow_remote_code": True}):
+        with pytest.raises(ZeroDivisionError):
+            run(manifest, **more)
+    assert seen == [False, True]

@@ -9,6 +9,7 @@ import pytest
 
 from expert.core.errors import ManifestError
 from expert.training import pressure
+from expert.training.checkpoint import CheckpointError
 from expert.training.pressure import DataWait
 from tests.jobs.runs import (
     ROWS,
@@ -141,12 +142,11 @@ def test_a_thread_that_feeds_too_slowly_is_told_once(base, tmp_path, monkeypatch
 def test_memory_that_has_to_be_asked_for_again_and_again_counts_as_none(
     base, tmp_path, monkeypatch
 ):
-    from expert.jobs.session import Session
+    from expert.jobs import parts
 
     retries = iter([0, 1, 1, 2, 3, 4, 4, 4, 4, 5, 6, 7, 8, 9, 10, 11])
-    monkeypatch.setattr(
-        Session, "_gpu_fields", lambda self: {"allocator_retries": next(retries, 11)}
-    )
+    fields = lambda: {"allocator_retries": next(retries, 11)}  # noqa: E731
+    monkeypatch.setattr(parts, "_gpu_fields", lambda session: fields)
     done = run(write_expert(tmp_path, base, SETTINGS | {"save_steps": 100}))
     told = [
         (event["failure"], event["step"], event["changes"][0]["value"])
@@ -164,3 +164,30 @@ def test_a_stream_whose_workers_change_reads_the_same_rows(streamed, base, tmp_p
     done = run(manifest)
     assert [e["changes"][0]["value"] for e in events_of(done.folder, "fell_back")] == [1]
     assert losses_of(done.folder) == losses_of(streamed[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("max_seq_length=32", r"data\.max_seq_length: was 64, is 32"),
+        ("packing=concat", r'data\.packing: was "best-fit", is "concat"'),
+        ("train_on_prompt=true", r"data\.train_on_prompt: was false, is true"),
+    ],
+)
+def test_a_stream_that_is_cut_in_another_way_is_another_run(streamed, tmp_path, change, told):
+    manifest, folder = streamed
+    path = copied(folder, tmp_path / "copy") / "checkpoints" / "step-000002"
+    with pytest.raises(CheckpointError, match=told):
+        run(manifest, resume=str(path), overrides=(f"training.config.{change}",))
+
+
+def test_rows_that_are_grouped_by_length_are_another_run(base, tmp_path):
+    settings = SETTINGS | {"packing": False, "max_steps": 2, "group_by_length": False}
+    manifest = write_expert(tmp_path, base, settings)
+    folder = run(manifest).folder
+    with pytest.raises(CheckpointError, match=r"data\.group_by_length: was false, is true"):
+        run(
+            manifest,
+            resume=str(folder / "checkpoints" / "step-000001"),
+            overrides=("training.config.group_by_length=true",),
+        )

@@ -321,6 +321,32 @@ def test_adalora_goes_on_after_a_checkpoint_as_if_nothing_had_happened(qwen: Pat
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+def test_adalora_settles_its_ranks_although_that_update_was_passed_over(qwen: Path):
+    """Of twelve updates the ninth settles the ranks; a rollback may have left it out."""
+    batch = packed_batch()
+    loaded = load(qwen, "adalora", total_steps=12)
+    updates(loaded, batch, range(1, 6))
+    updates(loaded, batch, range(10, 13))
+    kept = [int((e != 0).sum()) for name, e in loaded.trainable if "lora_E" in name]
+    assert sum(kept) == 4 * len(kept)
+    empty = load(qwen, "adalora", total_steps=12)
+    updates(empty, batch, range(10, 13))  # none that prunes was taken: nothing is known of ranks
+    kept = [int((e != 0).sum()) for name, e in empty.trainable if "lora_E" in name]
+    assert sum(kept) == 6 * len(kept)
+
+
+def test_gradients_that_are_not_finite_leave_no_trace_in_adaloras_averages(qwen: Path):
+    loaded, batch = load(qwen, "adalora", total_steps=12), packed_batch()
+    updates(loaded, batch, range(1, 3))
+    for _, parameter in loaded.trainable:
+        parameter.grad = torch.full_like(parameter, float("nan"))
+    loaded.after_update(3)
+    assert loaded.ranks is not None
+    kept = loaded.ranks.tensors()
+    assert any("lora_E" in name for name in kept)
+    assert all(bool(torch.isfinite(value).all()) for value in kept.values())
+
+
 def updates(loaded: LoadedModel, batch: Batch, steps: range) -> None:
     for step in steps:
         (loaded.loss_sum(batch) / batch.targets).backward()

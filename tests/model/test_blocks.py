@@ -231,3 +231,19 @@ def test_compiled_and_recomputed_blocks_on_the_card_stay_compiled(kind):
     losses = [step(layout) for layout in (1, 2, 0)]
     assert watch.recompiles() == 0
     assert all(loss == loss for loss in losses)
+
+
+def test_lokr_s_own_dropout_is_drawn_again_when_a_block_is_recomputed():
+    model: Any = a_model("Qwen3")
+    model.set_attn_implementation(IMPLEMENTATIONS["sdpa"])
+    config = peft.LoKrConfig(
+        r=2, alpha=4, rank_dropout=0.5, target_modules=["down_proj"], init_weights=False
+    )
+    adapted: nn.Module = peft.get_peft_model(model, config).train()
+    plain = gradients(adapted)
+    recompute(find_blocks(adapted), 2)
+    again = gradients(adapted)
+    assert len(plain) == len(again) > 0
+    assert all(torch.equal(one, other) for one, other in zip(plain, again, strict=True))
+    other_noise = gradients(adapted, seed=1)
+    assert not all(torch.equal(a, b) for a, b in zip(again, other_noise, strict=True))

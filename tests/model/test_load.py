@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from expert.model.base_folder import built_in_folder, model_folder
+from expert.model.base_folder import base_reference, built_in_folder, model_folder
 from expert.model.errors import ModelError
-from expert.model.load import LoadedModel, load_model
+from expert.model.load import LoadedModel, check_vocabulary, load_model
 from expert.model.saving import save_trained
 from tests.model.models import (
+    VOCABULARY,
     adapter_plan,
     char_plan,
     documents,
@@ -285,14 +286,22 @@ def test_a_model_with_a_program_of_its_own_is_refused(
     )
     assert text == (
         f"{foreign}: its config.json (auto_map) asks to run a program that comes with the model  "
-        "(pin a commit you have read as revision and allow remote code, or use another model)"
+        "(pin a commit you have read as revision and add --allow-remote-code, or use another model)"
     )
     assert not (foreign.parent / "trace").exists()
 
 
 def test_a_pinned_and_allowed_program_passes_the_gate(foreign: Path):
-    plan = model_plan(foreign, revision=COMMIT)
-    assert model_folder(plan, allow_remote_code=True) == foreign
+    snapshot = foreign.rename(foreign.with_name(COMMIT))
+    plan = model_plan(snapshot, revision=COMMIT)
+    assert model_folder(plan, allow_remote_code=True) == snapshot
+
+
+def test_a_program_in_a_folder_of_another_commit_is_refused(foreign: Path):
+    snapshot = foreign.rename(foreign.with_name(COMMIT[::-1]))
+    plan = model_plan(snapshot, revision=COMMIT)
+    text = refusal(lambda: model_folder(plan, allow_remote_code=True))
+    assert "asks to run a program that comes with the model" in text
 
 
 def test_a_model_that_transformers_knows_is_built_by_its_own_classes(tmp_path: Path):
@@ -323,9 +332,14 @@ def test_weights_that_are_quantised_already_are_refused(tmp_path: Path):
 
 def test_a_model_that_cannot_be_fetched_is_refused(monkeypatch: pytest.MonkeyPatch):
     import huggingface_hub.errors
+    from huggingface_hub.utils._paths import filter_repo_objects
 
     def offline(*args: Any, **options: Any) -> str:
         assert not any("bin" in pattern for pattern in options["allow_patterns"])
+        twice = ["consolidated.safetensors", "onnx/config.json", "original/a.json"]
+        wanted = ["model.safetensors", *twice]
+        patterns = {key: options[key] for key in ("allow_patterns", "ignore_patterns")}
+        assert list(filter_repo_objects(wanted, **patterns)) == ["model.safetensors"]
         raise huggingface_hub.errors.LocalEntryNotFoundError("no network\nand more")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
@@ -373,3 +387,29 @@ def test_the_config_names_our_attention(qwen: Path):
     assert config._attn_implementation == "expert_sdpa"
     assert config.use_cache is False
     assert json.loads((qwen / "config.json").read_text())["model_type"] == "qwen3"
+
+
+def test_a_token_past_the_embedding_is_refused_and_the_last_row_is_not(qwen: Path):
+    loaded = load(qwen)
+    check_vocabulary(loaded, VOCABULARY - 1)
+    check_vocabulary(loaded, None)
+    assert refusal(lambda: check_vocabulary(loaded, VOCABULARY)) == (
+        f"{qwen}: the data has token {VOCABULARY}, and the embedding ends at {VOCABULARY - 1}  "
+        "(the tokenizer has more tokens than the model: use the tokenizer that came with it)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "base"),
+    [
+        ({"place": "hf cache"}, ("Qwen/Qwen3-0.6B", "abc")),
+        ({"place": "hf cache", "name": "Qwen3-0.6B", "revision": "v1"}, ("Qwen/Qwen3-0.6B", "abc")),
+        ({"place": "hub", "location": "a/b", "revision": "v1"}, ("a/b", "v1")),
+        ({"place": "models folder", "location": "/m/b", "name": "a/b"}, ("a/b", None)),
+        ({"place": "models folder", "location": "/m/b", "name": "F:/x/b"}, ("/m/b", None)),
+        ({"place": "folder", "location": "/m/b", "name": "m/b"}, ("/m/b", None)),
+    ],
+)
+def test_a_base_is_named_by_its_hub_id_where_it_has_one(plan: Any, base: tuple[str, str | None]):
+    own = {"name": "Qwen/Qwen3-0.6B", "location": "/c/models--Qwen--Qwen3-0.6B/snapshots/abc"}
+    assert base_reference(model_plan("", **{**own, **plan})) == base

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from expert.model import loss as loss_file
-from expert.model.loss import Kernel, default_chunk, evaluated, kernel_for, summed_loss
+from expert.model import loss as loss_module
+from expert.model.loss import (
+    Kernel,
+    default_chunk,
+    evaluated,
+    kernel_for,
+    loss_kernel_trouble,
+    summed_loss,
+)
 
 WORDS, WIDTH = 23, 7
 
@@ -277,3 +285,27 @@ def test_the_incoming_gradient_is_not_rounded_to_sixteen_bits():
     ratio = (third[nonzero].double() / once[nonzero].double()).mean()
     # 2800 values with rounding errors below 0.2 % of either sign: their mean is 50 times closer.
     assert abs(ratio * 3 - 1) < 2e-4
+
+
+def test_a_loss_kernel_that_does_not_run_makes_way_for_torchs_own(monkeypatch):
+    """Triton can be imported where it finds no C compiler."""
+    card = torch.device("cuda")
+
+    def kernel(*_, **__):
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable")
+
+    monkeypatch.setattr(loss_module, "triton_installed", lambda: True)
+    monkeypatch.setattr(torch, "tensor", lambda numbers, device: torch.Tensor(numbers))
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", lambda *_, **__: torch.ones(2))
+    monkeypatch.setattr(loss_module, "losses_and_gradients", kernel)
+    loss_kernel_trouble.cache_clear()
+    try:
+        assert kernel_for(card) == "torch"
+        assert "Failed to find C compiler" in loss_kernel_trouble(card)
+        for losses, chosen in ((torch.ones(2), "triton"), (torch.zeros(2), "torch")):
+            found = losses
+            monkeypatch.setattr(loss_module, "losses_and_gradients", lambda *_, **__: found)  # noqa: B023
+            loss_kernel_trouble.cache_clear()
+            assert kernel_for(card) == chosen
+    finally:
+        loss_kernel_trouble.cache_clear()

@@ -234,3 +234,36 @@ def test_a_merged_model_is_saved_as_a_plain_one(qwen: Path, tmp_path: Path):
 def test_there_is_nothing_to_merge_without_an_adapter(qwen: Path):
     with pytest.raises(ModelError, match="full has no adapter to merge"):
         merged(load(qwen, "full"))
+
+
+def test_an_adapter_of_a_cached_model_names_its_hub_id_and_commit(tmp_path: Path):
+    snapshot = tiny_model(tmp_path / "models--somebody--qwen" / "snapshots" / "abc")
+    plan = model_plan(snapshot, name="somebody/qwen", place="hf cache")
+    prompts = [{"name": "lead", "tokens": 2}]
+    loaded = load_model(
+        plan,
+        adapter_plan(soft_prompts=prompts),
+        kernel_plan(),
+        vocabulary=None,
+        device="cpu",
+        seed=0,
+    )
+    save_trained(loaded, tmp_path / "out")
+    for folder in (tmp_path / "out", tmp_path / "out" / "soft_prompts" / "lead"):
+        config = json.loads((folder / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == "somebody/qwen"
+        assert config["revision"] == "abc"
+
+
+def test_a_whole_model_is_saved_whatever_its_base_says_of_sampling(tmp_path: Path, capfd: Any):
+    base = tiny_model(tmp_path / "base")
+    asked = {"temperature": 0.6, "top_p": 0.9, "eos_token_id": [2, 5], "pad_token_id": 0}
+    (base / "generation_config.json").write_text(json.dumps(asked))
+    loaded = load(base, "full")
+    capfd.readouterr()
+    save_trained(loaded, tmp_path / "out")
+    assert capfd.readouterr() == ("", "")  # no bar of transformers' own
+    saved = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert (saved["eos_token_id"], saved["pad_token_id"]) == ([2, 5], 0)
+    assert saved.keys().isdisjoint({"temperature", "top_p"})
+    assert loaded.causal_lm.generation_config.temperature == 0.6  # the running model keeps its own

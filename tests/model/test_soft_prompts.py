@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from expert.model.errors import ModelError
 from expert.model.load import LoadedModel, load_model
@@ -43,7 +44,7 @@ def load(folder: Path, kind: str, *prompts: dict[str, Any], seed: int = 0) -> Lo
 
 
 def made(*prompts: dict[str, Any], seed: int = 0, **options: Any) -> SoftPrompts:
-    embedding = torch.randn(50, 8, generator=torch.Generator().manual_seed(1)) * 0.3
+    embedding = options.pop("embedding", nn.Embedding.from_pretrained(EMBEDDING))
     options.setdefault("encode", lambda text: [ord(character) - 97 for character in text])
     found = make_soft_prompts(prompts, embedding, seed=seed, dtype=torch.float32, **options)
     assert found is not None
@@ -163,4 +164,20 @@ def test_a_folder_without_tokenizer_cannot_read_a_text(tmp_path: Path):
 
 
 def test_no_prompts_are_none():
-    assert make_soft_prompts([], EMBEDDING, seed=0, dtype=torch.float32, encode=None) is None
+    embedding = nn.Embedding.from_pretrained(EMBEDDING)
+    assert make_soft_prompts([], embedding, seed=0, dtype=torch.float32, encode=None) is None
+
+
+def test_first_values_are_as_large_as_what_a_scaling_embedding_gives():
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3TextScaledWordEmbedding
+
+    scaled = Gemma3TextScaledWordEmbedding(50, 8, padding_idx=0, embed_scale=8**0.5)
+    with torch.no_grad():
+        scaled.weight.copy_(EMBEDDING)
+    rows = made(
+        {"name": "a", "tokens": 3, "init_method": "text", "init_text": "bcd"}, embedding=scaled
+    )
+    torch.testing.assert_close(rows.rows(), EMBEDDING[[1, 2, 3]] * 8**0.5)
+    noise = {"name": "a", "tokens": 500}
+    plain, large = made(noise).rows(), made(noise, embedding=scaled).rows()
+    torch.testing.assert_close(large, plain * 8**0.5)

@@ -60,6 +60,30 @@ def test_fp16_on_a_card_with_bf16_comes_with_advice():
     assert told in remarks(made, "advice")
 
 
+def test_padded_rows_are_not_compiled_for_their_widths_vary():
+    made = plan(manifest({"packing": False}))
+    because = "widths of padded rows vary: each would be compiled anew"
+    assert decision(made, "kernels.compile") == (False, because, "machine")
+    assert plan(manifest()).kernels.compile
+
+
+def test_compilation_of_padded_rows_that_was_asked_for_is_honoured_with_a_warning():
+    told = (
+        "kernels.compile: widths of padded rows vary, and each is compiled anew: pack the rows "
+        "instead"
+    )
+    made = plan(manifest({"packing": False, "torch_compile": True}))
+    assert made.kernels.compile
+    assert told in remarks(made, "warning")
+    assert told not in remarks(plan(manifest({"torch_compile": True})), "warning")
+
+
+def test_blocks_of_characters_are_equally_long_and_compiled():
+    data = manifest({"adapter_type": "full"}, base_models=[{"name": "char-gpt"}])
+    data["training"]["dataset"] = {"path": "corpus.txt"}
+    assert plan(data).kernels.compile
+
+
 @pytest.mark.parametrize(
     ("config", "card", "value", "source"),
     [

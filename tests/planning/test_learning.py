@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from expert.planning.sequences import NoRoomForText
 from tests.planning.planning import decision, manifest, plan
 
 RELEASED = {"type": "lora", "r": 8, "alpha": 8, "dropout": 0.05, "target_modules": ["q_proj"]}
@@ -112,9 +113,35 @@ def test_a_stream_is_saved_by_steps_and_never_cached():
         ("somebody/daphnia", "alpaca"),
     ],
 )
-def test_the_template_follows_the_last_part_of_the_model_s_name(name, template):
-    made = plan(manifest(base_models=[{"name": name}]))
+def test_the_template_of_a_folder_follows_the_last_part_of_the_model_s_name(
+    name, template, tmp_path
+):
+    folder = tmp_path / name
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}", encoding="utf-8")
+    made = plan(manifest(base_models=[{"name": str(folder)}]))
     assert made.model.prompt_template == template
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "Qwen3-0.6B", "openai-community/gpt2"])
+def test_a_model_of_the_hub_is_asked_by_its_own_template(name):
+    made = plan(manifest(base_models=[{"name": name}]))
+    assert decision(made, "model.prompt_template")[:2] == (
+        "tokenizer",
+        "the tokenizer's own template, once it is fetched; chatml where it has none",
+    )
+    asked = plan(manifest(base_models=[{"name": name, "prompt_template": "phi"}]))
+    assert asked.model.prompt_template == "phi"
+
+
+def test_a_model_of_the_hub_is_asked_the_same_way_once_it_was_fetched(tmp_path):
+    cached = tmp_path / "hub" / "models--openai-community--gpt2" / "snapshots" / "abc"
+    cached.mkdir(parents=True)
+    (cached / "config.json").write_text("{}", encoding="utf-8")
+    (cached / "model.safetensors").write_bytes(b"")
+    base = [{"name": "openai-community/gpt2"}]
+    made = plan(manifest(base_models=base), environ={"HF_HOME": str(tmp_path)})
+    assert (made.model.place, made.model.prompt_template) == ("hf cache", "tokenizer")
 
 
 def test_a_tokenizer_with_a_template_of_its_own_is_used(tmp_path):
@@ -125,3 +152,15 @@ def test_a_tokenizer_with_a_template_of_its_own_is_used(tmp_path):
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     made = plan(manifest(base_models=[{"name": str(folder)}]))
     assert made.model.prompt_template == "tokenizer"
+
+
+def test_soft_prompts_that_fill_a_length_left_open_are_refused():
+    prompts = [{"name": f"part-{number}", "tokens": 512} for number in range(4)]
+    with pytest.raises(NoRoomForText) as caught:
+        plan(manifest(soft_prompts=prompts))
+    assert str(caught.value) == (
+        "soft_prompts: 2048 tokens leave no room for text in sequences of 2048  (use fewer tokens, "
+        "or a larger training.config.max_seq_length)"
+    )
+    prompts[0]["tokens"] = 511
+    plan(manifest(soft_prompts=prompts))

@@ -36,10 +36,18 @@ def model_folder(path: Path, config: object = LLAMA) -> Path:
     return path
 
 
-def resolve(name: str, folder: Path, **environ: str):
+def snapshot(cache: Path, repository: str, commit: str = "abc", *weights: str) -> Path:
+    """A commit in the hub cache, with the named weights, or one file of them."""
+    folder = model_folder(cache / f"models--{repository}" / "snapshots" / commit)
+    for name in weights or ("model.safetensors",):
+        (folder / name).write_bytes(b"")
+    return folder
+
+
+def resolve(name: str, folder: Path, revision: str | None = None, **environ: str):
     environ.setdefault("HF_HOME", str(folder / "no-cache"))
     environ.setdefault("EXPERT_HOME", str(folder / "no-home"))
-    return resolve_model(BaseModelSpec(name=name), folder, environ)
+    return resolve_model(BaseModelSpec(name=name, revision=revision), folder, environ)
 
 
 def test_a_folder_as_written_comes_first(tmp_path):
@@ -75,16 +83,66 @@ def test_the_models_folder_of_the_environment_comes_before_others(tmp_path):
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "Qwen3-0.6B", FOREIGN])
 def test_a_model_downloaded_before_is_found_in_the_hub_cache(tmp_path, name):
-    snapshot = tmp_path / "hub" / "models--Qwen--Qwen3-0.6B" / "snapshots" / "abc"
-    model_folder(snapshot)
+    cached = snapshot(tmp_path / "hub", "Qwen--Qwen3-0.6B")
     found = resolve(name, tmp_path / "manifest", HF_HOME=str(tmp_path))
-    assert (found.place, found.location) == ("hf cache", str(snapshot))
+    assert (found.place, found.location) == ("hf cache", str(cached))
+    assert found.because == "downloaded before, in models--Qwen--Qwen3-0.6B"
 
 
 def test_the_hub_cache_variable_counts(tmp_path):
-    model_folder(tmp_path / "c" / "models--Qwen--Qwen3-0.6B" / "snapshots" / "abc")
+    snapshot(tmp_path / "c", "Qwen--Qwen3-0.6B")
     found = resolve("Qwen3-0.6B", tmp_path, HF_HUB_CACHE=str(tmp_path / "c"))
     assert found.place == "hf cache"
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "Qwen3-0.6B", "mine/unheard-of"])
+def test_another_owner_s_model_of_the_same_name_is_not_taken(tmp_path, name):
+    snapshot(tmp_path / "hub", f"somebody--{basename(name)}")
+    assert resolve(name, tmp_path / "m", HF_HOME=str(tmp_path)).place == "hub"
+
+
+def test_a_name_without_owner_that_nobody_knows_is_taken_where_there_is_one_only(tmp_path):
+    only = snapshot(tmp_path / "hub", "a--unheard-of")
+    assert resolve("unheard-of", tmp_path / "m", HF_HOME=str(tmp_path)).location == str(only)
+    snapshot(tmp_path / "hub", "b--unheard-of")
+    assert resolve("unheard-of", tmp_path / "m", HF_HOME=str(tmp_path)).place == "hub"
+
+
+def test_a_revision_is_that_commit_or_the_one_its_name_stands_for(tmp_path):
+    old = snapshot(tmp_path / "hub", "Qwen--Qwen3-0.6B", "old")
+    new = snapshot(tmp_path / "hub", "Qwen--Qwen3-0.6B", "new")
+    refs = old.parents[1] / "refs"
+    refs.mkdir()
+    (refs / "v1").write_text("old", encoding="utf-8")
+
+    def found(revision: str | None):
+        return resolve("Qwen/Qwen3-0.6B", tmp_path / "m", revision, HF_HOME=str(tmp_path))
+
+    assert [found(each).location for each in ("old", "new", "v1")] == [str(old), str(new), str(old)]
+    assert [found(each).place for each in ("v2", "main", "../snapshots/old")] == ["hub"] * 3
+    (refs / "main").write_text("old\n", encoding="utf-8")
+    assert found(None).location == str(old)  # the main branch, not the newest folder
+    for torn in ("gone", "", ".."):
+        (refs / "main").write_text(torn, encoding="utf-8")
+        assert found(None).place == "hub"
+
+
+def test_a_model_that_was_fetched_in_part_is_fetched_and_its_config_counts(tmp_path):
+    part = model_folder(tmp_path / "hub" / "models--a--big" / "snapshots" / "abc")
+    found = resolve("a/big", tmp_path / "m", HF_HOME=str(tmp_path))
+    assert (found.place, found.location) == ("hub", "a/big")
+    assert found.shape is not None
+    assert found.shape.hidden == 64
+    assert resolve("big", tmp_path / "m", HF_HOME=str(tmp_path)).location == "a/big"
+    (part / "model-1-of-2.safetensors").write_bytes(b"")
+    assert resolve("a/big", tmp_path / "m", HF_HOME=str(tmp_path)).place == "hub"
+    (part / "model-1-of-2.safetensors").unlink()
+    shards = {"weight_map": {"x": "model-1.safetensors", "y": "model-2.safetensors"}}
+    (part / "model.safetensors.index.json").write_text(json.dumps(shards), encoding="utf-8")
+    (part / "model-1.safetensors").write_bytes(b"")
+    assert resolve("a/big", tmp_path / "m", HF_HOME=str(tmp_path)).place == "hub"
+    (part / "model-2.safetensors").write_bytes(b"")
+    assert resolve("a/big", tmp_path / "m", HF_HOME=str(tmp_path)).place == "hf cache"
 
 
 def test_a_hub_id_is_left_to_be_fetched(tmp_path):

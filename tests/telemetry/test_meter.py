@@ -131,7 +131,7 @@ def test_the_time_left_leaves_out_compiling_and_pauses(meter, clock):
     with meter.paused():
         clock.turn(500)
     make(meter, clock, 4.0, first=5)
-    assert meter.eta_seconds() == 95 * 3.0
+    assert meter.eta_seconds() == 94 * 3.0
 
 
 def test_the_time_left_is_unknown_without_an_end_and_zero_after_it(clock):
@@ -147,7 +147,7 @@ def test_after_a_fallback_the_next_updates_settle_again(meter, clock):
     make(meter, clock, 9.0, 9.0, 9.0, 1.0)
     meter.resettle()
     make(meter, clock, 9.0, 9.0, 9.0, 1.0, first=5)
-    assert meter.eta_seconds() == 92 * 1.0
+    assert meter.eta_seconds() == 91 * 1.0
     assert meter.rates(settled_only=True).seconds == 2.0
 
 
@@ -218,3 +218,46 @@ def test_an_epochs_loss_is_the_loss_of_all_its_tokens_at_once(batches):
     tokens = sum(targets for targets, _ in batches)
     expected = sum(mean * targets for targets, mean in batches) / tokens
     assert meter.epoch_line(1)["loss"] == pytest.approx(expected)
+
+
+def test_no_time_is_left_after_the_last_update_whose_number_counts_from_0(clock):
+    ending = Meter(clock, peak=PEAK, settling=0, total_steps=3)
+    make(ending, clock, 1.0, 1.0, first=0)
+    assert ending.eta_seconds() == 1.0
+    make(ending, clock, 1.0, first=2)
+    assert ending.eta_seconds() == 0.0
+
+
+def test_rates_leave_out_the_updates_that_compile_and_the_seconds_do_not(meter, clock):
+    make(meter, clock, 60.0)
+    assert meter.step_line()["tokens_per_second"] == 1.5  # nothing else is known yet
+    make(meter, clock, 20.0, 20.0, 1.0, 2.0, first=2)
+    line, epoch, run = meter.step_line(), meter.epoch_line(1), meter.run_line()
+    assert (line["seconds"], epoch["seconds"], run["seconds"]) == (43.0, 103.0, 103.0)
+    for facts in (line, epoch, run):
+        assert facts["tokens_per_second"] == 60.0
+        assert facts["samples_per_second"] == 2.0
+    assert line["steps_per_second"] == pytest.approx(2 / 3)
+
+
+def test_a_resumed_meter_goes_on_with_its_sums(meter, clock):
+    make(meter, clock, 1.0, 3.0, loss_sum=100.0)
+    other = Meter(clock, peak=PEAK, total_steps=100)
+    other.restore(meter.state())
+    for each in (meter, other):
+        each.start()
+        make(each, clock, 2.0, first=3, loss_sum=25.0)
+    assert other.run_line() == meter.run_line()
+    assert other.epoch_line(1) == meter.epoch_line(1)
+    assert other.run_line()["loss"] == 1.5
+
+
+def test_losses_of_updates_that_were_undone_are_forgotten_and_their_time_is_not(meter, clock):
+    make(meter, clock, 1.0, loss_sum=50.0)
+    before = meter.state()
+    make(meter, clock, 1.0, first=2, loss_sum=5000.0)
+    meter.restore_losses(before)
+    assert (meter.run_line()["loss"], meter.run_line()["seconds"]) == (1.0, 2.0)
+    assert meter.epoch_line(1)["loss"] == 1.0
+    meter.restore_losses({})
+    assert meter.run_line()["loss"] is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -53,11 +52,11 @@ class FakeWriter:
 class Desk:
     """A sink with its writers and what it said."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self) -> None:
         self.said: list[str] = []
         self.writers: list[FakeWriter] = []
         self.sink = TensorBoardSink(
-            Path("run/tensorboard"), tell=self.said.append, make_writer=self.make, **options
+            Path("run/tensorboard"), tell=self.said.append, make_writer=self.make
         )
 
     def make(self, folder: Path, first_step: int | None) -> FakeWriter:
@@ -154,8 +153,12 @@ def test_a_roll_back_hides_the_points_that_were_undone(desk):
     assert second.scalars
 
 
-def test_a_resumed_run_hides_points_after_its_checkpoint():
-    assert Desk(resume_step=401).writers[0].first_step == 401
+def test_a_resumed_run_hides_points_after_its_checkpoint(desk):
+    desk.sink({"event": "resumed", "step": 400, "path": "x"})
+    desk.sink(STEP)
+    first, second = desk.writers
+    assert (first.closed, second.first_step) == (True, 401)
+    assert second.scalars
 
 
 def test_a_missing_package_is_told_in_a_sentence(tmp_path, monkeypatch):

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from expert.telemetry.late import LateNumbers
 from expert.telemetry.meter import Meter, Peak
 from expert.telemetry.timeline import Timeline
+from expert.training import recorder as recorder_module
 from expert.training.evaluation import EvalResult
 from expert.training.loop import LoopPlan, Tools, train
 from expert.training.pressure import DataWait, Pressure, Recompiling, Spilling
@@ -278,3 +280,26 @@ def test_a_sign_of_a_better_plan_ends_the_loop_after_what_was_due():
     assert ending.sign == RecompileStorm(count=3)
     assert state.done == 12
     assert not ending.finished
+
+
+def test_at_the_end_of_a_streams_epoch_late_numbers_are_read_first(monkeypatch):
+    """On a card the numbers of the last update are still on their way then."""
+    plan = replace(PLAN, total_steps=None, steps_per_epoch=None, eval_epochs=1, save_epochs=1)
+    begun, begin = [], Recorder.begin
+    monkeypatch.setattr(Recorder, "begin", lambda self, n: (begun.append(n), begin(self, n)))
+    at_once = Run(plan=plan, epochs=2, updates_per_epoch=4)
+    at_once.go()
+    assert begun == [0, 1, 2, 3, 4, 4, 5, 6, 7, 8]  # the fourth anew: the end of an epoch is not it
+    monkeypatch.setattr(recorder_module, "LateNumbers", lambda d: LateNumbers(d, lag=1))
+    late = Run(plan=plan, epochs=2, updates_per_epoch=4)
+    late.go()
+    for run in (at_once, late):
+        assert [line["step"] for line in run.events("epoch")] == [4, 8]
+    assert [e["loss"] for e in late.events("epoch")] == [e["loss"] for e in at_once.events("epoch")]
+    assert late.saved[0].losses == at_once.saved[0].losses
+
+    broken = Run(plan=plan, epochs=2, updates_per_epoch=4)
+    loss_sum = broken.model.loss_sum
+    broken.model.loss_sum = lambda batch: loss_sum(batch) * (math.nan if begun[-1] == 3 else 1)
+    _, ending = broken.go()
+    assert (ending.verdict, broken.evaluated, broken.saved) == ("stop", [], [])

@@ -174,3 +174,24 @@ def test_what_is_measured_reaches_the_watch_over_plans():
 )
 def test_due(step, every, expected):
     assert due(step, every) is expected
+
+
+def test_the_first_update_tells_how_long_compiling_took():
+    told = []
+    recorder, clock = made(told, compiles=True, log_every=0)
+    for step in range(3):
+        take(recorder, clock, step)
+    recorder.meter.resettle()  # another plan: it compiles anew
+    take(recorder, clock, 3)
+    assert told == [
+        {"event": "compiled", "step": 1, "seconds": 1.0},
+        {"event": "compiled", "step": 4, "seconds": 1.0},
+    ]
+
+
+def test_what_is_kept_of_a_recorder_holds_the_sums_of_the_epoch():
+    recorder, clock = made([])
+    take(recorder, clock, 0, loss=3.0)
+    kept = recorder.state()
+    assert (kept["skips"], kept["losses"]) == (0, {"history": [[0, 3.0]]})
+    assert (kept["sums"]["epoch"]["loss_sum"], kept["sums"]["run"]["loss_targets"]) == (30.0, 10)

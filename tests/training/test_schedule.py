@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
@@ -13,11 +12,13 @@ from hypothesis import strategies as st
 
 from expert.planning.run_plan import OptimPlan
 from expert.training.schedule import (
+    LEAST_SHARE_OF_PEAK,
     Schedule,
     after_rollback,
     learning_rate,
-    schedule_from,
+    rollbacks_of,
     schedule_of,
+    with_rollbacks,
 )
 
 KINDS = ("linear", "cosine", "constant", "polynomial", "cosine_with_restarts")
@@ -138,9 +139,9 @@ def test_restarts_begin_again_at_the_peak():
 @pytest.mark.parametrize(
     ("made", "floor"),
     [
-        (schedule("linear"), 0.0),
+        (schedule("linear"), LEAST_SHARE_OF_PEAK),
         (schedule("cosine", min_lr=0.2), 0.2),
-        (schedule("cosine", total=3, warmup=9), 0.0),
+        (schedule("cosine", total=3, warmup=9), LEAST_SHARE_OF_PEAK),
         (schedule("polynomial"), 1e-7),
         (schedule("polynomial", lr_end=0.3), 0.3),
         (schedule("cosine_with_restarts", num_cycles=2.5, min_lr=0.1), 0.1),
@@ -211,9 +212,9 @@ def test_a_second_rollback_lowers_the_rate_once_more():
 
 
 @given(schedules(), st.integers(0, 60), st.integers(0, 20))
-def test_a_schedule_comes_back_from_json_as_it_was(made, at, steps):
-    made = after_rollback(made, at=at, rate_factor=0.3, steps=steps)
-    back = schedule_from(json.loads(json.dumps(asdict(made))))
+def test_a_schedule_comes_back_from_json_as_it_was(planned, at, steps):
+    made = after_rollback(planned, at=at, rate_factor=0.3, steps=steps)
+    back = with_rollbacks(planned, json.loads(json.dumps(rollbacks_of(made))))
     assert back == made
     assert rates(back) == rates(made)
 
@@ -221,3 +222,13 @@ def test_a_schedule_comes_back_from_json_as_it_was(made, at, steps):
 def test_an_unknown_kind_is_an_error():
     with pytest.raises(ValueError, match="lr_scheduler: sawtooth is not known"):
         learning_rate(3, schedule("sawtooth"))
+
+
+def test_a_run_that_is_made_longer_after_a_rollback_goes_on_learning():
+    short = after_rollback(schedule("linear", 10), at=4, rate_factor=0.5, steps=0)
+    longer = with_rollbacks(schedule("linear", 20), rollbacks_of(short))
+    assert learning_rate(15, longer) == pytest.approx(0.5 * 0.25)
+
+
+def test_without_a_rollback_nothing_changes():
+    assert with_rollbacks(schedule("linear"), {}) == schedule("linear")

@@ -100,7 +100,7 @@ class ProgressView:
 
     def _step(self, event: Event) -> None:
         total = whole(self._started, "total_steps")
-        parts = step_parts(event, total=total, epochs=whole(self._started, "epochs"))
+        parts = step_parts(event, total=total, epochs=number(self._started, "epochs"))
         if not self._console.is_terminal:
             shown = [text for name, text in parts.items() if name not in ONLY_IN_THE_BAR]
             self._console.out(GAP.join(["step " + shown[0], *shown[1:]]), highlight=False)
@@ -137,7 +137,7 @@ class ProgressView:
 DISPENSABLE = ("data_wait", "memory", "epoch", "gpu", "rate", "speed", "eta", "loss")
 
 
-def step_parts(event: Event, *, total: int | None, epochs: int | None) -> dict[str, str]:
+def step_parts(event: Event, *, total: int | None, epochs: float | None) -> dict[str, str]:
     """What a step event says, in the order it is shown; unknown values are left out."""
     step, epoch = whole(event, "step"), number(event, "epoch")
     parts = {
@@ -150,8 +150,8 @@ def step_parts(event: Event, *, total: int | None, epochs: int | None) -> dict[s
         "data_wait": _worded(number(event, "data_wait"), "data wait {:.1f} %", _percent),
         "eta": _worded(number(event, "eta_seconds"), "ETA {}", _time),
     }
-    if epoch is not None and epochs is not None:
-        parts["epoch"] = f"epoch {_current_epoch(epoch, epochs)}/{epochs}"
+    if epoch is not None and epochs is not None and math.isfinite(epoch):
+        parts["epoch"] = f"epoch {_current_epoch(epoch, epochs)}/{epochs:g}"
     return {name: text for name, text in parts.items() if text}
 
 
@@ -165,9 +165,10 @@ def fitting(parts: Mapping[str, str], room: int) -> str:
     return GAP.join(left.values())
 
 
-def _current_epoch(epoch: float, epochs: int) -> int:
+def _current_epoch(epoch: float, epochs: float) -> int:
     """Which epoch, counted from 1: a whole number is one that is named, a fraction is progress."""
-    return min(epochs, int(epoch) if epoch == int(epoch) and epoch > 0 else int(epoch) + 1)
+    last = max(1, math.ceil(epochs)) if math.isfinite(epochs) else int(epoch) + 1
+    return min(last, int(epoch) if epoch == int(epoch) and epoch > 0 else int(epoch) + 1)
 
 
 # --- other events --------------------------------------------------------------------------------
@@ -181,10 +182,10 @@ def lines_of(event: Event) -> list[Line]:
 
 def _started(event: Event) -> list[Line]:
     parameters, tokens = number(event, "trainable_parameters"), number(event, "tokens_per_epoch")
-    epochs = whole(event, "epochs")
+    epochs = number(event, "epochs")
     facts = [
         _worded(whole(event, "total_steps"), "{:,} steps"),
-        _worded(epochs, "1 epoch" if epochs == 1 else "{} epochs"),
+        _worded(epochs, "1 epoch" if epochs == 1 else "{:g} epochs"),
         _worded(tokens, "{} tokens an epoch", _counted),
         _worded(parameters, "{} parameters learn", _counted),
     ]
@@ -207,7 +208,7 @@ def _compiled(event: Event) -> list[Line]:
 
 
 def _epoch(event: Event) -> list[Line]:
-    which = f"epoch {whole(event, 'epoch')}" + _worded(whole(event, "epochs"), "/{}")
+    which = f"epoch {whole(event, 'epoch')}" + _worded(number(event, "epochs"), "/{:g}")
     loss = _worded(number(event, "loss"), "loss {}", _loss)
     validation = _worded(number(event, "eval_loss"), "(validation {})", _loss)
     parts = (

@@ -90,6 +90,13 @@ def train(
         bool,
         typer.Option("--allow-changed", help="Resume although data, model or schedule changed."),
     ] = False,
+    remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--allow-remote-code",
+            help="Run Python code that comes with the model; needs a revision of 40 digits.",
+        ),
+    ] = False,
     model: Annotated[str | None, typer.Option(help="Which of the base models.")] = None,
     vram: Annotated[str | None, typer.Option(help='Memory to use at most, as "16GB".')] = None,
     dry_run: Annotated[
@@ -124,7 +131,15 @@ def train(
         _show_dry_run(read, plan, resume, console, as_json=as_json)
         return
     _show_warnings(read, plan, console)
-    result = _run(read, console, model=model, vram=vram, resume=resume, changed=allow_changed)
+    result = _run(
+        read,
+        console,
+        model=model,
+        vram=vram,
+        resume=resume,
+        allow_changed=allow_changed,
+        allow_remote_code=remote_code,
+    )
     _show_result(result, console, as_json=as_json)
     if result.exit_code != EXIT_OK:
         raise typer.Exit(result.exit_code)
@@ -189,11 +204,7 @@ def asked_manifest(
 def _run(
     read: ReadManifest,
     console: Console,
-    *,
-    model: str | None,
-    vram: str | None,
-    resume: str | None,
-    changed: bool,
+    **options: Any,
 ) -> RunResult:
     from expert.cli.run_view import PreparingView, RunView, quiet_libraries
     from expert.jobs.training import train as train_job
@@ -206,15 +217,7 @@ def _run(
             before.close()  # the data is ready: its display makes room for that of the run
             view(event)
 
-        return train_job(
-            read,
-            model=model,
-            vram=vram,
-            resume=resume,
-            allow_changed=changed,
-            sinks=(show,),
-            tell=tell,
-        )
+        return train_job(read, **options, sinks=(show,), tell=tell)
 
 
 def _show_warnings(read: ReadManifest, plan: RunPlan, console: Console) -> None:

@@ -40,31 +40,23 @@ def _split_by(pattern: str) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": [{**split, "invert": False}, level]}
 
 
-def _bracketed(pattern: str) -> str:
-    """The pattern with letters and digits in brackets also where they stand alone."""
-    return pattern.replace(r"]?\p{L}+", r"]?[\p{L}]+").replace(r"|\p{N}", r"|[\p{N}]")
-
-
-def _ascii_words(pattern: str) -> re.Pattern[str]:
-    """The pattern of a tokenizer for text of which every character is ASCII."""
-    pattern = pattern.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", _ENDINGS)
-    return re.compile(pattern.replace(r"\p{L}", "A-Za-z").replace(r"\p{N}", "0-9"), re.ASCII)
-
-
 _ENDINGS = "'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# The same patterns for ASCII text: $A is any added token, at which a text is divided before it is
+# split, $P a sign that begins none. Words of letters come first because most words are; nothing
+# that the alternatives before theirs match begins with a letter or a blank before one.
+_ASCII_LINE_FEEDS = (
+    rf" ?[A-Za-z]+|$A|{_ENDINGS}|[^\r\nA-Za-z0-9]?[A-Za-z]+|[0-9]%s"
+    r"| ?(?:$P)+[\r\n]*|\s*[\r\n]+|\s+(?=$A)|\s+(?!\S)|\s+"
+)
+_ASCII_GPT2 = r" ?[A-Za-z]+|$A|'s|'t|'re|'ve|'m|'ll|'d| ?[0-9]+| ?(?:$P)+|\s+(?=$A)|\s+(?!\S)|\s+"
 # Definition of the splitting, where texts may be cut, and the words of ASCII text.
-_KNOWN = (
-    (_split_by(_ALL_LINE_FEEDS % ""), _LINES, _ascii_words(_bracketed(_ALL_LINE_FEEDS % ""))),
-    (
-        _split_by(_ALL_LINE_FEEDS % "{1,3}"),
-        _LINES,
-        _ascii_words(_bracketed(_ALL_LINE_FEEDS % "{1,3}")),
-    ),
+_KNOWN: tuple[tuple[dict[str, Any], re.Pattern[str], str], ...] = (
+    (_split_by(_ALL_LINE_FEEDS % ""), _LINES, _ASCII_LINE_FEEDS % ""),
+    (_split_by(_ALL_LINE_FEEDS % "{1,3}"), _LINES, _ASCII_LINE_FEEDS % "{1,3}"),
     (
         {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
         _SINGLE_LINE_FEEDS,
-        _ascii_words(_GPT2),
+        _ASCII_GPT2,
     ),
 )
 LONGEST_KEPT_WORD = 40
@@ -72,15 +64,31 @@ MOST_KEPT_WORDS = 500_000
 """Words whose tokens are remembered from shard to shard: about 100 MB at most."""
 
 
+def _ascii_words(pattern: str, added: list[str]) -> re.Pattern[str] | None:
+    """The words of ASCII text, added tokens among them; None where one begins like a word.
+
+    Of added tokens the leftmost is taken, and of those that begin there the longest.
+    """
+    added = sorted((token for token in added if token.isascii()), key=len, reverse=True)
+    if any(not re.match(r"[^\sA-Za-z0-9]", token) for token in added):
+        return None
+    firsts = sorted({token[0] for token in added})
+    signs = [rf"[^\sA-Za-z0-9{re.escape(''.join(firsts))}]"]
+    for first in firsts:
+        rests = "|".join(re.escape(token[1:]) for token in added if token[0] == first)
+        signs.append(f"{re.escape(first)}(?!{rests})")
+    tokens = "|".join(map(re.escape, added)) or "(?!)"
+    filled = pattern.replace("$A", f"(?:{tokens})").replace("$P", "|".join(signs))
+    return re.compile(filled, re.ASCII)
+
+
 class Cuts(NamedTuple):
     """How the texts of a tokenizer may be cut."""
 
     lines: re.Pattern[str]
     """Matches, without a character, at the ends of lines where a text may be cut."""
-    words: re.Pattern[str]
-    """Matches word after word of ASCII text."""
-    added: re.Pattern[str] | None
-    """Matches added tokens, at which a text is divided before it is split into words."""
+    words: re.Pattern[str] | None
+    """Matches word after word of ASCII text; None where only lines can be told apart."""
 
 
 def find_cuts(tokenizer: Any) -> Cuts | None:
@@ -90,7 +98,7 @@ def find_cuts(tokenizer: Any) -> Cuts | None:
     with a line feed, nor an ASCII character with what stands before it. So must added tokens.
     """
     words = _definition(tokenizer.pre_tokenizer)
-    known = next((cuts for definition, *cuts in _KNOWN if definition == words), None)
+    known = next((entry for entry in _KNOWN if entry[0] == words), None)
     if known is None or _definition(tokenizer.normalizer) not in ({}, {"type": "NFC"}):
         return None
     if type(tokenizer.model).__name__ != "BPE" or tokenizer.model.dropout:
@@ -100,11 +108,8 @@ def find_cuts(tokenizer: Any) -> Cuts | None:
         return None
     if any("\n" in token.content for token in added):
         return None
-    # The leftmost is taken, and of those that begin there the longest, as the tokenizer does.
-    contents = sorted({token.content for token in added if token.content}, key=len, reverse=True)
-    found = re.compile(f"({'|'.join(map(re.escape, contents))})") if contents else None
-    lines, ascii_words = known
-    return Cuts(lines, ascii_words, found)
+    _, lines, pattern = known
+    return Cuts(lines, _ascii_words(pattern, [token.content for token in added if token.content]))
 
 
 def _definition(component: Any) -> dict[str, Any]:
@@ -153,6 +158,7 @@ class PieceEncoder:
         if self.cuts is None:
             return [None] * len(documents)
         texts = ["".join([segment.text for segment in segments]) for segments in documents]
+        by_words = by_words and self.cuts.words is not None
         in_words = [by_words and text.isascii() for text in texts]
         cut = [
             self._words(segments, text) if words else self._lines(segments, text)
@@ -169,24 +175,14 @@ class PieceEncoder:
         """Segments that meet at the end of a line are cut apart; others are told apart by counting
         the characters of the words of the whole."""
         assert self.cuts is not None
-        position, meets = 0, self.cuts.lines.match
+        assert self.cuts.words is not None
+        find, meets = self.cuts.words.findall, self.cuts.lines.match
+        position = 0
         for segment in segments[:-1]:
             position += len(segment.text)
             if not meets(text, position):
-                return self._words_apart(segments, self._words_of(text))
-        return [self._words_of(segment.text) for segment in segments]
-
-    def _words_of(self, text: str) -> list[str]:
-        assert self.cuts is not None
-        find, added = self.cuts.words.findall, self.cuts.added
-        if added is None:
-            return find(text)
-        parts = added.split(text)
-        words: list[str] = find(parts[0])
-        for at in range(1, len(parts), 2):
-            words.append(parts[at])
-            words += find(parts[at + 1])
-        return words
+                return self._words_apart(segments, find(text))
+        return [find(segment.text) for segment in segments]
 
     def _words_apart(self, segments: Sequence[Segment], words: list[str]) -> list[list[str]] | None:
         ends = list(accumulate(map(len, words)))

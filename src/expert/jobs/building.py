@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from expert.core.errors import ExpertError
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from expert.parallel.engine import SingleDevice
     from expert.planning.run_plan import RunPlan
     from expert.telemetry.timeline import Timeline
+    from expert.training.recovery import KernelUnavailable, PrecisionUnsupported
 
 ADALORA = "adalora"
 
@@ -45,8 +48,6 @@ def device_of(plan: RunPlan) -> torch.device:
     """Where the plan trains; a card that torch cannot use is an error that says so."""
     import torch
 
-    from expert.core.errors import ExpertError
-
     if plan.kernels.device == "cuda":
         if not torch.cuda.is_available():
             build = torch.version.cuda or "no CUDA at all"
@@ -58,7 +59,53 @@ def device_of(plan: RunPlan) -> torch.device:
     return torch.device("cpu")
 
 
-def build(plan: RunPlan, encoder: Encoder, *, device: torch.device) -> Built:
+class DoesNotRun(ExpertError):
+    """Something of the plan that this card cannot do; `failure` is what it means for the plan."""
+
+    def __init__(self, failure: KernelUnavailable | PrecisionUnsupported) -> None:
+        self.failure = failure
+        super().__init__(failure.reason)
+
+
+def check_precision(plan: RunPlan, device: torch.device) -> None:
+    """Raise DoesNotRun where the card cannot compute in the plan's precision."""
+    import torch
+
+    from expert.training.recovery import PrecisionUnsupported
+
+    if device.type != "cuda" or plan.kernels.precision != "bf16":
+        return
+    if not torch.cuda.is_bf16_supported():
+        raise DoesNotRun(PrecisionUnsupported(precision="bf16", reason="the card has no bf16"))
+
+
+def check_attention(plan: RunPlan, loaded: LoadedModel, device: torch.device) -> None:
+    """Raise DoesNotRun where the card cannot run flash attention for heads like the model's.
+
+    Only that kernel depends on the card; a compiler that flex lacks is told when it is called.
+    """
+    from expert.model.attention import attention_works
+    from expert.model.chargpt import CharGpt
+    from expert.model.load import DTYPES
+    from expert.training.recovery import KernelUnavailable
+
+    kind = plan.kernels.attention
+    if device.type != "cuda" or kind != "flash" or isinstance(loaded.module, CharGpt):
+        return
+    config = loaded.causal_lm.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int):
+        return
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    reason = attention_works(kind, device, DTYPES[plan.kernels.precision], width, heads, groups)
+    if reason and "out of memory" not in reason:  # that is for the first batch to find out
+        raise DoesNotRun(KernelUnavailable(kernel="attention", reason=reason))
+
+
+def build(
+    plan: RunPlan, encoder: Encoder, *, device: torch.device, allow_remote_code: bool = False
+) -> Built:
     """Load the model, set the plan's switches, and put the optimizer behind an engine."""
     import torch
 
@@ -72,6 +119,7 @@ def build(plan: RunPlan, encoder: Encoder, *, device: torch.device) -> Built:
 
     set_switches(plan.kernels)
     cap_memory(plan, device)
+    check_precision(plan, device)
     precision = DTYPES[plan.kernels.precision]
     # Adapters compute in bfloat16 beside float32 masters. Float16 cannot hold their gradients, so
     # there they are float32 and autocast rounds them on the way.
@@ -85,7 +133,9 @@ def build(plan: RunPlan, encoder: Encoder, *, device: torch.device) -> Built:
         seed=plan.optim.seed,
         total_steps=plan.length.total_steps,
         adapter_dtype=adapter_dtype,
+        allow_remote_code=allow_remote_code,
     )
+    check_attention(plan, loaded, device)
     blocks = len(loaded.blocks)
     if plan.kernels.checkpointing != "none":
         half = -(-blocks // 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,14 +35,14 @@ class Loaded:
 
 def identity(plan: RunPlan, data: RunData) -> dict[str, Any]:
     """What makes a run this run: a checkpoint of another one does not go on with it."""
-    streamed = plan.data.dataset
-    tokens = [prepared.folder.name for prepared in data.train.folders] if data.train else None
+    tokens = [prepared.key for prepared in data.train.folders] if data.train else None
     return {
         "model": {"name": plan.model.name, "revision": plan.model.revision},
         "adapter": plan.adapter.model_dump(mode="json", exclude={"trainable_parameters"}),
         "data": {
-            "tokens": tokens or streamed,
+            "tokens": tokens or plan.data.dataset,
             "index": data.train.index_file.name if data.train else None,
+            **_order_of(plan, data),
         },
         "tokenizer": data.encoder.fingerprint,
         "batch": {
@@ -59,6 +59,24 @@ def identity(plan: RunPlan, data: RunData) -> dict[str, Any]:
         },
         "seed": plan.optim.seed,
     }
+
+
+def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
+    """What decides the rows of an update and is not in the names of prepared files."""
+    from expert.jobs.feeding import is_padded
+
+    found: dict[str, Any] = {}
+    if is_padded(plan):
+        found["group_by_length"] = plan.data.group_by_length
+    if data.stream is not None:
+        found |= {
+            "max_seq_length": plan.data.max_seq_length,
+            "packing": plan.data.packing,
+            "overlong": plan.data.overlong,
+            "train_on_prompt": plan.data.train_on_prompt,
+            "prompt_template": plan.model.prompt_template,
+        }
+    return found
 
 
 def fallbacks_of(plan: RunPlan) -> list[dict[str, Any]]:
@@ -82,11 +100,22 @@ class Checkpoints:
         self._emit = emit
 
     def save(self, state: TrainState, groups: Groups, plan: RunPlan, data: RunData) -> None:
-        """Write a checkpoint, then let go of those that are one too many."""
-        from expert.training.checkpoint import bytes_needed, check_space, prune, save_checkpoint
+        """Write a checkpoint, then let go of those that are one too many.
+
+        One of the same update that says otherwise, as before a rollback, makes room.
+        """
+        from expert.training.checkpoint import (
+            bytes_needed,
+            check_space,
+            delete,
+            prune,
+            put_aside,
+            save_checkpoint,
+        )
 
         began = time.monotonic()
-        if (self.folder / f"{NAME}{state.done:06d}" / "DONE").is_file():
+        there = self.folder / f"{NAME}{state.done:06d}"
+        if (there / "DONE").is_file() and _says(there, state):
             return
         needed = bytes_needed(groups)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +125,15 @@ class Checkpoints:
             "identity": identity(plan, data),
             "fallbacks": fallbacks_of(plan),
         }
-        path = save_checkpoint(self.folder, state.done, groups, saved)
+        old = put_aside(there, "old") if (there / "DONE").is_file() else None
+        try:
+            path = save_checkpoint(self.folder, state.done, groups, saved)
+        except BaseException:
+            if old is not None and not there.exists():
+                old.rename(there)
+            raise
+        if old is not None:
+            delete(old)
         best = state.best.get("best_step")
         protected = {best} if best is not None else set()
         prune(self.folder, plan.watch.keep_checkpoints, protected, verified=path)
@@ -148,6 +185,31 @@ class Checkpoints:
         check_space(self.folder, needed)
 
 
+def _says(path: Path, state: TrainState) -> bool:
+    """Whether a checkpoint holds this state; how long it took to get there does not count."""
+    from expert.training.checkpoint import CheckpointError, read_state
+    from expert.training.state import TrainState
+
+    try:
+        there = TrainState.from_json(read_state(path)["state"])
+    except (CheckpointError, KeyError, TypeError):
+        return False
+    return replace(there, sums={}) == replace(state, sums={})
+
+
+def put_final_aside(folder: RunFolder) -> Path | None:
+    """The new name of what an earlier end of the run has left; None where there is nothing."""
+    from expert.core.rundir import RunFolderError
+    from expert.training.checkpoint import put_aside
+
+    if not folder.final.exists():
+        return None
+    aside = put_aside(folder.final, "old")
+    if aside == folder.final:
+        raise RunFolderError(f"{folder.final}: cannot be renamed  (move it away to go on)")
+    return aside
+
+
 def load(path: Path) -> Loaded:
     """A checkpoint as it was saved; anything but a whole one is an error."""
     from expert.training.checkpoint import load_checkpoint
@@ -166,9 +228,9 @@ def load(path: Path) -> Loaded:
 def state_to_come(built: Built, plan: RunPlan) -> int:
     """Bytes of optimizer state that the first update will make; 0 where it is there already."""
     from expert.planning.memory import OPTIMIZER_BYTES_PER_WEIGHT
-    from expert.training.learner import OPTIMIZER
+    from expert.training.learner import LOSS_SCALE, OPTIMIZER
 
-    if built.tensors()[OPTIMIZER]:
+    if any(not name.startswith(LOSS_SCALE) for name in built.tensors()[OPTIMIZER]):
         return 0
     weights = sum(parameter.numel() for _, parameter in built.loaded.trainable)
     return int(weights * OPTIMIZER_BYTES_PER_WEIGHT[plan.optim.optimizer])

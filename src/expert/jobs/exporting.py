@@ -95,7 +95,7 @@ def export(
     work.load()
     with publishing(to) as temporary, without_bars():
         tell("writing")
-        work.write(temporary)
+        work.write(temporary, to)
         tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")
         found = work.check(temporary)
         done = work.report(to, temporary, found)
@@ -210,8 +210,8 @@ class _Export:
 
         return logits_of_trained(self.trained, self.ids)
 
-    def write(self, target: Path) -> None:
-        """Weights, tokenizer and generation config."""
+    def write(self, target: Path, to: Path) -> None:
+        """Weights, tokenizer and generation config; `to` is the place the folder will have."""
         from expert.model.load import DTYPES
         from expert.model.tokens import copy_tokenizer
 
@@ -229,7 +229,7 @@ class _Export:
             model.config.dtype = DTYPES[self.dtype]
             model.generation_config = self._generation()
             model.save_pretrained(target)
-            self._write_soft_prompts(target)
+            self._write_soft_prompts(target, base=str(to.resolve()))
         assert trained.tokenizer_folder is not None
         copy_tokenizer(trained.tokenizer_folder, target)
         self._generation().save_pretrained(target)
@@ -238,14 +238,22 @@ class _Export:
         if not self.choice.is_final:
             self.trained.loaded.save(target)
             return
+        from expert.core.publish import damage
+
+        fault = damage(self.choice.path)  # a link, a stranger's file or other bytes
+        if fault:
+            raise CannotExport(
+                f"{self.choice.path}: it is not as the run left it: {fault}  (take a checkpoint "
+                "with --checkpoint)"
+            )
         for path in sorted(self.choice.path.rglob("*")):
             name = path.relative_to(self.choice.path)
             if path.is_file() and name.name not in ("DONE", "README.md"):
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, target / name)
+                shutil.copyfile(path, target / name, follow_symlinks=False)
 
-    def _write_soft_prompts(self, target: Path) -> None:
-        from expert.model.saving import base_name
+    def _write_soft_prompts(self, target: Path, *, base: str) -> None:
+        """The prompts beside the weights they were learnt with, which are those of the export."""
         from expert.model.soft_prompts import save_soft_prompt
 
         loaded = self.trained.loaded
@@ -256,7 +264,7 @@ class _Export:
         ):
             place = target / "soft_prompts" / name
             config = loaded.decoder.config
-            save_soft_prompt(prompt, place, base=base_name(loaded), config=config)
+            save_soft_prompt(prompt, place, base=base, config=config)
 
     def _generation(self) -> Any:
         """The manifest's decoding, as transformers' generate reads it."""

@@ -38,6 +38,12 @@ class RunData:
     """Every document begins with a soft prompt."""
 
 
+def largest_ids(data: RunData) -> list[int | None]:
+    """The largest token of each prepared folder, as far as it is known."""
+    splits = [split for split in (data.train, data.validation, data.test) if split is not None]
+    return [prepared.statistics.largest_id for split in splits for prepared in split.folders]
+
+
 def data_order(plan: RunPlan, split: PreparedSplit) -> DataOrder:
     """The order of a split's bins: updates of as many as hold the planned examples on average."""
     from expert.data.order import DataOrder, Grouping

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
@@ -20,6 +21,7 @@ SHOWN_ROWS = 10
 # Other ways in which CUDA and the CPU's allocator say that there is no memory left.
 NO_MEMORY = (
     "can't allocate memory",
+    "CUDA out of memory",
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
@@ -34,23 +36,49 @@ class RunFailed(ExpertError):
 
 
 def failure_of(
-    error: BaseException, where: Literal["training", "evaluation", "probe"] = "training"
+    error: BaseException,
+    where: Literal["training", "evaluation", "probe"] = "training",
+    plan: RunPlan | None = None,
 ) -> Failure | None:
     """What an exception means for the plan; None where another plan would not help."""
+    from expert.jobs.building import DoesNotRun
     from expert.model.attention import KernelUnavailable as AttentionUnavailable
     from expert.training import recovery
     from expert.training.optim import OptimizerUnavailable
 
+    # First of all, and however deep: compilers wrap what they raise when there is no memory left.
+    full = next((one for one in _all_behind(error) if is_out_of_memory(one)), None)
+    if full is not None:
+        return recovery.OutOfMemory(where=where, message=str(full))
     for one in _chain(error):
-        if is_out_of_memory(one):
-            return recovery.OutOfMemory(where=where, message=str(one))
+        if isinstance(one, DoesNotRun):
+            return one.failure
         if isinstance(one, AttentionUnavailable):
             return recovery.KernelUnavailable(kernel="attention", reason=str(one))
         if isinstance(one, OptimizerUnavailable):
             return recovery.KernelUnavailable(kernel=one.optimizer, reason=one.reason)
-        if type(one).__module__.startswith(COMPILERS):
-            return recovery.CompileFailed(reason=_said(one))
+        if _is_of_a_compiler(one):
+            return _without_compiler(_said(one), plan)
     return None
+
+
+def _is_of_a_compiler(error: BaseException) -> bool:
+    """Whether a graph or a kernel could not be compiled; Triton calls a C compiler for its own."""
+    if type(error).__module__.startswith(COMPILERS):
+        return True
+    if isinstance(error, subprocess.CalledProcessError):
+        return True
+    return isinstance(error, RuntimeError) and "C compiler" in str(error)
+
+
+def _without_compiler(reason: str, plan: RunPlan | None) -> Failure:
+    """What still compiles is given up in turn: graphs, flex attention, the kernel of the loss."""
+    from expert.training import recovery
+
+    if plan is None or plan.kernels.compile:
+        return recovery.CompileFailed(reason=reason)
+    kernel = "attention" if plan.kernels.attention == "flex" else "fused_loss"
+    return recovery.KernelUnavailable(kernel=kernel, reason=reason)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -67,6 +95,18 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
+
+
+def _all_behind(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it was raised from, and what was being handled then."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop(0)
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            waiting += [one.__cause__, one.__context__]
 
 
 def _said(error: BaseException) -> str:
@@ -98,14 +138,35 @@ def heal(session: Session, failure: Failure, *, torn: bool) -> None:
     if after is None:
         session.emit("failed", step=session.state.done, error=nothing_left(failure))
         raise RunFailed(nothing_left(failure))
-    troubles = session.recorder.settle()  # numbers of the updates before the one that failed
+    change_over(session, after, failure, torn=torn)
+
+
+def change_over(session: Session, after: RunPlan, failure: Any, *, torn: bool = False) -> None:
+    """Take another plan, after the numbers of the updates before it were read and judged."""
+    grave = _tell_late(session, session.recorder.settle())
+    if grave is not None and grave[1] == "stop":
+        recover(session, *grave, sound=not torn)
     fall_back(session, after, failure)
     if torn:
         session.emit("warning", text="an update broke off while it changed the weights")
+    if grave is not None:
+        recover(session, *grave)
+    elif torn:
+        from_step = session.state.done
         _go_back(session)
-        return
+        _tell_back(session, from_step)
+
+
+def _tell_late(session: Session, troubles: list[Trouble]) -> tuple[Trouble, str] | None:
+    """Tell of every trouble; the first one that cannot be passed over, and its verdict."""
+    from expert.training.loop import tell_trouble
+
     for trouble in troubles:
-        recover(session, trouble, session.verdict_on(trouble))
+        verdict = session.verdict_on(trouble)
+        tell_trouble(trouble, verdict, session.emit, lambda bins: rows_behind(session.data, bins))
+        if verdict not in ("skip", "ignore"):
+            return trouble, verdict
+    return None
 
 
 def try_another(session: Session, sign: Any) -> None:
@@ -117,7 +178,7 @@ def try_another(session: Session, sign: Any) -> None:
         sign = replace(sign, blocks=session.blocks)
     after = None if useless else plan_after(session.plan, sign)
     if after is not None:
-        fall_back(session, after, sign)
+        change_over(session, after, sign)
         return
     if isinstance(sign, DataBound):
         text = f"{sign.share:.0%} of the time goes on waiting for data, and nothing can be retuned"
@@ -141,11 +202,14 @@ def fall_back(session: Session, after: RunPlan, failure: Any) -> None:
     session.change_plan(after, {decision.path for decision in made})
 
 
-def recover(session: Session, trouble: Trouble, verdict: str) -> None:
-    """Go back to the last checkpoint and pass over the rows that broke the run, or stop."""
+def recover(session: Session, trouble: Trouble, verdict: str, *, sound: bool = True) -> None:
+    """Go back to the last checkpoint and pass over the rows that broke the run, or stop.
+
+    `sound` says that no update broke off while it changed the weights.
+    """
     from expert.training.recovery import NotFinite
 
-    what = trouble.what
+    what, kept = trouble.what, ""
     if verdict in ("skip", "ignore"):
         return
     if verdict == "rollback":
@@ -155,20 +219,35 @@ def recover(session: Session, trouble: Trouble, verdict: str) -> None:
         words = f"a loss or gradient of update {what.step + 1} is not finite"
         rows = rows_behind(session.data, what.bins)
         words += f"; rows {', '.join(map(str, rows))} were in it" if rows else ""
+        kept = _kept(session, what.step) if sound else ""
     else:
         words = (
             f"the loss leapt to {what.loss:.3g} from {what.median:.3g} at update {what.step + 1}"
         )
     session.emit("stopped", step=session.state.done, reason=words, exit_code=EXIT_RUN_FAILED)
     raise RunFailed(
-        f"{words}  (look at these rows, lower learning_rate or lengthen warmup_steps; "
+        f"{words}{kept}  (look at these rows, lower learning_rate or lengthen warmup_steps; "
         "on_not_finite, on_loss_spike and max_rollbacks say what is tried first)"
     )
 
 
+def _kept(session: Session, step: int) -> str:
+    """Save what was learnt so far, and say so: what is not finite has changed no weight."""
+    from expert.training.checkpoint import CheckpointError, DiskFull
+
+    _tell_late(session, session.recorder.settle())
+    skipped = session.state.skipped.with_window(step, step)
+    try:
+        session.save(replace(session.state, skipped=skipped, **session.recorder.state()))
+    except (CheckpointError, DiskFull) as error:
+        session.emit("warning", step=session.state.done, text=f"nothing was saved: {error}")
+        return ""
+    return f"; a checkpoint after update {session.state.done} was saved, --resume goes on behind it"
+
+
 def _roll_back(session: Session, trouble: Trouble, policy: Stability) -> None:
     """The last checkpoint, without the updates from the trouble on, and with a lower rate."""
-    from expert.training.schedule import after_rollback
+    from expert.training.schedule import after_rollback, rollbacks_of
 
     first, last = trouble.what.step, max(trouble.what.step, session.state.done - 1)
     skipped = session.state.skipped.with_window(first, last)
@@ -180,15 +259,19 @@ def _roll_back(session: Session, trouble: Trouble, policy: Stability) -> None:
         schedule, at=session.state.done, rate_factor=policy.rate_factor, steps=policy.rewarm_steps
     )
     session.state = replace(
-        session.state, skipped=skipped, rollbacks=rollbacks, schedule=asdict(schedule)
+        session.state, skipped=skipped, rollbacks=rollbacks, schedule=rollbacks_of(schedule)
     )
+    _tell_back(session, from_step)
+
+
+def _tell_back(session: Session, from_step: int) -> None:
     session.emit(
         "rolled_back",
         step=session.state.done,
         from_step=from_step,
         to_step=session.state.done,
-        skipped=skipped.to_json(),
-        rate_factor=schedule.rate_factor,
+        skipped=session.state.skipped.to_json(),
+        rate_factor=session.loop_plan().schedule.rate_factor,
     )
 
 

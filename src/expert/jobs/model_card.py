@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from expert import __version__
+from expert.manifest.schema import CHAR_GPT
+from expert.model.base_folder import base_reference
 
 if TYPE_CHECKING:
     from expert.core.events import Event
@@ -68,10 +70,10 @@ def model_card(
 def _head(plan: RunPlan, done: Exported) -> str:
     library = {"adapter": "peft"}.get(done.kind, "transformers")
     lines = ["---"]
-    if plan.model.place == "built-in":
+    if plan.model.name == CHAR_GPT:
         library = "expert"
     else:
-        lines.append(f"base_model: {json.dumps(plan.model.location)}")
+        lines.append(f"base_model: {json.dumps(base_reference(plan.model)[0])}")
     lines += [f"library_name: {library}", "tags:", f"- {plan.adapter.type}", "- expert", "---\n"]
     return "\n".join(lines)
 
@@ -88,17 +90,19 @@ def _what(plan: RunPlan, done: Exported) -> str:
 
 
 def _loading(plan: RunPlan, done: Exported) -> str:
-    if plan.model.place == "built-in":
+    if plan.model.name == CHAR_GPT:
         return _CHARACTERS
     template = plan.model.prompt_template or "tokenizer"
     said = f"Prompts were written with the template `{template}`"
-    said += " of the tokenizer.\n" if template == "tokenizer" else ".\n"
+    said += " of the tokenizer (chatml where it has none).\n" if template == "tokenizer" else ".\n"
     prompts = [prompt["name"] for prompt in plan.adapter.soft_prompts]
     if prompts and plan.adapter.type != "none":
         said += f"\nThe soft prompts {', '.join(prompts)} lie in soft_prompts/ as PEFT prompt "
         said += "tuning; their rows stand in front of every conversation.\n"
     if done.kind == "adapter":
-        return _PEFT.format(base=json.dumps(plan.model.location)) + "\n" + said
+        base, revision = base_reference(plan.model)
+        pinned = f", revision={json.dumps(revision)}" if revision else ""
+        return _PEFT.format(base=json.dumps(base) + pinned) + "\n" + said
     return _TRANSFORMERS + "\n" + said
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.jobs.feeding import RunData
+    from expert.jobs.session import Session
     from expert.planning.run_plan import RunPlan
     from expert.telemetry.meter import Meter
     from expert.training.loop import LoopPlan
     from expert.training.pressure import Pressure
+    from expert.training.recorder import Recorder
     from expert.training.state import TrainState
     from expert.training.stopping import BestSoFar
 
@@ -23,15 +26,14 @@ ENDLESS = 2**62
 def loop_plan(plan: RunPlan, data: RunData, state: TrainState) -> LoopPlan:
     """When what happens in the run."""
     from expert.training.loop import LoopPlan
-    from expert.training.schedule import schedule_from, schedule_of
+    from expert.training.schedule import schedule_of, with_rollbacks
     from expert.training.spikes import Stability
 
     watch, stability, total = plan.watch, plan.stability, plan.length.total_steps
     # The epochs of a stream end when its rows do.
     per_epoch = None if data.stream is not None else plan.length.steps_per_epoch
     schedule = schedule_of(plan.optim, ENDLESS if total is None else total)
-    if state.schedule:
-        schedule = schedule_from(state.schedule)
+    schedule = with_rollbacks(schedule, state.schedule)
 
     def between(strategy: str, steps: int | None, epochs: int) -> tuple[int, int]:
         """Updates, or where those cannot be told epochs, from one of a kind to the next."""
@@ -88,6 +90,47 @@ def meter_of(plan: RunPlan) -> Meter:
     because = reasons.get("length.peak_flops", "unknown")
     peak = Peak(flops=plan.length.peak_flops, because=because)
     return Meter(peak=peak, total_steps=plan.length.total_steps)
+
+
+def recorder_of(session: Session) -> Recorder:
+    """A recorder for what is built now; the meter of the run goes on."""
+    from expert.telemetry.timeline import Timeline
+    from expert.training.recorder import Recorder
+    from expert.training.spikes import SpikeWatch
+
+    plan, state = session.plan, session.state
+    before: Recorder | None = getattr(session, "recorder", None)
+    return Recorder(
+        session.emit,
+        device=session.device,
+        meter=before.meter if before is not None else meter_of(plan),
+        timeline=session.timeline or Timeline(session.device),
+        spikes=SpikeWatch(state=state.losses or None),
+        log_every=plan.watch.logging_steps,
+        flops_per_token=plan.length.flops_per_token,
+        loss_scaling=plan.kernels.loss_scaling,
+        compiles=plan.kernels.compile,
+        more=_gpu_fields(session),
+        pressure=session.pressure,
+        skips=state.skips,
+    )
+
+
+def _gpu_fields(session: Session) -> Callable[[], dict[str, Any]]:
+    """What a step event says of the card: numbers, no text, which would be searched for secrets."""
+    from expert.telemetry.gpu import allocator_facts
+
+    gpu, looked_at = session.gpu, time.monotonic()
+    if gpu is None:
+        return dict
+
+    def fields() -> dict[str, Any]:
+        nonlocal looked_at
+        since, looked_at = looked_at, time.monotonic()
+        facts = {**gpu.step_fields(since), **allocator_facts(session.device)}
+        return {name: value for name, value in facts.items() if name != "because"}
+
+    return fields
 
 
 def pressure_of(plan: RunPlan) -> Pressure:

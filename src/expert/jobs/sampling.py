@@ -25,7 +25,6 @@ Tell = Callable[[str], None]
 CHARACTER_TEMPERATURE = 0.8
 """For the character model where nothing is asked for: the likeliest character alone soon repeats
 itself."""
-_TEXT_SUFFIXES = (".txt", ".txt.gz", ".txt.zst")
 
 
 class CannotSample(ExpertError):
@@ -89,6 +88,7 @@ def sample(
     `decoding` holds what differs from the manifest's; `plain` continues prompts as they stand, None
     decides by the data. `loading`, `begin` and `tell` follow the work.
     """
+    from expert.jobs.row_kind import trained_on_text
     from expert.jobs.trained import choose, load_trained, pick_device, read_plan
     from expert.jobs.watching import find_run
 
@@ -117,17 +117,6 @@ def sample(
         notes=tuple(notes),
         samples=tuple(done),
     )
-
-
-def trained_on_text(plan: RunPlan) -> bool:
-    """Whether the data was plain text, so that a prompt is continued rather than answered."""
-    from expert.manifest.names import CORPORA
-    from expert.manifest.schema import CHAR_GPT
-
-    data = plan.data.dataset
-    path = str(data.get("path") or "")
-    is_text = data.get("format") in ("txt", "text") or path.lower().endswith(_TEXT_SUFFIXES)
-    return plan.model.name == CHAR_GPT or path in CORPORA or is_text
 
 
 def settle_decoding(plan: RunPlan, asked: Mapping[str, Any]) -> tuple[Decoding, list[str]]:

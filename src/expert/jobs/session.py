@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from expert.jobs.feeding import RunData
     from expert.manifest.schema import Manifest
     from expert.planning.run_plan import RunPlan
+    from expert.telemetry.timeline import Timeline
     from expert.training.evaluation import EvalResult
     from expert.training.loop import Ending, LoopPlan
     from expert.training.pressure import Pressure
@@ -45,11 +45,12 @@ class Session:
         manifest: Manifest,
         sinks: tuple[Sink, ...],
         restream: Callable[[RunPlan], Stream] | None = None,
+        allow_remote_code: bool = False,
     ) -> None:
         from expert.core.events import EventLog
         from expert.jobs.building import device_of
         from expert.jobs.checkpoints import Checkpoints
-        from expert.jobs.parts import best_so_far, pressure_of, tracker_of
+        from expert.jobs.parts import best_so_far, pressure_of, recorder_of, tracker_of
         from expert.telemetry.gpu import GpuSampler
         from expert.training.state import TrainState
         from expert.training.stopping import Signals
@@ -61,22 +62,23 @@ class Session:
         self.gpu = GpuSampler(self.device.index or 0) if self.device.type == "cuda" else None
         self.doing: Literal["training", "probe"] = "training"
         self._restream = restream
+        self._allow_remote_code = allow_remote_code
         self._warned: set[str] = set()
-        self._tracker, refused = tracker_of(
-            plan, folder, lambda text: self.emit("warning", text=text)
-        )
-        self._warnings = [refused] if refused else []
+        self._warnings: list[str] = []
+        self._announced = False
+        self._tracker, refused = tracker_of(plan, folder, self._warn_of_tracker)
+        self._warnings += [refused] if refused else []
         tracked = (self._tracker,) if self._tracker else ()
         self._log = EventLog(folder.events, (*sinks, *tracked))
         self.emit = self._log.emit
         self.checkpoints = Checkpoints(folder, self.emit)
         self._close = contextlib.ExitStack()
-        self._looked_at = time.monotonic()
         self._built: Built | None = None
         self._pending: Groups | None = None
         self._tried: object = None
-        self._pressure: Pressure = pressure_of(plan)
-        self.recorder: Recorder = self._make_recorder()
+        self.pressure: Pressure = pressure_of(plan)
+        self._taken: int | None = None
+        self.recorder: Recorder = recorder_of(self)
         self.best: BestSoFar = best_so_far(plan, self.state)
 
     def __enter__(self) -> Session:
@@ -98,11 +100,13 @@ class Session:
         from expert.core.publish import sweep
         from expert.core.rundir import RunFolderError
         from expert.jobs.building import environment
+        from expert.model.loss import loss_kernel_trouble
         from expert.model.switches import list_switches
 
         plan = self.plan
-        if self.folder.checkpoints.is_dir():
-            sweep(self.folder.checkpoints, alone=True)
+        for place in (self.folder.path, self.folder.checkpoints):
+            if place.is_dir():
+                sweep(place, alone=True)
         try:
             self.folder.write_json("manifest.json", self.manifest.model_dump(mode="json"))
             self.folder.write_json("plan.json", plan.model_dump(mode="json"))
@@ -124,9 +128,20 @@ class Session:
             trainable_parameters=plan.adapter.trainable_parameters,
             tokens_per_epoch=plan.length.tokens_per_epoch,
         )
+        self._announced = True
         for text in self._warnings:
             self.emit("warning", text=text)
         self.emit("kernels", lines=[str(line) for line in list_switches(plan, self.device)])
+        trouble = loss_kernel_trouble(self.device) if plan.kernels.fused_loss else ""
+        if trouble:
+            self.warn_once("loss kernel", f"the loss runs without its Triton kernel: {trouble}")
+
+    def _warn_of_tracker(self, text: str) -> None:
+        """What is said before the run was announced waits for that."""
+        if self._announced:
+            self.emit("warning", text=text)
+        else:
+            self._warnings.append(text)
 
     def warn_once(self, about: str, text: str) -> None:
         """Say something once in a run."""
@@ -138,15 +153,30 @@ class Session:
     def built(self) -> Built:
         """The model of the plan, built when it is first needed and after each change of it."""
         from expert.jobs.building import build
+        from expert.jobs.feeding import largest_ids
+        from expert.jobs.parts import recorder_of
+        from expert.model.load import check_vocabulary
 
         if self._built is None:
-            self._built = build(self.plan, self.data.encoder, device=self.device)
-            self.recorder = self._make_recorder()
-            self._pressure.recompiling.restart()
+            self._built = build(
+                self.plan,
+                self.data.encoder,
+                device=self.device,
+                allow_remote_code=self._allow_remote_code,
+            )
+            for largest in largest_ids(self.data):
+                check_vocabulary(self._built.loaded, largest)
+            self.recorder = recorder_of(self)
+            self.pressure.recompiling.restart()
             if self._pending is not None:
                 self._built.load(self._pending)
                 self._pending = None
         return self._built
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """What times the model that is built now."""
+        return self._built.timeline if self._built is not None else None
 
     @property
     def blocks(self) -> int | None:
@@ -166,12 +196,17 @@ class Session:
 
     def resume(self, checkpoint: Path, *, allow_changed: bool) -> None:
         """Go on from a checkpoint, or from the newest good one of a folder of them."""
-        from expert.jobs.checkpoints import with_fallbacks
+        from expert.jobs.checkpoints import put_final_aside, with_fallbacks
 
         found = self.checkpoints.chosen(checkpoint, self.plan, self.data, allow=allow_changed)
         self.plan = with_fallbacks(self.plan, found.fallbacks)
         self._settle_loader()
         self.stand_at(found.state, found.groups)
+        self.recorder.meter.restore(found.state.sums)
+        if found.state.done != self.plan.length.total_steps:
+            aside = put_final_aside(self.folder)
+            if aside is not None:
+                self.emit("warning", text=f"final was renamed to {aside.name}: training goes on")
 
     # --- running -------------------------------------------------------------------------------
 
@@ -195,7 +230,7 @@ class Session:
             stop_requested=lambda: self.signals.requested,
             rows_of=lambda bins: rows_behind(self.data, bins),
         )
-        self._pressure.data.restart()
+        self.pressure.data.restart()
         self.recorder.meter.start()
         with feed as updates:
             self.state, ending = train(built.engine, updates, self.state, self.loop_plan(), tools)
@@ -246,9 +281,9 @@ class Session:
         from expert.jobs.judging import evaluate_split
 
         assert self.data.validation is not None
-        before = self._pressure.recompiling.count()
+        before = self.pressure.recompiling.count()
         result = evaluate_split(self, self.data.validation)
-        self._pressure.recompiling.forgive(self._pressure.recompiling.count() - before)
+        self.pressure.recompiling.forgive(self.pressure.recompiling.count() - before)
         return result
 
     # --- ending --------------------------------------------------------------------------------
@@ -256,12 +291,20 @@ class Session:
     def take_best(self) -> None:
         """Go back to the best checkpoint where the plan says so and it is not the last one."""
         from expert.jobs.checkpoints import NAME, load
+        from expert.training.checkpoint import CheckpointError
 
         best = self.best.best_step
         if not self.plan.watch.load_best or best is None or best == self.state.done:
             return
         path = self.folder.checkpoints / f"{NAME}{best:06d}"
-        self.built.load(load(path).groups)
+        try:
+            groups = load(path).groups
+        except CheckpointError as error:
+            text = f"the last weights are kept, the best cannot be had: {error}"
+            self.emit("warning", step=self.state.done, text=text)
+            return
+        self.built.load(groups)
+        self._taken = best
         self.emit("took_best", step=best, path=str(path))
 
     def evaluate_test(self) -> EvalResult | None:
@@ -274,7 +317,7 @@ class Session:
         if result is not None:
             self.emit(
                 "eval",
-                step=self.state.done,
+                step=self.state.done if self._taken is None else self._taken,
                 split="test",
                 loss=result.loss,
                 perplexity=result.perplexity,
@@ -299,8 +342,6 @@ class Session:
 
     def change_plan(self, after: RunPlan, changed: set[str]) -> None:
         """Go on with another plan; weights and optimizer state stay, and what the run remembers."""
-        import torch
-
         self.plan = after
         try:
             self.folder.write_json("plan.json", after.model_dump(mode="json"))
@@ -313,29 +354,39 @@ class Session:
             self._built.engine.discard()
             if any(path.startswith(REBUILD) for path in changed):
                 self._set_aside_weights()
+            if any(path.startswith((*REBUILD, "batch.micro_batch")) for path in changed):
                 self.recorder.meter.resettle()
         if any(path.startswith("loader.") for path in changed):
             self._settle_loader()
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self._let_go()
 
     def stand_at(self, state: TrainState, groups: Groups | None) -> None:
         """Go on from this state with these tensors; without them the model begins anew."""
-        from expert.jobs.parts import best_so_far
+        from expert.jobs.parts import best_so_far, recorder_of
 
         self.state = state
         if groups is None:
             self._built = self._pending = None
+            self.recorder.meter.resettle()
+            self._let_go()
         elif self._built is None:
             self._pending = groups
         else:
             self._built.load(groups)
         self.best = best_so_far(self.plan, state)
-        self.recorder = self._make_recorder()
+        self.recorder = recorder_of(self)
+        self.recorder.meter.restore_losses(state.sums)
+
+    def _let_go(self) -> None:
+        """Give back the memory of what was dropped; compiled blocks refer to themselves."""
+        import torch
+
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _settle_loader(self) -> None:
-        self._pressure.data.workers = self.plan.loader.workers
+        self.pressure.data.workers = self.plan.loader.workers
         if self.data.stream is not None and self._restream is not None:
             self.data = replace(self.data, stream=self._restream(self.plan))
 
@@ -347,36 +398,3 @@ class Session:
                 for group, named in self._built.tensors().items()
             }
         self._built = None
-
-    # --- parts ---------------------------------------------------------------------------------
-
-    def _make_recorder(self) -> Recorder:
-        """A recorder for what is built now; the meter of the run goes on."""
-        from expert.jobs.parts import meter_of
-        from expert.telemetry.timeline import Timeline
-        from expert.training.recorder import Recorder
-        from expert.training.spikes import SpikeWatch
-
-        plan = self.plan
-        before: Recorder | None = getattr(self, "recorder", None)
-        return Recorder(
-            self.emit,
-            device=self.device,
-            meter=before.meter if before is not None else meter_of(plan),
-            timeline=self._built.timeline if self._built else Timeline(self.device),
-            spikes=SpikeWatch(state=self.state.losses or None),
-            log_every=plan.watch.logging_steps,
-            flops_per_token=plan.length.flops_per_token,
-            loss_scaling=plan.kernels.loss_scaling,
-            more=self._gpu_fields,
-            pressure=self._pressure,
-            skips=self.state.skips,
-        )
-
-    def _gpu_fields(self) -> dict[str, Any]:
-        from expert.telemetry.gpu import allocator_facts
-
-        if self.gpu is None:
-            return {}
-        since, self._looked_at = self._looked_at, time.monotonic()
-        return {**self.gpu.step_fields(since), **allocator_facts(self.device)}

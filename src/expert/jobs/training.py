@@ -51,6 +51,7 @@ def train(
     vram: str | None = None,
     resume: str | None = None,
     allow_changed: bool = False,
+    allow_remote_code: bool = False,
     sinks: Sequence[Sink] = (),
     tell: Tell = lambda name, rows, tokens: None,
 ) -> RunResult:
@@ -76,6 +77,7 @@ def train(
             manifest=read.manifest,
             sinks=tuple(sinks),
             restream=lambda changed: _stream_of(builder, changed),
+            allow_remote_code=allow_remote_code,
         )
         with session:
             if checkpoint is not None:
@@ -206,7 +208,8 @@ def _run(session: Session) -> RunResult:
         try:
             ending = session.attempt()
         except Exception as error:
-            failure, torn = failure_of(error, session.doing), isinstance(error, UpdateTorn)
+            failure = failure_of(error, session.doing, session.plan)
+            torn = isinstance(error, UpdateTorn)
             if failure is None:
                 session.emit(
                     "failed", step=session.state.done, error=f"{type(error).__name__}: {error}"
@@ -238,7 +241,7 @@ def _finished(session: Session, *, early: bool) -> RunResult:
         "finished",
         step=session.state.done,
         loss=facts["loss"],
-        eval_loss=session.best.best if session.best.metric == "eval_loss" else None,
+        eval_loss=_best_loss(session),
         test_loss=test.loss if test else None,
         seconds=facts["seconds"],
         tokens_per_second=facts["tokens_per_second"],
@@ -246,6 +249,11 @@ def _finished(session: Session, *, early: bool) -> RunResult:
         final=str(final),
     )
     return _result(session, EXIT_OK, final=final, test_loss=test.loss if test else None)
+
+
+def _best_loss(session: Session) -> float | None:
+    """The lowest loss on the validation rows; None where another metric was followed."""
+    return session.best.best if session.best.metric == "eval_loss" else None
 
 
 def _result(
@@ -258,7 +266,7 @@ def _result(
         exit_code=exit_code,
         steps=session.state.done,
         loss=session.recorder.meter.run_line()["loss"],
-        eval_loss=session.best.best,
+        eval_loss=_best_loss(session),
         test_loss=test_loss,
         final=final,
     )

@@ -284,6 +284,7 @@ def _descriptive(manifest: Manifest, say: Findings) -> None:
         if prompt.init_method == "text" and not prompt.init_text:
             what = "init_method is text, but there is no init_text"
             say.wrong(f"soft_prompts[{number}].init_text", what, "add the text")
+    _room_beside_prompts(manifest, say)
     checkpoint = manifest.training.packaging_checkpoint
     if not re.fullmatch(r"final|best|checkpoint-[0-9]+", checkpoint):
         what = f"got {checkpoint!r}, expected final, best or checkpoint-N"
@@ -291,6 +292,15 @@ def _descriptive(manifest: Manifest, say: Findings) -> None:
     if not re.fullmatch(r"\d+\.\d+\.\d+([-+].*)?", manifest.version):
         text = f"{manifest.version!r} is not of the form x.y.z"
         say.tell("warning", "version", text)
+
+
+def _room_beside_prompts(manifest: Manifest, say: Findings) -> None:
+    """Soft prompts stand in front of every document, inside its sequence."""
+    length = manifest.training.config.max_seq_length
+    tokens = sum(prompt.tokens for prompt in manifest.soft_prompts)
+    if length != "auto" and tokens >= length and manifest.base_models[0].name != CHAR_GPT:
+        what = f"{tokens} tokens leave no room for text in the {length} of max_seq_length"
+        say.wrong("soft_prompts", what, "use fewer tokens, or a larger max_seq_length")
 
 
 def written_paths(manifest: Manifest) -> Iterator[tuple[str, str]]:

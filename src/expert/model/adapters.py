@@ -168,6 +168,11 @@ class AdaLoraRanks:
             for name, parameter in wrapped.named_parameters()
             if parameter.requires_grad and ("lora_A" in name or "lora_B" in name)
         ]
+        self._parameters = [
+            parameter
+            for name, parameter in wrapped.named_parameters()
+            if parameter.requires_grad and "lora_" in name
+        ]
 
     def penalty(self) -> Tensor:
         """How far the singular vectors are from orthogonal, as PEFT weighs it."""
@@ -185,9 +190,14 @@ class AdaLoraRanks:
         Those of an update that was not made because they are not finite count as zero: in PEFT's
         running averages they would stay for ever.
         """
-        for parameter, _ in self._vectors:
+        for parameter in self._parameters:
             if parameter.grad is not None:
                 torch.nan_to_num_(parameter.grad, 0.0, 0.0, 0.0)
+        last = self.config.total_step - self.config.tfinal
+        if step > last and self._tuner.rankallocator.exp_avg_ipt:
+            step = last  # PEFT settles the ranks in this very update, which was passed over
+        if step > last and self.config.rank_pattern is None:
+            return  # every update that prunes was passed over: all ranks stay
         self._tuner.update_and_allocate(step)
 
     def tensors(self) -> dict[str, Tensor]:

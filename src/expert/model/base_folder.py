@@ -9,17 +9,31 @@ from typing import Any
 
 from expert.manifest.schema import CHAR_GPT
 from expert.model.errors import ModelError
+from expert.planning.resolve import hub_id_of, is_hub_id
 from expert.planning.run_plan import ModelPlan
 
 _MODEL = "base_models[].name"
 # Never the pickled weights beside the safetensors.
 _FETCHED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.py"]
+# The same weights a second time, in layouts that are not read here.
+_NOT_FETCHED = ["consolidated*", "original/*", "onnx/*"]
 
 
 def built_in_folder(name: str) -> Path | None:
     """The folder of a model that comes with the package; None: built from scratch, or unknown."""
     folder = Path(__file__).parent / name
     return folder if (folder / "config.json").is_file() else None
+
+
+def base_reference(model: ModelPlan) -> tuple[str, str | None]:
+    """What others find the base by, and its revision: a hub id where it has one, else the folder
+    it lies in. A folder of the hub cache is named by its repository and commit."""
+    if model.place in ("folder", "built-in", "hub"):
+        return model.location, model.revision
+    if model.place == "hf cache":
+        folder = Path(model.location)
+        return hub_id_of(folder), folder.name
+    return model.name if is_hub_id(model.name) else model.location, model.revision
 
 
 def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path | None:
@@ -68,10 +82,12 @@ def runs_its_own_program(model: ModelPlan, folder: Path, *, allowed: bool) -> bo
     # Where transformers knows the model, its own classes build it and auto_map is not followed.
     if not config.get("auto_map") or config.get("model_type") in CONFIG_MAPPING:
         return False
-    if allowed and re.fullmatch(r"[0-9a-f]{40}", model.revision or ""):
+    pinned = re.fullmatch(r"[0-9a-f]{40}", model.revision or "") is not None
+    # A snapshot's folder has the name of its commit; what lies in another one nobody has pinned.
+    if allowed and pinned and folder.name == model.revision:
         return True
     what = "its config.json (auto_map) asks to run a program that comes with the model"
-    fix = "pin a commit you have read as revision and allow remote code, or use another model"
+    fix = "pin a commit you have read as revision and add --allow-remote-code, or use another model"
     raise ModelError(str(folder), what, fix)
 
 
@@ -80,7 +96,12 @@ def _fetched(model: ModelPlan) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = snapshot_download(model.location, revision=model.revision, allow_patterns=_FETCHED)
+        found = snapshot_download(
+            model.location,
+            revision=model.revision,
+            allow_patterns=_FETCHED,
+            ignore_patterns=_NOT_FETCHED,
+        )
     # OSError: no network, no such repository, no permission, no space; the hub's own are OSErrors.
     except (OSError, ValueError, HFValidationError) as error:
         what = f"it is not on this machine and could not be fetched: {first_line(error)}"

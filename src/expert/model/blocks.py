@@ -7,7 +7,7 @@ stay where they are, and every change can be undone.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -132,9 +132,12 @@ def _changed(
 def _draws_numbers(block: nn.Module) -> bool:
     """True where a forward pass draws random numbers: any dropout, as a module or as a rate."""
     for module in block.modules():
-        rates = [v for k, v in vars(module).items() if "drop" in k and isinstance(v, float)]
+        rates: list[Any] = []
+        for name, value in vars(module).items():
+            if "drop" in name:  # PEFT keeps the rates of its layers by adapter
+                rates += value.values() if isinstance(value, Mapping) else [value]
         if isinstance(module, nn.modules.dropout._DropoutNd):
             rates.append(module.p)
-        if any(rate > 0 for rate in rates):
+        if any(isinstance(rate, float) and rate > 0 for rate in rates):
             return True
     return False

@@ -202,9 +202,12 @@ def load_model(
     )
     if any(prompt.get("init_method") == "text" for prompt in adapter.soft_prompts):
         encode = encode or text_encoder(folder)
-    embedding = base.get_input_embeddings().weight
     prompts = make_soft_prompts(
-        adapter.soft_prompts, embedding, seed=seed, dtype=own_dtype, encode=encode
+        adapter.soft_prompts,
+        base.get_input_embeddings(),
+        seed=seed,
+        dtype=own_dtype,
+        encode=encode,
     )
     module.train()
     return LoadedModel(
@@ -220,6 +223,19 @@ def load_model(
         blocks=list(blocks),
         ranks=AdaLoraRanks(module) if adapter.type == "adalora" else None,
     )
+
+
+def check_vocabulary(loaded: LoadedModel, largest_id: int | None) -> None:
+    """An error where the data has a token that the model has no row for, which on a card would end
+    in an assertion without a name; None: the data does not tell."""
+    if isinstance(loaded.module, CharGpt):
+        rows = loaded.module.head().shape[0]
+    else:
+        rows = loaded.causal_lm.get_input_embeddings().weight.shape[0]
+    if largest_id is not None and largest_id >= rows:
+        what = f"the data has token {largest_id}, and the embedding ends at {rows - 1}"
+        fix = "the tokenizer has more tokens than the model: use the tokenizer that came with it"
+        raise ModelError(str(loaded.folder or loaded.plan.name), what, fix)
 
 
 def _load_char_gpt(
@@ -297,7 +313,7 @@ def _load_base(
     try:
         config = transformers.AutoConfig.from_pretrained(folder, **reading)
         _refuse_other_mixing(config, folder)
-        with _without_progress_bar():
+        with without_progress_bar():
             base, found = transformers.AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype,
@@ -340,7 +356,7 @@ def _refuse_other_mixing(config: Any, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _without_progress_bar() -> Iterator[None]:
+def without_progress_bar() -> Iterator[None]:
     """A run has a display of its own."""
     logging: Any = importlib.import_module("transformers.utils.logging")
     shown = logging.is_progress_bar_enabled()

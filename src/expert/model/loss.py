@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,7 +33,29 @@ class HeadRules:
 
 def kernel_for(device: torch.device) -> Kernel:
     """The faster kernel of the fused loss that can run on the device."""
-    return "triton" if device.type == "cuda" and triton_installed() else "torch"
+    usable = device.type == "cuda" and triton_installed() and not loss_kernel_trouble(device)
+    return "triton" if usable else "torch"
+
+
+@functools.cache
+def loss_kernel_trouble(device: torch.device) -> str:
+    """Why the Triton kernel, which is installed, does not run here; tried once in a process.
+
+    Triton can be imported where it has no compiler or the card is not one of its own.
+    """
+    if device.type != "cuda" or not triton_installed():
+        return ""
+    try:
+        logits = torch.tensor([[1.0, 2.0, 3.0], [3.0, 1.0, 2.0]], device=device)
+        labels = torch.tensor([2, 1], device=device)
+        right = F.cross_entropy(logits, labels, reduction="none")
+        losses = losses_and_gradients(logits, labels, scale=1.0, softcap=None)
+        wrong = not torch.allclose(losses, right, rtol=1e-4)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a kernel raises here is the answer
+        return f"{type(error).__name__}: {error}"
+    return "its losses are wrong" if wrong else ""
 
 
 def default_chunk(vocabulary: int, device: torch.device) -> int:

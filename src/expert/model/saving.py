@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +14,10 @@ from torch import Tensor
 
 from expert.core.files import write_text_atomically
 from expert.model.adapters import ADAPTER, ADAPTERS
+from expert.model.base_folder import base_reference
 from expert.model.chargpt import CharGpt, save_char_gpt
 from expert.model.errors import ModelError
-from expert.model.load import LoadedModel, load_model
+from expert.model.load import LoadedModel, load_model, without_progress_bar
 from expert.model.soft_prompts import save_soft_prompt
 from expert.model.tokens import copy_tokenizer
 
@@ -31,11 +33,27 @@ def save_trained(loaded: LoadedModel, folder: Path) -> None:
     if loaded.adapter.type in ADAPTERS:
         _save_adapter(loaded, folder)
     elif loaded.adapter.type == "full":
-        loaded.causal_lm.save_pretrained(folder, state_dict=_detached(loaded.weights))
+        _save_whole(loaded, folder)
     if loaded.soft_prompts is not None:
         _save_prompts(loaded, folder)
     if loaded.folder is not None:
         copy_tokenizer(loaded.folder, folder)
+
+
+def _save_whole(loaded: LoadedModel, folder: Path) -> None:
+    """The model as transformers writes it. Of the base's generation settings only the ends are
+    kept: many bases name a temperature without sampling, which transformers refuses to save."""
+    transformers: Any = importlib.import_module("transformers")
+    model = loaded.causal_lm
+    own = model.generation_config
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    ends = {name: getattr(own, name, None) for name in names}
+    model.generation_config = transformers.GenerationConfig(**ends)
+    try:
+        with without_progress_bar():
+            model.save_pretrained(folder, state_dict=_detached(loaded.weights))
+    finally:
+        model.generation_config = own
 
 
 def _save_adapter(loaded: LoadedModel, folder: Path) -> None:
@@ -43,6 +61,7 @@ def _save_adapter(loaded: LoadedModel, folder: Path) -> None:
 
     module: Any = loaded.module
     config = module.peft_config[ADAPTER]
+    base, revision = base_reference(loaded.plan)
     # AdaLoRA's pruned ranks are zeros and stay in the file. Cut out by the pattern they would save
     # a third of it, but PEFT 0.21 renames the pattern of the running model while it saves and
     # warns of it when it loads.
@@ -53,14 +72,14 @@ def _save_adapter(loaded: LoadedModel, folder: Path) -> None:
         tensors = get_peft_model_state_dict(
             module, state_dict=_detached(loaded.weights), save_embedding_layers=False
         )
-        settings = {**config.to_dict(), "base_model_name_or_path": base_name(loaded)}
+        settings = {**config.to_dict(), "base_model_name_or_path": base}
     finally:
         if loaded.ranks is not None:
             config.rank_pattern = pattern
     whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(whole, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     settings["inference_mode"] = True
-    settings["revision"] = loaded.plan.revision
+    settings["revision"] = revision
     text = json.dumps(settings, indent=2, sort_keys=True, default=_plain)
     write_text_atomically(folder / "adapter_config.json", text + "\n")
 
@@ -71,19 +90,15 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-def base_name(loaded: LoadedModel) -> str:
-    """What a reader of the adapter finds the base by: its hub id, else the folder it lies in."""
-    return loaded.plan.location
-
-
 def _save_prompts(loaded: LoadedModel, folder: Path) -> None:
     prompts = loaded.soft_prompts
     assert prompts is not None
+    base, revision = base_reference(loaded.plan)
     alone = loaded.adapter.type == "none" and len(prompts.names) == 1
     for name, prompt in zip(prompts.names, prompts.prompts, strict=True):
         target = folder if alone else folder / "soft_prompts" / name
         config = loaded.causal_lm.config
-        save_soft_prompt(prompt, target, base=base_name(loaded), config=config)
+        save_soft_prompt(prompt, target, base=base, revision=revision, config=config)
 
 
 def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -48,7 +48,7 @@ class SoftPrompts(nn.Module):
 
 def make_soft_prompts(
     wanted: Sequence[Mapping[str, Any]],
-    embedding_VD: Tensor,
+    embedding: nn.Module,
     *,
     seed: int,
     dtype: torch.dtype,
@@ -68,22 +68,23 @@ def make_soft_prompts(
         if name != Path(name).name or name in (".", ".."):
             what = f"{name!r} cannot be the name of a folder"
             raise ModelError("soft_prompts", what, "use letters, digits and dashes")
-    first = [_first_values(prompt, embedding_VD, generator, encode) for prompt in asked]
+    first = [_first_values(prompt, embedding, generator, encode) for prompt in asked]
     return SoftPrompts(names, [values.to(dtype) for values in first])
 
 
 def _first_values(
     prompt: SoftPrompt,
-    embedding_VD: Tensor,
+    embedding: nn.Module,
     generator: torch.Generator,
     encode: Callable[[str], list[int]] | None,
 ) -> Tensor:
-    """Float32 [tokens, width] on the embedding's device."""
-    count, (vocabulary, width) = prompt.tokens, embedding_VD.shape
-    device = embedding_VD.device
+    """Float32 [tokens, width] on the embedding's device, as large as what the embedding gives the
+    model: some models (Gemma) scale their rows on the way."""
+    weight: Tensor = embedding.weight  # type: ignore[assignment]
+    count, (vocabulary, width) = prompt.tokens, weight.shape
     if prompt.init_method == "random":
         noise = torch.randn(count, width, generator=generator)
-        return noise.to(device) * _spread(embedding_VD)
+        return noise.to(weight.device) * _spread(weight) * _scale(embedding)
     if prompt.init_method == "vocab_sample":
         chosen = torch.randint(vocabulary, (count,), generator=generator)
     else:
@@ -92,7 +93,24 @@ def _first_values(
             what = f"{prompt.name}: init_method text needs an init_text and a tokenizer"
             raise ModelError("soft_prompts", what, "add init_text, or use init_method: random")
         chosen = torch.tensor((ids * math.ceil(count / len(ids)))[:count])
-    return embedding_VD[chosen.to(device)].detach().float()
+    return _embedded(embedding, chosen)
+
+
+@torch.no_grad()
+def _embedded(embedding: nn.Module, ids: Tensor) -> Tensor:
+    weight: Tensor = embedding.weight  # type: ignore[assignment]
+    rows: Tensor = embedding(ids.to(weight.device))
+    return rows.detach().float()
+
+
+def _scale(embedding: nn.Module) -> Tensor:
+    """How much larger the embedding's rows come out than they are stored, over the first 64."""
+    weight: Tensor = embedding.weight  # type: ignore[assignment]
+    few = torch.arange(min(64, weight.shape[0]))
+    stored = torch.linalg.vector_norm(weight[: len(few)].detach().float())
+    given = torch.linalg.vector_norm(_embedded(embedding, few))
+    # A padding row alone is zeros: nothing is known of the scale then.
+    return torch.where(stored > 0, given / stored, torch.ones_like(stored))
 
 
 def _spread(weight: Tensor) -> Tensor:
@@ -102,7 +120,9 @@ def _spread(weight: Tensor) -> Tensor:
     return (norm.square() / weight.numel() - mean.square()).sqrt().detach()
 
 
-def save_soft_prompt(prompt_TD: Tensor, folder: Path, *, base: str, config: Any) -> None:
+def save_soft_prompt(
+    prompt_TD: Tensor, folder: Path, *, base: str, config: Any, revision: str | None = None
+) -> None:
     """Write one prompt as a PEFT prompt-tuning adapter; `config` is the base model's own."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = prompt_TD.detach().float().cpu().contiguous()
@@ -112,6 +132,7 @@ def save_soft_prompt(prompt_TD: Tensor, folder: Path, *, base: str, config: Any)
         "peft_type": "PROMPT_TUNING",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
+        "revision": revision,
         "inference_mode": True,
         "prompt_tuning_init": "RANDOM",
         "num_virtual_tokens": rows.shape[0],

@@ -65,6 +65,12 @@ def _settle_template(now: Situation, ledger: Ledger) -> None:
         ledger.settle(path, now.model.prompt_template, "set in the manifest", "manifest")
     elif _has_chat_template(Path(now.resolved.location)):
         ledger.settle(path, "tokenizer", "the tokenizer carries a chat template", "machine")
+    elif now.resolved.place in ("hub", "hf cache"):
+        # The same before and after it was fetched: data prepared for one plan serves the other.
+        because = "the tokenizer's own template, once it is fetched; chatml where it has none"
+        if now.resolved.place == "hf cache":
+            because = "the tokenizer has no template of its own: chatml"
+        ledger.settle(path, "tokenizer", because, "machine")
     else:
         name = basename(now.model.name).lower()
         found = next((to for pattern, to in _TEMPLATES if re.search(pattern, name)), "alpaca")

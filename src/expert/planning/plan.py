@@ -90,7 +90,7 @@ def make_plan(
             prefetch=ledger.decisions["loader.prefetch"].value,
             compiled=False,
         )
-    compiled = choose_compile(now, ledger, likely_seconds(now, ledger, work))
+    compiled = choose_compile(now, ledger, likely_seconds(now, ledger, work), packed=packed)
     attention = choose_attention(now, ledger, packed=packed, compiled=compiled)
     if work is not None:
         work = replace(work, compiled=compiled, attention=attention)

@@ -69,10 +69,11 @@ def resolve_model(
     for models in models_folders(folder, environ):
         if is_model_folder(models / base):
             return _found(name, "models folder", models / base, f"{base} found in {models}")
-    cached = _in_hf_cache(name, base, environ)
-    if cached is not None:
-        return _found(name, "hf cache", cached, f"downloaded before, in {cached.parents[2].name}")
-    return _to_be_fetched(name, base, find_known_model(name))
+    known = find_known_model(name)
+    cached = _in_hf_cache(name, known, spec.revision, environ)
+    if cached is not None and _is_whole(cached):
+        return _found(name, "hf cache", cached, f"downloaded before, in {cached.parents[1].name}")
+    return _to_be_fetched(name, base, known, cached)
 
 
 def _built_in(name: str) -> ResolvedModel:
@@ -85,14 +86,32 @@ def _built_in(name: str) -> ResolvedModel:
     return _found(name, "built-in", folder, "comes with the package")
 
 
-def _to_be_fetched(name: str, base: str, known: KnownModel | None) -> ResolvedModel:
-    is_hub_id = bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", name))
-    hub_id = name if is_hub_id else (known.hub_id if known else base)
+def is_hub_id(name: str) -> bool:
+    """Whether a name reads as owner/repository."""
+    return bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", name))
+
+
+def hub_id_of(snapshot: Path) -> str:
+    """The repository a folder of the hub cache belongs to."""
+    return snapshot.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+
+
+def _to_be_fetched(
+    name: str, base: str, known: KnownModel | None, begun: Path | None
+) -> ResolvedModel:
+    """The hub id; its shape from a config.json that was fetched before (`begun`), or by name."""
+    hub_id = base if begun is None else hub_id_of(begun)
+    if is_hub_id(name) or known is not None:
+        hub_id = name if known is None or is_hub_id(name) else known.hub_id
     because = "not found on this machine; it will be fetched from the hub"
     if name == SMOLLM2:
         because = f"{name} is not on this machine yet  ({GET_SMOLLM2})"
-    elif not is_hub_id:
+    elif not is_hub_id(name):
         because = f"{base} is not on this machine; it will be fetched from the hub as {hub_id}"
+    if begun is not None:
+        shape, shape_from = read_shape(begun / "config.json")
+        if shape is not None:
+            return ResolvedModel(name, "hub", hub_id, because, shape, shape_from)
     if known is None:
         why = f"{base} is not on this machine and not among the models known by name"
         return ResolvedModel(name, "hub", hub_id, because, None, why)
@@ -127,23 +146,56 @@ def hf_cache_folder(environ: Mapping[str, str]) -> Path:
     return Path(cache) / "huggingface" / "hub"
 
 
-def _in_hf_cache(name: str, base: str, environ: Mapping[str, str]) -> Path | None:
+def _in_hf_cache(
+    name: str, known: KnownModel | None, revision: str | None, environ: Mapping[str, str]
+) -> Path | None:
+    """The snapshot of the repository at the revision, whole or not; None: never fetched.
+
+    A hub id is that repository alone: another owner's model of the same name is another model. So
+    is the known repository of a name without owner; of unknown names there must be one only.
+    """
     cache = hf_cache_folder(environ)
+    hub_id = name if is_hub_id(name) else (known.hub_id if known else None)
     try:
-        models = sorted(cache.glob("models--*"))
-    except OSError:
+        if hub_id is not None:
+            found = [cache / ("models--" + hub_id.replace("/", "--"))]
+        else:
+            wanted = f"--{basename(name)}".lower()
+            found = [path for path in cache.glob("models--*") if path.name.lower().endswith(wanted)]
+        return _snapshot(found[0], revision) if len(found) == 1 else None
+    except (OSError, ValueError):  # no permission, a name that no file can have, torn text
         return None
-    exact = "models--" + name.replace("/", "--")
-    folders = [cache / exact] if "/" in name and (cache / exact).is_dir() else []
-    wanted = f"--{base}".lower()
-    folders += [path for path in models if path.name.lower().endswith(wanted)]
-    for candidate in folders:
-        snapshots = sorted(
-            candidate.glob("snapshots/*/config.json"), key=lambda path: path.stat().st_mtime
-        )
-        if snapshots:
-            return snapshots[-1].parent
-    return None
+
+
+def _snapshot(repository: Path, revision: str | None) -> Path | None:
+    """What the revision stands for, as a commit or by its name; without one, the main branch, or
+    the newest commit where that was never fetched by name."""
+    snapshots = repository / "snapshots"
+    name = revision or "main"
+    reference = repository / "refs" / name
+    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else name
+    if re.fullmatch(r"\w[\w.-]*", commit) and (snapshots / commit).is_dir():
+        return snapshots / commit
+    if revision is not None or reference.is_file():
+        return None
+    dated = sorted(snapshots.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
+    return dated[-1].parent if dated else None
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a config and all weights are there: a fetch may have been for the tokenizer alone,
+    or interrupted."""
+    try:
+        shards = {path.name for path in folder.glob("*.safetensors")}
+        index = folder / "model.safetensors.index.json"
+        if "model.safetensors" not in shards and index.is_file():
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        elif "model.safetensors" not in shards and any("-of-" in name for name in shards):
+            return False  # some of several, and no index that says how many
+        named = [folder / "config.json", *(folder / shard for shard in shards)]
+        return len(shards) > 0 and all(path.is_file() for path in named)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
 
 
 def _as_local(name: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from expert.core.errors import ExpertError
 from expert.planning.decisions import Ledger, Source
 from expert.planning.presets import char_gpt_batch
 from expert.planning.situation import Situation
@@ -12,11 +13,16 @@ DEFAULT_LENGTH = 2048
 PACKED_FILL = 0.99
 
 
+class NoRoomForText(ExpertError):
+    """Soft prompts that fill the whole of a sequence."""
+
+
 def settle_sequences(now: Situation, ledger: Ledger) -> tuple[int, bool]:
     """Sequence length and packing; returns the length and whether rows are packed."""
     if now.is_char_model:
         return _settle_blocks(now, ledger), False
     length = _settle_length(now, ledger)
+    _refuse_prompts_without_room(now, length)
     config = now.config
     kinds = {True: "best-fit", False: "none", "auto": "best-fit"}
     packing = kinds.get(config.packing) or str(config.packing)
@@ -34,6 +40,16 @@ def settle_sequences(now: Situation, ledger: Ledger) -> tuple[int, bool]:
     else:
         now.pass_on(ledger, "data.group_by_length", "group_by_length")
     return length, packed
+
+
+def _refuse_prompts_without_room(now: Situation, length: int) -> None:
+    """A length that the manifest leaves open is known only now."""
+    tokens = sum(prompt.tokens for prompt in now.manifest.soft_prompts)
+    if tokens >= length:
+        raise NoRoomForText(
+            f"soft_prompts: {tokens} tokens leave no room for text in sequences of {length}  (use "
+            "fewer tokens, or a larger training.config.max_seq_length)"
+        )
 
 
 def _settle_blocks(now: Situation, ledger: Ledger) -> int:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from expert.telemetry.timeline import StepTimes
@@ -83,12 +83,19 @@ class _Sums:
     examples: int = 0
     loss_sum: float = 0.0
     loss_targets: int = 0
+    settled_seconds: float = 0.0
+    settled_tokens: int = 0
+    settled_examples: int = 0
 
-    def add(self, update: Update, seconds: float) -> None:
+    def add(self, update: Update, seconds: float, *, settled: bool) -> None:
         self.updates += 1
         self.seconds += seconds
         self.tokens += update.real_tokens
         self.examples += update.examples
+        if settled:
+            self.settled_seconds += seconds
+            self.settled_tokens += update.real_tokens
+            self.settled_examples += update.examples
 
     def add_loss(self, loss_sum: float, targets: int) -> None:
         self.loss_sum += loss_sum
@@ -98,12 +105,16 @@ class _Sums:
         return _ratio(self.loss_sum, self.loss_targets)
 
     def facts(self) -> dict[str, Any]:
+        """Rates are those of settled updates, where there are any: compiling is no training."""
+        counted = (self.settled_tokens, self.settled_examples, self.settled_seconds)
+        if not self.settled_seconds:
+            counted = (self.tokens, self.examples, self.seconds)
         return {
             "loss": self.loss(),
             "seconds": self.seconds,
             "tokens": self.tokens,
-            "tokens_per_second": _ratio(self.tokens, self.seconds),
-            "samples_per_second": _ratio(self.examples, self.seconds),
+            "tokens_per_second": _ratio(counted[0], counted[2]),
+            "samples_per_second": _ratio(counted[1], counted[2]),
         }
 
 
@@ -141,6 +152,25 @@ class Meter:
         """The next updates compile again (after a fallback), so the time left skips them."""
         self._unsettled = self._settling
 
+    @property
+    def fresh(self) -> bool:
+        """True before the first update after a start or a change: the one that compiles."""
+        return 0 < self._settling == self._unsettled
+
+    def state(self) -> dict[str, Any]:
+        """What was summed up over this epoch and over the run, for a checkpoint."""
+        return {"epoch": asdict(self._epoch), "run": asdict(self._run)}
+
+    def restore(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Go on from what `state` gave: for a run that is resumed."""
+        self._epoch, self._run = (_Sums(**state.get(name, {})) for name in ("epoch", "run"))
+
+    def restore_losses(self, state: Mapping[str, Mapping[str, Any]]) -> None:
+        """Forget the losses of updates that were undone; the time they took was spent."""
+        for name, sums in (("epoch", self._epoch), ("run", self._run)):
+            before = _Sums(**state.get(name, {}))
+            sums.loss_sum, sums.loss_targets = before.loss_sum, before.loss_targets
+
     def pause(self) -> None:
         """Stops the clock for an evaluation or a save; pauses may lie inside each other."""
         if self._pauses == 0:
@@ -171,10 +201,11 @@ class Meter:
         now = self._clock()
         seconds = now - self._marked
         self._marked = now
-        self._updates.append(_Timed(update, seconds, settled=self._unsettled == 0))
+        settled = self._unsettled == 0
+        self._updates.append(_Timed(update, seconds, settled=settled))
         self._unsettled = max(0, self._unsettled - 1)
         for sums in (self._line, self._epoch, self._run):
-            sums.add(update, seconds)
+            sums.add(update, seconds, settled=settled)
         if update.loss_sum is not None:
             self.add_loss(update.loss_sum, update.targets)
         return seconds
@@ -226,22 +257,24 @@ class Meter:
         settled = [timed.seconds for timed in self._updates if timed.settled]
         if not settled or self._total_steps is None:
             return None
-        left = max(0, self._total_steps - self._updates[-1].update.step)
+        left = max(0, self._total_steps - self._updates[-1].update.step - 1)
         return left * sum(settled) / len(settled)
 
     def step_line(self) -> dict[str, Any]:
         """Fields of a "step" event: everything since the last such line."""
         line, self._line = self._line, _Sums()
         rates = self.rates(line.updates)
+        settled = self.rates(line.updates, settled_only=True)
+        speed = settled if settled.updates else rates
         return {
             "loss": line.loss(),
             "tokens": rates.tokens,
             "targets": rates.targets,
             "examples": rates.examples,
-            "tokens_per_second": rates.tokens_per_second,
-            "samples_per_second": rates.samples_per_second,
-            "steps_per_second": rates.steps_per_second,
-            "mfu": rates.mfu,
+            "tokens_per_second": speed.tokens_per_second,
+            "samples_per_second": speed.samples_per_second,
+            "steps_per_second": speed.steps_per_second,
+            "mfu": speed.mfu,
             "data_wait": rates.data_wait,
             "seconds": rates.seconds,
             "eta_seconds": self.eta_seconds(),

@@ -60,15 +60,14 @@ class TensorBoardSink:
         folder: Path,
         *,
         tell: Callable[[str], None],
-        resume_step: int | None = None,
         make_writer: MakeWriter | None = None,
     ) -> None:
-        """`tell` hears the one sentence about a failure; `resume_step` is the next step to come."""
+        """`tell` hears the one sentence about a failure."""
         self._folder = folder
         self._tell = tell
         self._make_writer = make_writer or summary_writer
         self._writer: Writer | None = None
-        self._guarded(lambda: self._open(resume_step))
+        self._guarded(lambda: self._open(None))
 
     def __call__(self, event: Mapping[str, Any]) -> None:
         """Writes what the event has to show."""
@@ -87,9 +86,9 @@ class TensorBoardSink:
     def _write(self, event: Mapping[str, Any]) -> None:
         assert self._writer is not None
         kind = event.get("event", "")
-        if kind == "rolled_back":  # the curve goes on from there; what was undone is hidden
+        if kind in ("rolled_back", "resumed"):  # the curve goes on there; what was undone is hidden
             self._writer.close()
-            self._open(int(event["to_step"]) + 1)
+            self._open(int(event.get("to_step", event["step"])) + 1)
             return
         for field, tag in CURVES.get(kind, {}).items():
             value = event.get(field)

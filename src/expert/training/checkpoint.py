@@ -118,6 +118,14 @@ def load_checkpoint(path: Path) -> tuple[dict[str, dict[str, torch.Tensor]], dic
         raise _unusable(path, str(error)) from error
 
 
+def read_state(path: Path) -> dict[str, Any]:
+    """The state alone, without a look at the tensors."""
+    try:
+        return dict(_decoded(_head(path)["state"]))
+    except ValueError as error:
+        raise _unusable(path, str(error)) from error
+
+
 def find_checkpoint(folder: Path) -> Found:
     """The newest checkpoint that verifies. Newer ones that do not are renamed, never deleted."""
     rejected: list[tuple[Path, str]] = []
@@ -125,14 +133,14 @@ def find_checkpoint(folder: Path) -> Found:
         fault = damage(path) or _foreign(path, step)
         if not fault:
             return Found(path, rejected)
-        rejected.append((_put_aside(path, "bad"), fault))
+        rejected.append((put_aside(path, "bad"), fault))
     return Found(None, rejected)
 
 
 def put_aside_after(folder: Path, step: int) -> list[Path]:
     """Rename the checkpoints behind `step`, so that a run which goes back can save them anew."""
     later = sorted(path for number, path in _numbered(folder) if number > step)
-    return [_put_aside(path, "old") for path in later]
+    return [put_aside(path, "old") for path in later]
 
 
 def prune(
@@ -155,7 +163,7 @@ def prune(
         return []
     going = [path for step, path in whole[keep:] if step not in protect]
     for path in reversed(going):
-        _delete(path)
+        delete(path)
     return going
 
 
@@ -316,7 +324,7 @@ def _numbered(folder: Path) -> list[tuple[int, Path]]:
     ]
 
 
-def _put_aside(path: Path, why: str) -> Path:
+def put_aside(path: Path, why: str) -> Path:
     """Rename to .bad-… or .old-…; where that cannot be done it stays, and is passed by again."""
     number = 1
     aside = path.with_name(f".{why}-{path.name}")
@@ -331,7 +339,7 @@ def _put_aside(path: Path, why: str) -> Path:
     return aside
 
 
-def _delete(path: Path) -> None:
+def delete(path: Path) -> None:
     """Take the name away first: a kill halfway leaves nothing that looks like a checkpoint."""
     doomed = path.with_name(f".tmp-delete-{path.name}-{os.getpid()}")
     shutil.rmtree(doomed, ignore_errors=True)

@@ -22,7 +22,8 @@ from expert.training.optim import (
 )
 
 MODEL, OPTIMIZER = "model", "optimizer"
-_SCALE = "loss_scale"
+LOSS_SCALE = "loss_scale."
+"""How the names of loss scaling's own numbers begin, in the optimizer's group."""
 
 
 class OptimizerLearner:
@@ -74,8 +75,8 @@ class OptimizerLearner:
         state = optimizer_tensors(self._optimizer, self._masters.named)
         if self._scaler is not None:
             facts = self._scaler.state_dict()
-            state[f"{_SCALE}.scale"] = torch.tensor(facts["scale"], dtype=torch.float64)
-            state[f"{_SCALE}.growth"] = torch.tensor(facts["_growth_tracker"])
+            state[f"{LOSS_SCALE}scale"] = torch.tensor(facts["scale"], dtype=torch.float64)
+            state[f"{LOSS_SCALE}growth"] = torch.tensor(facts["_growth_tracker"])
         return {MODEL: model, OPTIMIZER: state}
 
     def load(self, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
@@ -86,13 +87,13 @@ class OptimizerLearner:
             for name, parameter in self._masters.named:
                 parameter.copy_(saved[name])
         self._masters.publish()
-        state = {k: v for k, v in groups[OPTIMIZER].items() if not k.startswith(f"{_SCALE}.")}
+        state = {k: v for k, v in groups[OPTIMIZER].items() if not k.startswith(LOSS_SCALE)}
         load_optimizer_tensors(self._optimizer, self._masters.named, state)
         # A run that fell back to float16 has no scale yet.
-        if self._scaler is not None and f"{_SCALE}.scale" in groups[OPTIMIZER]:
+        if self._scaler is not None and f"{LOSS_SCALE}scale" in groups[OPTIMIZER]:
             facts = self._scaler.state_dict()
-            facts["scale"] = float(groups[OPTIMIZER][f"{_SCALE}.scale"])
-            facts["_growth_tracker"] = int(groups[OPTIMIZER][f"{_SCALE}.growth"])
+            facts["scale"] = float(groups[OPTIMIZER][f"{LOSS_SCALE}scale"])
+            facts["_growth_tracker"] = int(groups[OPTIMIZER][f"{LOSS_SCALE}growth"])
             self._scaler.load_state_dict(facts)
         self.discard()
 

@@ -17,6 +17,8 @@ from expert.training.state import TrainState
 from expert.training.step import seed_update, train_step
 from expert.training.stopping import BestSoFar
 
+RowsOf = Callable[[tuple[int, ...]], list[int | str]]
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoopPlan:
@@ -51,7 +53,7 @@ class Tools:
     """Told of every state, so that it is known when something is raised."""
     stop_requested: Callable[[], int | None]
     """The exit code of a signal that has come."""
-    rows_of: Callable[[tuple[int, ...]], list[int | str]] = lambda bins: []
+    rows_of: RowsOf = lambda bins: []
     """Rows of the data that sequences were made of, as far as that is known."""
 
 
@@ -93,9 +95,11 @@ def train(
         if fed is None:
             break
         if plan.steps_per_epoch is None and state.done and fed.update.epoch > state.epoch:
-            state, stop = _between_updates(state, _epoch_over(state, plan), plan, tools)
+            state, stop = _epoch_ended(state, plan, tools)
+            tools.reached(state)
             if stop is not None:
                 break
+            tools.recorder.begin(state.done)  # what the device did since was not this update
         before = state.done
         state, troubles = _one_update(engine, fed, state, plan, tools)
         tools.reached(state)
@@ -163,6 +167,16 @@ def _moment(before: int, state: TrainState, plan: LoopPlan) -> Moment:
     )
 
 
+def _epoch_ended(
+    state: TrainState, plan: LoopPlan, tools: Tools
+) -> tuple[TrainState, Ending | None]:
+    """The work at the end of an epoch that was seen to be over only when the next one began."""
+    stop = _answer(tools.recorder.settle(), state, plan, tools)
+    if stop is not None:
+        return state, stop
+    return _between_updates(state, _epoch_over(state, plan), plan, tools)
+
+
 def _epoch_over(state: TrainState, plan: LoopPlan) -> Moment:
     epoch = state.epoch + 1
     missing = state.evaluated != state.done
@@ -190,7 +204,7 @@ def _answer(
     """Tell of every trouble; an Ending with the first one that cannot be passed over."""
     for trouble in troubles:
         verdict = verdict_on(trouble, state, plan.stability)
-        _tell(trouble, verdict, tools)
+        tell_trouble(trouble, verdict, tools.emit, tools.rows_of)
         if verdict not in ("skip", "ignore"):
             return Ending(trouble=trouble, verdict=verdict)
     return None
@@ -204,13 +218,14 @@ def verdict_on(trouble: Trouble, state: TrainState, policy: Stability) -> str:
     return after_spike(policy, so_far)
 
 
-def _tell(trouble: Trouble, verdict: str, tools: Tools) -> None:
+def tell_trouble(trouble: Trouble, verdict: str, emit: Emit, rows_of: RowsOf) -> None:
+    """Emit what went wrong in an update, and what the policy says about it."""
     match trouble.what:
         case NotFinite(step=step, bins=bins):
-            rows = tools.rows_of(bins)
-            tools.emit("not_finite", step=step + 1, bins=list(bins), rows=rows, policy=verdict)
+            rows = rows_of(bins)
+            emit("not_finite", step=step + 1, bins=list(bins), rows=rows, policy=verdict)
         case LossSpike(step=step, loss=loss, median=median, z=z):
-            tools.emit("spike", step=step + 1, loss=loss, median=median, z=z, policy=verdict)
+            emit("spike", step=step + 1, loss=loss, median=median, z=z, policy=verdict)
 
 
 def _another_plan(tools: Tools) -> Ending | None:
@@ -243,7 +258,7 @@ def _between_updates(
     wanted = moment.save or (improved and plan.save_best)
     if wanted or patience_gone or exit_code is not None:
         kept = tools.recorder
-        state = replace(state, losses=kept.spikes.state(), skips=kept.skips)
+        state = replace(state, **kept.state())
         with tools.recorder.meter.paused():
             tools.save(state)
         exit_code = tools.stop_requested()  # one that came while saving need not wait

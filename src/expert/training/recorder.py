@@ -64,6 +64,7 @@ class Recorder:
         log_every: int,
         flops_per_token: float | None = None,
         loss_scaling: bool = False,
+        compiles: bool = False,
         more: Callable[[], dict[str, Any]] = dict,
         pressure: Pressure | None = None,
         skips: int = 0,
@@ -79,6 +80,7 @@ class Recorder:
         self._log_every = log_every
         self._flops_per_token = flops_per_token
         self._loss_scaling = loss_scaling
+        self._compiles = compiles
         self._more = more
         self._pending: dict[int, Facts] = {}
         self._phases: dict[str, float] = {}
@@ -98,7 +100,8 @@ class Recorder:
         self._pending[facts.step] = facts
         self._late.add(facts.step, [stats.loss_sum, stats.grad_norm, stats.applied])
         flops = self._flops_per_token
-        self.meter.add(
+        fresh = self.meter.fresh
+        seconds = self.meter.add(
             Update(
                 step=facts.step,
                 real_tokens=facts.real_tokens,
@@ -108,7 +111,17 @@ class Recorder:
                 flops=None if flops is None else flops * facts.real_tokens,
             )
         )
+        if fresh and self._compiles:
+            self._emit("compiled", step=facts.step + 1, seconds=seconds)
         return self._read(everything=False)
+
+    def state(self) -> dict[str, Any]:
+        """Fields of a TrainState that are known here; all numbers should have arrived."""
+        return {
+            "losses": self.spikes.state(),
+            "skips": self.skips,
+            "sums": self.meter.state(),
+        }
 
     def settle(self) -> list[Trouble]:
         """Wait for everything that was launched, and judge it."""

@@ -16,6 +16,7 @@ DEFAULT_COSINE_WAVES = 0.5  # from the peak down to the floor, once
 DEFAULT_RESTARTS = 1.0
 DEFAULT_POWER = 1.0
 DEFAULT_POLYNOMIAL_END = 1e-7  # as in transformers
+_OF_ROLLBACKS = ("rate_factor", "restart_warmup_at", "restart_warmup_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +50,14 @@ def schedule_of(plan: OptimPlan, total_steps: int) -> Schedule:
     )
 
 
-def schedule_from(record: Mapping[str, Any]) -> Schedule:
-    """The schedule that `dataclasses.asdict` wrote down."""
-    return Schedule(**record)
+def rollbacks_of(schedule: Schedule) -> dict[str, Any]:
+    """What rollbacks have changed, for a checkpoint; the rest is the plan's, which may change."""
+    return {name: getattr(schedule, name) for name in _OF_ROLLBACKS}
+
+
+def with_rollbacks(schedule: Schedule, record: Mapping[str, Any]) -> Schedule:
+    """The schedule of a plan with what `rollbacks_of` wrote down."""
+    return replace(schedule, **{name: record[name] for name in _OF_ROLLBACKS if name in record})
 
 
 def after_rollback(schedule: Schedule, *, at: int, rate_factor: float, steps: int) -> Schedule:
@@ -79,7 +85,7 @@ def _planned_rate(step: int, schedule: Schedule) -> float:
     """The rate without what rollbacks changed; past the last update it stays where it ended."""
     warmup, total, peak = schedule.warmup_steps, schedule.total_steps, schedule.peak
     if step >= total:
-        return _decayed(1.0, schedule)
+        return max(_decayed(1.0, schedule), LEAST_SHARE_OF_PEAK * peak)
     if step < warmup:
         return peak * ((step + 1) / warmup)
     # The last update is at (n - 1) / n: the floor would only be reached by the one after it.

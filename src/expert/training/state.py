@@ -27,10 +27,12 @@ class TrainState:
     evaluated: int = 0
     """Updates that were behind us at the last evaluation."""
     schedule: dict[str, Any] = field(default_factory=dict)
-    """How the rate goes on, as rollbacks have left it."""
+    """What rollbacks have changed about the rate."""
     best: dict[str, Any] = field(default_factory=dict)
     losses: dict[str, Any] = field(default_factory=dict)
     """What the watch over loss spikes remembers."""
+    sums: dict[str, Any] = field(default_factory=dict)
+    """What the meter has summed up over this epoch and over the run."""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "skipped": self.skipped.to_json()}

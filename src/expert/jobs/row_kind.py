@@ -1,0 +1,91 @@
+"""Whether a run learnt plain text or conversations: a prompt is continued, or answered."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from expert.data.records import Row
+    from expert.manifest.dataset import DatasetSpec
+    from expert.planning.run_plan import RunPlan
+
+_TEXT_SUFFIXES = (".txt", ".txt.gz", ".txt.zst")
+_TEXT_COLUMNS = "Columns(kind='text'"
+
+
+def trained_on_text(plan: RunPlan) -> bool:
+    """Whether the data was plain text, so that a prompt is continued rather than answered.
+
+    By the first row where its file is still there, else by what the prepared data says of its
+    columns, else by the manifest alone. Nothing is fetched.
+    """
+    from pydantic import ValidationError
+
+    from expert.manifest.dataset import DatasetSpec
+    from expert.manifest.names import CORPORA
+    from expert.manifest.schema import CHAR_GPT
+
+    data = plan.data.dataset
+    path = str(data.get("path") or "")
+    is_text = data.get("format") in ("txt", "text") or path.lower().endswith(_TEXT_SUFFIXES)
+    if plan.model.name == CHAR_GPT or path in CORPORA or is_text:
+        return True
+    try:
+        spec = DatasetSpec.model_validate(data)
+    except ValidationError:  # of another version
+        return False
+    for known in (_by_first_row(plan, spec), _by_preparation(plan)):
+        if known is not None:
+            return known
+    return bool(spec.text_field or (spec.field_mapping and spec.field_mapping.text))
+
+
+def _by_first_row(plan: RunPlan, spec: DatasetSpec) -> bool | None:
+    """What the first row is; None where it cannot be read here."""
+    from expert.data.formats import example_of, understand_columns
+    from expert.data.records import BadRow, DataError
+
+    try:
+        row = next(_rows_here(plan, spec), None)
+        if row is None:
+            return None
+        columns = understand_columns(
+            list(row.values), row.values, mapping=spec.field_mapping, text_field=spec.text_field
+        )
+        example = example_of(row, columns)
+    except (DataError, OSError):  # moved or changed since the run
+        return None
+    return columns.kind == "text" if isinstance(example, BadRow) else not example.turns
+
+
+def _rows_here(plan: RunPlan, spec: DatasetSpec) -> Iterator[Row]:
+    """Good rows of the training files, looked for where the manifest was."""
+    from expert.data.records import Row
+    from expert.data.sources import iterate, resolve_sources
+
+    beside = [Path(plan.data.cache).parents[1]] if plan.data.cache else []
+    for folder in dict.fromkeys([*beside, Path(plan.watch.output_dir).parent]):
+        named = [task.train for task in (spec.tasks or {}).values()] or [spec.path or ""]
+        if not all((folder / name.partition("::")[0]).exists() for name in named):
+            continue
+        found = resolve_sources(spec, folder)
+        sources = [found.train] if found.train else [task.train for task in found.tasks]
+        for source in sources:
+            if source.kind != "hub":
+                yield from (row for row in iterate(source) if isinstance(row, Row))
+
+
+def _by_preparation(plan: RunPlan) -> bool | None:
+    """What the prepared folders of the run's cache were made of; None where they do not agree."""
+    cache = Path(plan.data.cache) if plan.data.cache else None
+    kinds = set()
+    for recipe in [cache / "recipe.json", *cache.glob("tokens-*/recipe.json")] if cache else []:
+        try:
+            columns = json.loads(recipe.read_text(encoding="utf-8"))["columns"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+        kinds.add(str(columns).startswith(_TEXT_COLUMNS))
+    return kinds.pop() if len(kinds) == 1 else None

@@ -1,0 +1,79 @@
+"""Whether a prompt is continued or answered follows from the rows that were learnt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.jobs.row_kind import trained_on_text
+from expert.planning.run_plan import RunPlan
+from tests.planning.planning import manifest, plan
+
+CHAT = {"instruction": "say cat", "response": "cat"}
+MARKED = "<|im_start|>user\nsay cat<|im_end|>\n<|im_start|>assistant\ncat<|im_end|>\n"
+
+
+def planned(folder: Path, **dataset: Any) -> RunPlan:
+    data = manifest()
+    data["training"]["dataset"] |= dataset
+    return plan(data, None, folder=folder)
+
+
+@pytest.mark.parametrize(
+    ("row", "dataset", "is_text"),
+    [
+        ({"text": "once upon a time"}, {}, True),
+        ({"text": MARKED}, {}, False),
+        ({"body": "once upon", "n": 1}, {"text_field": "body"}, True),
+        ({"body": "once upon"}, {"field_mapping": {"text": "body"}}, True),
+        (CHAT, {}, False),
+        ({"messages": [{"role": "user", "content": "a"}]}, {}, False),
+        ({"text": "say cat", "response": "cat"}, {}, False),
+    ],
+)
+def test_the_first_row_says_whether_it_is_a_text_or_a_conversation(
+    row: dict[str, Any], dataset: dict[str, Any], is_text: bool, tmp_path: Path
+):
+    (tmp_path / "train.jsonl").write_text(json.dumps(row) + "\n", encoding="utf-8")
+    assert trained_on_text(planned(tmp_path, **dataset)) is is_text
+
+
+def test_the_rows_of_a_stream_are_found_beside_the_runs(tmp_path: Path):
+    (tmp_path / "train.jsonl").write_text('{"text": "once upon"}\n', encoding="utf-8")
+    made = planned(tmp_path, streaming=True)
+    assert made.data.cache is None
+    assert trained_on_text(made)
+
+
+@pytest.mark.parametrize("task", [{"text": "once upon"}, CHAT])
+def test_the_first_task_decides_for_all(task: dict[str, str], tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text(json.dumps(task) + "\n", encoding="utf-8")
+    data = manifest()
+    data["training"]["dataset"] = {"tasks": {"a": {"train": "a.jsonl"}}}
+    assert trained_on_text(plan(data, None, folder=tmp_path)) is ("text" in task)
+
+
+@pytest.mark.parametrize("kinds", [["text"], ["messages"], ["text", "messages"], []])
+def test_rows_that_are_not_here_are_known_by_their_prepared_tokens(
+    kinds: list[str], tmp_path: Path
+):
+    made = planned(tmp_path, path="somebody/rows::train")
+    for number, kind in enumerate(kinds):
+        folder = Path(made.data.cache or "") / f"tokens-{number}"
+        folder.mkdir(parents=True)
+        columns = {"columns": f"Columns(kind={kind!r}, instruction='')"}
+        (folder / "recipe.json").write_text(json.dumps(columns), encoding="utf-8")
+    assert trained_on_text(made) is (kinds == ["text"])
+
+
+@pytest.mark.parametrize("path", ["shakespeare", "a/b.txt", "a/b.TXT.gz"])
+def test_texts_and_corpora_are_known_by_their_name(path: str, tmp_path: Path):
+    assert trained_on_text(planned(tmp_path, path=path))
+
+
+def test_without_rows_and_tokens_the_manifest_decides(tmp_path: Path):
+    assert trained_on_text(planned(tmp_path, text_field="body"))
+    assert not trained_on_text(planned(tmp_path))
