@@ -76,7 +76,7 @@ class TextEncoder:
         self.special = special
         self._template_adds_bos = template_adds_bos
         self._fingerprint = fingerprint
-        self.by_words = len(os.sched_getaffinity(0)) <= FEW_CORES if _TELLS_CORES else False
+        self.by_words = _TELLS_CORES and 1 < len(os.sched_getaffinity(0)) <= FEW_CORES
 
     @classmethod
     def of_folder(cls, folder: Path, *, template_adds_bos: bool) -> TextEncoder:

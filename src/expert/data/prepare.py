@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections import deque
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
@@ -25,6 +25,7 @@ import numpy as np
 from expert.core.files import sync_folder, write_text_atomically
 from expert.data.documents import write_dataset_files, write_shard
 from expert.data.encoder import Encoder
+from expert.data.helper_process import Helper
 from expert.data.records import BadRow, DataError, Row, Segment
 from expert.data.statistics import DocumentStatistics
 
@@ -32,7 +33,6 @@ FORMAT = 1
 SHARD_ROWS = 4096
 # A tokenizer holds about 150 bytes for each token while it encodes: this bounds it at 0.15 GB.
 SHARD_CHARACTERS = 4_000_000
-SHARDS_UNDER_WAY = 1
 DONE = "DONE"
 RECIPE = "recipe.json"
 STATISTICS = "statistics.json"
@@ -101,6 +101,8 @@ class Work:
     max_bad_rows: int = 0
     tell: Callable[[int, int], None] = field(default=lambda rows, tokens: None)
     shard_rows: int = SHARD_ROWS
+    with_helper: bool = False
+    """Let a second process encode every other shard, where processes can be forked."""
 
 
 def prepare(work: Work, recipe: Recipe, folder: Path) -> Prepared:
@@ -204,29 +206,48 @@ def is_finished(folder: Path) -> bool:
 def _make_shards(work: Work, bad: _Rejects, parts: Path, folder: Path) -> int:
     """Finish shard after shard; stops early where another process has published the folder.
 
-    The tokenizer runs on every core outside the interpreter's lock: while it encodes a shard, the
-    next one is read and formatted here. More shards under way showed no gain when tried.
+    What a helper was to make and has not, because it was killed, is made here after all.
+    """
+    with Helper(lambda: _help(work, parts, folder), wanted=work.with_helper) as helper:
+        shards = _pass_over(work, bad, parts, folder, others=helper.is_there)
+    names = [_shard_name(index) for index in range(shards)]
+    if not is_finished(folder) and not all((parts / f"{name}.json").is_file() for name in names):
+        _pass_over(work, _Rejects(work.max_bad_rows), parts, folder, others=False)
+    return shards
+
+
+def _pass_over(work: Work, bad: _Rejects, parts: Path, folder: Path, *, others: bool) -> int:
+    """Read and format every row and finish the shards, or every other one; returns how many.
+
+    A thread encodes: where the tokenizer does it, on every core and outside the interpreter's lock,
+    the next shard is read and formatted meanwhile.
     """
     shards = rows = tokens = 0
-    waiting: deque[Future[tuple[int, int]]] = deque()
-
-    def take_the_oldest() -> None:
-        nonlocal rows, tokens
-        done = waiting.popleft().result()
-        rows, tokens = rows + done[0], tokens + done[1]
-        work.tell(rows, tokens)
-
-    with ThreadPoolExecutor(SHARDS_UNDER_WAY) as threads:
+    with ThreadPoolExecutor(1) as encoder_thread:
+        waiting: Future[tuple[int, int]] | None = None
         for shard in _shards(work, bad):
             if is_finished(folder):
                 return shards
-            if len(waiting) == SHARDS_UNDER_WAY:
-                take_the_oldest()
-            waiting.append(threads.submit(_finish_shard, parts, shards, shard, work.encoder))
+            rows += shard.rows_in
+            if not (others and shards % 2):
+                tokens += waiting.result()[1] if waiting is not None else 0
+                waiting = encoder_thread.submit(_finish_shard, parts, shards, shard, work.encoder)
+            work.tell(rows, tokens)
             shards += 1
-        while waiting:
-            take_the_oldest()
+        if waiting is not None:
+            tokens += waiting.result()[1]
+            work.tell(rows, tokens)
     return shards
+
+
+def _help(work: Work, parts: Path, folder: Path) -> None:
+    """In the helper: every other shard. Bad rows are the first process's business."""
+    began_under = os.getppid()
+    for index, shard in enumerate(_shards(work, _Rejects(sys.maxsize))):
+        if is_finished(folder) or os.getppid() != began_under:
+            return
+        if index % 2:
+            _finish_shard(parts, index, shard, work.encoder)
 
 
 @dataclass

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Tell = Callable[[str, int, int], None]
 INDEX_FORMAT = 2
+ENOUGH_FOR_TWO = 4_000_000
+"""Bytes of data from which a second process pays: loading its own tokenizer takes half a second."""
 
 
 @dataclass(frozen=True)
@@ -205,8 +207,14 @@ class Builder:
             encoder=self.encoder,
             max_bad_rows=self.spec.max_bad_rows,
             tell=lambda rows, tokens: self.tell(f"{name} {source.name}", rows, tokens),
+            with_helper=self._pays_for_a_helper(source),
         )
         return prepare(work, recipe, folder)
+
+    def _pays_for_a_helper(self, source: Source) -> bool:
+        """Two processes where words are encoded under Python's lock and there is enough to do."""
+        size = sum(file.stat().st_size for file in source.files if file.is_file())
+        return getattr(self.encoder, "by_words", False) and size > ENOUGH_FOR_TWO
 
     def rows_of(self, source: Source) -> Iterator[Row | BadRow]:
         """The rows of a source; a corpus that is one text comes in two parts where its end is held

@@ -1,0 +1,72 @@
+"""A second process helps to prepare, and nothing depends on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from expert.data import prepare as module
+from expert.data.helper_process import Helper
+from expert.data.prepare import DONE, prepare
+from expert.data.records import BadRow, DataError
+from tests.data.test_prepare import RECIPE, rows, work
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")
+
+
+def listed(folder: Path) -> dict[str, str]:
+    done = json.loads((folder / DONE).read_text(encoding="utf-8"))
+    return {name: entry["sha256"] for name, entry in done.items()}
+
+
+def test_two_processes_make_what_one_makes(tmp_path, monkeypatch):
+    alone = prepare(work(), RECIPE, tmp_path / "alone")
+    made_here = []
+    finish = module._finish_shard
+
+    def counted(parts, index, shard, encoder):
+        made_here.append(index)
+        return finish(parts, index, shard, encoder)
+
+    monkeypatch.setattr(module, "_finish_shard", counted)
+    helped = prepare(work(with_helper=True), RECIPE, tmp_path / "helped")
+    assert listed(helped.folder) == listed(alone.folder)
+    assert helped.statistics == alone.statistics
+    assert made_here == [0, 2, 4, 6], "the other shards came from the helper"
+
+
+def test_what_a_helper_that_dies_leaves_undone_is_made_all_the_same(tmp_path, monkeypatch):
+    alone = prepare(work(), RECIPE, tmp_path / "alone")
+    monkeypatch.setattr(module, "_help", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    helped = prepare(work(with_helper=True), RECIPE, tmp_path / "helped")
+    assert listed(helped.folder) == listed(alone.folder)
+
+
+def test_bad_rows_are_counted_once(tmp_path):
+    def some_bad():
+        for number, row in enumerate(rows(100)):
+            yield BadRow("rows.jsonl", number + 1, "broken") if number in (3, 20, 40) else row
+
+    made = prepare(
+        work(rows=some_bad, with_helper=True, max_bad_rows=3), RECIPE, tmp_path / "tokens"
+    )
+    assert made.statistics.bad_rows == 3
+    lines = (made.folder / "rejects.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["line"] for line in lines] == [4, 21, 41]
+    with pytest.raises(DataError, match=r"rows\.jsonl:41: broken"):
+        prepare(work(rows=some_bad, with_helper=True, max_bad_rows=2), RECIPE, tmp_path / "other")
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)  # nobody is left behind
+
+
+def test_without_room_for_a_process_there_is_none(monkeypatch):
+    def no_room() -> int:
+        raise OSError("no room")
+
+    monkeypatch.setattr(os, "fork", no_room)
+    with Helper(lambda: None, wanted=True) as helper:
+        assert not helper.is_there
