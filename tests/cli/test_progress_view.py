@@ -337,3 +337,10 @@ def test_the_bar_and_the_epochs_of_a_real_run_say_which_epoch_it_is():
     bar = Screen(terminal=True).show(real, STEP | {"epoch": 0.4}).console.export_text()
     assert "epoch 1/3" in bar
     assert plain(real, EPOCH)[-1].startswith("epoch 1/3  loss 1.71")
+
+
+def test_a_run_says_whether_its_tokens_were_there_and_why():
+    hit = {"event": "data", "split": "train", "hit": True, "because": "made from the same data"}
+    miss = {"event": "data", "split": "test", "hit": False, "because": "the tokenizer changed"}
+    assert lines_of(hit) == [("train: tokens were there: made from the same data", "dim")]
+    assert lines_of(miss) == [("test: tokens were made: the tokenizer changed", "dim")]

@@ -234,6 +234,11 @@ def _eval(event: Event) -> list[Line]:
     return [(GAP.join(filter(None, parts)), "cyan")]
 
 
+def _data(event: Event) -> list[Line]:
+    found = "tokens were there" if event.get("hit") else "tokens were made"
+    return [(f"{event.get('split', 'data')}: {found}: {event.get('because', '')}", "dim")]
+
+
 def _saved(event: Event) -> list[Line]:
     parts = (
         f"saved {event.get('path', '')}",
@@ -316,6 +321,7 @@ _WRITERS: Mapping[str, Callable[[Event], list[Line]]] = {
     "compiled": _compiled,
     "epoch": _epoch,
     "eval": _eval,
+    "data": _data,
     "saved": _saved,
     "fell_back": _fell_back,
     "not_finite": _not_finite,

@@ -59,7 +59,7 @@ _KNOWN: tuple[tuple[dict[str, Any], re.Pattern[str], str], ...] = (
         _ASCII_GPT2,
     ),
 )
-LONGEST_KEPT_WORD = 40
+LONGEST_KEPT_WORD = 24
 MOST_KEPT_WORDS = 500_000
 """Words whose tokens are remembered from shard to shard: about 100 MB at most."""
 
@@ -219,7 +219,12 @@ class PieceEncoder:
         made = {piece: found.ids for piece, found in zip(ascii_pieces, plain, strict=True)}
         made |= {piece: found.ids for piece, found in zip(others, other, strict=True)}
         found = [made[piece] if piece in made else kept[piece] for piece in pieces]
-        kept |= {piece: ids for piece, ids in made.items() if len(piece) <= LONGEST_KEPT_WORD}
+        # Lines of text that is not ASCII are among the pieces; they seldom come again.
+        kept |= {
+            piece: ids
+            for piece, ids in made.items()
+            if len(piece) <= LONGEST_KEPT_WORD and " " not in piece[1:]
+        }
         return found
 
 

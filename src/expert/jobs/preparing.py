@@ -301,6 +301,8 @@ class Builder:
     ) -> PreparedSplit:
         from dataclasses import replace
 
+        import numpy as np
+
         from expert.data.documents import DocumentStore
         from expert.data.pack_index import PackIndex
 
@@ -308,7 +310,7 @@ class Builder:
         soft = sum(prompt["tokens"] for prompt in self.plan.adapter.soft_prompts)
         decides = {
             "tokens": [prepared.key for prepared in tokens],
-            "documents": hashlib.sha256(documents.tobytes()).hexdigest(),
+            "documents": hashlib.sha256(np.ascontiguousarray(documents).data).hexdigest(),
             "rule": [data.packing, data.max_seq_length, data.overlong, soft, seed],
             "format": INDEX_FORMAT,
         }
@@ -316,8 +318,10 @@ class Builder:
         file = _beside(self.cache, self.explicit) / f"index-{name}-{key}.arrow"
         if file.is_file():
             return PreparedSplit(name, tokens, PackIndex.open(file), file, True)
-        store = DocumentStore(*(prepared.folder for prepared in tokens))
-        made = self._index(name, store.lengths[documents], seed, soft)
+        # Only the lengths are kept while packing: this is where preparing takes most memory a row.
+        lengths = DocumentStore(*(prepared.folder for prepared in tokens)).lengths[documents]
+        made = self._index(name, lengths, seed, soft)
+        del lengths
         made = replace(made, piece_document=documents[made.piece_document].astype("int32"))
         made.save(file)
         return PreparedSplit(name, tokens, PackIndex.open(file), file, False)
