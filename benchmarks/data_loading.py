@@ -2,12 +2,12 @@
 
 Rows are repeated to four and ten times as many, so that it shows what grows with the data. Memory
 is the highest that is not mapped from a file (RssAnon), looked at every few milliseconds;
-`bytes_per_row` is how much it grows for each row more: from 1x to 10x where the cache is found, and
-from 4x to 10x where it is made, because 1x of a small file does not fill the shards that are under
-way at once. `thread` is the rate at which batches come out of the feed that training uses, with its
-thread, on the CPU. Each measurement is a process of its own: the cold one finds
-no cache, the watched one finds it and fills some hundred batches, and the timed ones, of which the
-best counts, are watched by nobody. Imports are not part of the time to the first batch.
+`bytes_per_row` is how much it grows for each row more from 4x to 10x; 1x of a small file does not
+fill the shards and buffers that are in use at once. `thread` is the rate at which batches come out
+of the feed that training uses, with its thread, on the CPU. Each measurement is a process of its
+own: the cold one finds no cache, the watched one finds it and fills some hundred batches, and the
+timed ones, of which the best counts, are watched by nobody. Imports are not part of the time to the
+first batch.
 
     python benchmarks/data_loading.py --tokenizer FOLDER --out FILE rows.jsonl [rows.jsonl …]
 """
@@ -181,10 +181,8 @@ def measure_file(file: Path, tokenizer: Path) -> dict[str, Any]:
         best = max(run["tokens_per_second"] for run in thread)
         results[f"{times}x"] = {"cold": cold, "warm": warm, "thread": {"tokens_per_second": best}}
         print(file.parent.name, times, json.dumps(results[f"{times}x"]), flush=True)
-    results["bytes_per_row"] = {
-        path: growth(*(results[f"{times}x"][path] for times in (few, TIMES[-1])))
-        for path, few in (("cold", TIMES[1]), ("warm", TIMES[0]))
-    }
+    few, many = (results[f"{times}x"] for times in TIMES[1:])
+    results["bytes_per_row"] = {path: growth(few[path], many[path]) for path in ("cold", "warm")}
     print(file.parent.name, results["bytes_per_row"], flush=True)
     return results
 

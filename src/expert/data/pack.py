@@ -99,7 +99,8 @@ def pack_best_fit(
     del sizes
     bin_of = shuffled(bins, seed=seed, draw=Draw.BINS).astype(np.int32)[bin_of]
     by_bin = _by_bin(order, bin_of, bins)
-    del order
+    bin_offsets = _offsets(np.bincount(bin_of, minlength=bins))
+    del order, bin_of
     return PackIndex(
         rule="best-fit",
         length=length,
@@ -109,7 +110,7 @@ def pack_best_fit(
         piece_document=pieces.document[by_bin],
         piece_start=pieces.start[by_bin],
         piece_stop=pieces.stop[by_bin],
-        bin_offsets=_offsets(np.bincount(bin_of, minlength=bins)),
+        bin_offsets=bin_offsets,
     )
 
 
