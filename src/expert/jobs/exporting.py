@@ -81,8 +81,9 @@ def export(
     """Write what a run has learnt to a new folder, whole or not at all."""
     from expert.core.publish import publishing
     from expert.jobs.comparing import CHECKED_TEXTS
-    from expert.jobs.trained import choose, pick_device, read_plan, without_bars
+    from expert.jobs.trained import choose, pick_device, read_plan
     from expert.jobs.watching import find_run
+    from expert.model.load import without_progress_bar
 
     folder = find_run(run)
     plan = read_plan(folder)
@@ -93,7 +94,7 @@ def export(
     work.device = pick_device(device)
     tell(f"loading {plan.model.name} and {choice.name} of {folder.path}")
     work.load()
-    with publishing(to) as temporary, without_bars():
+    with publishing(to) as temporary, without_progress_bar():
         tell("writing")
         work.write(temporary, to)
         tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -315,16 +313,3 @@ def soft_prompt_rows(path: Path, names: tuple[str, ...]) -> list[torch.Tensor]:
         place = own if own.is_dir() else path
         rows.append(load_file(place / "adapter_model.safetensors")["prompt_embeddings"])
     return rows
-
-
-@contextmanager
-def without_bars() -> Iterator[None]:
-    """For a while transformers shows no bars of its own for reading and writing weights."""
-    logging: Any = importlib.import_module("transformers.utils.logging")
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()

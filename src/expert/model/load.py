@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from expert.model.inputs import ModelInput
 from expert.model.loss import evaluated, kernel_for, summed_loss
 from expert.model.quantised import QUANTISED, quantization_config, settle_quantised
 from expert.model.soft_prompts import SoftPrompts, make_soft_prompts
-from expert.model.switches import Switch
 from expert.model.tokens import text_encoder
 from expert.planning.run_plan import AdapterPlan, KernelPlan, ModelPlan
 
@@ -62,7 +61,6 @@ class LoadedModel:
     blocks: list[nn.Module]
     characters: str | None = None
     ranks: AdaLoraRanks | None = None
-    report: list[Switch] = field(default_factory=list)
 
     def hidden(self, batch: ModelInput) -> Tensor:
         """[places, width]: what the head would see, at every place of the batch."""
