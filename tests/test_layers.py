@@ -13,7 +13,7 @@ LAYERS = (
     ("core",),
     ("manifest",),
     ("planning",),
-    ("data", "model", "parallel", "telemetry"),
+    ("data", "model", "parallel", "telemetry", "insight"),
     ("training",),
     ("jobs",),
     ("cli",),

@@ -190,7 +190,11 @@ def test_step_fields_average_since_the_last_line_and_fall_back_to_the_newest(clo
     assert sampler.step_fields(since=clock.now - 1) == {
         "gpu_utilization": 95.0,
         "gpu_memory_bytes": 3 * GIB,
+        "gpu_process_memory_bytes": 2 * GIB,
         "power_watts": 612.5,
+        "sm_clock_mhz": 1980.0,
+        "throttled_power": 0.0,
+        "throttled_heat": 0.0,
     }
     assert sampler.step_fields(since=clock.now + 1)["gpu_utilization"] == 100.0
 

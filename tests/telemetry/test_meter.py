@@ -77,6 +77,13 @@ def test_the_clock_stands_still_in_pauses_and_pauses_inside_pauses(meter, clock)
     assert meter.paused_seconds == 40.0
 
 
+def test_a_pause_tells_how_long_it_was(meter, clock):
+    with meter.paused() as pause:
+        clock.turn(12.5)
+    clock.turn(1.0)
+    assert pause.seconds == 12.5
+
+
 def test_a_pause_ends_when_an_evaluation_fails(meter, clock):
     def evaluate() -> None:
         with meter.paused():
@@ -173,6 +180,7 @@ def test_a_step_line_covers_what_came_since_the_last_one(meter, clock):
     meter.add_times(times(3, wall=1.0, data_wait=0.125))
     assert meter.step_line() == {
         "loss": 2.0,
+        "updates": 1,
         "tokens": 90,
         "targets": 50,
         "examples": 3,
@@ -181,6 +189,7 @@ def test_a_step_line_covers_what_came_since_the_last_one(meter, clock):
         "steps_per_second": 1.0,
         "mfu": 0.5,
         "data_wait": 0.125,
+        "padding": 0.1,
         "seconds": 1.0,
         "eta_seconds": None,
     }

@@ -66,6 +66,7 @@ class Run:
                 batches=toy_batches(4, 2, seed=done),
                 counts=Counts(targets=4, real_tokens=24, examples=4),
                 copied=None,
+                made_seconds=0.0,
             )
 
     def evaluate(self, step):

@@ -50,6 +50,7 @@ def take(recorder, clock, step, loss=2.0, *, applied=True, waited=0.25, norm=1.0
         places=40,
         examples=2,
         bins=(step, step + 100),
+        made_seconds=0.125,
     )
     stats = StepStats(
         loss_sum=torch.tensor(10 * loss),
@@ -80,6 +81,7 @@ def test_lines_come_when_they_are_due_with_the_mean_since_the_last():
         take(recorder, clock, step, loss)
     assert [(line["step"], line["loss"], line["mean_loss"]) for line in told] == [(3, 6.0, 3.0)]
     assert told[0]["examples"] == 6
+    assert (told[0]["updates"], told[0]["time_feed"], told[0]["padding"]) == (3, 0.375, 0.5)
 
 
 def test_times_of_the_phases_are_told_once():

@@ -57,6 +57,8 @@ class FedUpdate:
     update: Update
     batches: tuple[Batch, ...]
     waited_seconds: float
+    made_seconds: float | None = None
+    """How long somebody worked on them; None where processes did."""
     copied: tuple[Any, Any] | None = None
     """Events with timing around the copy to the card, where somebody gave them."""
 
@@ -175,6 +177,7 @@ class _Filled(NamedTuple):
     update: Update
     counts: list[BatchCounts]
     bins: list[NDArray[np.int64]]
+    seconds: float
 
 
 class PackedFeed:
@@ -261,7 +264,11 @@ class PackedFeed:
             for tensors, counts, bins in zip(slot.tensors, filled.counts, filled.bins, strict=False)
         )
         return FedUpdate(
-            update=filled.update, batches=batches, waited_seconds=waited, copied=slot.copied
+            update=filled.update,
+            batches=batches,
+            waited_seconds=waited,
+            made_seconds=filled.seconds,
+            copied=slot.copied,
         )
 
     def _run(self) -> None:
@@ -269,11 +276,15 @@ class PackedFeed:
         try:
             if self._device.type == "cuda" and self._device.index is not None:
                 torch.cuda.set_device(self._device)
+            began = time.perf_counter()
             for work in self._works:
+                found = time.perf_counter() - began
                 slot = self._next_free()
                 if slot is None:
                     return
-                self._ready.put(self._fill(slot, work))
+                slot.wait_until_sent()
+                self._ready.put(self._fill(slot, work, found))
+                began = time.perf_counter()
             self._ready.put(None)
         except BaseException as error:  # noqa: BLE001 - raised again where updates are taken
             self._ready.put(error)
@@ -286,8 +297,8 @@ class PackedFeed:
                 continue
         return None
 
-    def _fill(self, slot: _Slot, work: UpdateWork) -> _Filled:
-        slot.wait_until_sent()
+    def _fill(self, slot: _Slot, work: UpdateWork, found_seconds: float) -> _Filled:
+        began = time.perf_counter()
         bins = micro_batches(work.update.bins, self._shape.rows)
         counts = [
             fill_batch(out, work.index, some, work.store, pad_id=self._pad_id)
@@ -295,5 +306,6 @@ class PackedFeed:
         ]
         if len(counts) < len(bins):
             raise ValueError(f"{len(bins)} batches in an update with room for {len(slot.arrays)}")
+        seconds = found_seconds + time.perf_counter() - began
         slot.send(len(counts), self._stream, self._new_event)
-        return _Filled(slot, work.update, counts, bins)
+        return _Filled(slot, work.update, counts, bins, seconds)

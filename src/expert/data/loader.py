@@ -236,7 +236,12 @@ class PaddedFeed:
             on_device(tensors, some, self._device, soft=self._soft)
             for tensors, some in zip(taken, bins, strict=True)
         )
-        return FedUpdate(update=update, batches=made, waited_seconds=waited)
+        return FedUpdate(
+            update=update,
+            batches=made,
+            waited_seconds=waited,
+            made_seconds=waited if self._loader.num_workers == 0 else None,
+        )
 
 
 def on_device(

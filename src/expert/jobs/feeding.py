@@ -125,6 +125,18 @@ def training_feed(
     return _packed_feed(plan, data, state, device, new_event)
 
 
+def feed_facts(plan: RunPlan, data: RunData) -> dict[str, Any]:
+    """What an event says of the way batches are made."""
+    kind = "packed"
+    if data.stream is not None:
+        kind = "stream"
+    elif is_padded(plan):
+        kind = "padded"
+    loader = plan.loader
+    workers = 0 if kind == "packed" else loader.workers
+    return {"kind": kind, "workers": workers, "prefetch": loader.prefetch, "pin": loader.pin_memory}
+
+
 def _packed_feed(
     plan: RunPlan,
     data: RunData,
@@ -227,6 +239,7 @@ def split_batches(
     from expert.data.order import Update, micro_batches
 
     index, store = split.index, split.open()
+    rows = min(rows, index.bins)  # a small split is not padded up to a large batch
     bins = np.arange(index.bins)
     if is_padded(plan):
         # Longest first: what does not fit shows at once, and rows of one length pad each other.

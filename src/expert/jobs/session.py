@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -127,6 +129,7 @@ class Session:
             run=str(self.folder.path),
             trainable_parameters=plan.adapter.trainable_parameters,
             tokens_per_epoch=plan.length.tokens_per_epoch,
+            pid=os.getpid(),
         )
         self._announced = True
         for text in self._warnings:
@@ -212,12 +215,15 @@ class Session:
 
     def attempt(self) -> Ending:
         """Train from where the run stands until something ends it."""
-        from expert.jobs.feeding import training_feed
+        from expert.jobs.feeding import feed_facts, training_feed
         from expert.jobs.healing import rows_behind
         from expert.training.loop import Tools, train
 
+        began = time.monotonic()
         built = self.built
         self._try_out()
+        self.emit("loaded", step=self.state.done, seconds=time.monotonic() - began)
+        self.emit("feed", step=self.state.done, **feed_facts(self.plan, self.data))
         timed = built.timeline.take_event if self.device.type == "cuda" else None
         feed = training_feed(self.plan, self.data, self.state, device=self.device, new_event=timed)
         tools = Tools(
@@ -313,6 +319,7 @@ class Session:
 
         if self.data.test is None:
             return None
+        began = time.monotonic()
         result = evaluate_split(self, self.data.test)
         if result is not None:
             self.emit(
@@ -324,6 +331,7 @@ class Session:
                 token_accuracy=result.token_accuracy,
                 tokens=result.targets,
                 best=False,
+                seconds=time.monotonic() - began,
             )
         return result
 

@@ -43,6 +43,10 @@ THROTTLE_REASONS = {
     0x400: "reliability",
 }
 
+# A card at full load meets its power limit and is fine; heat and faults are for somebody to mend.
+POWER_BRAKES = frozenset({"power limit", "power brake", "board limit"})
+HEAT_BRAKES = frozenset({"heat (driver)", "heat (hardware)", "hardware slowdown"})
+
 _NOT_LISTED = "NVML does not list this process (a container may number its processes anew)"
 _NO_SAMPLE = "no sample has been taken yet"
 _SPILL = (
@@ -225,19 +229,28 @@ class GpuSampler:
         return facts
 
     def step_fields(self, since: float | None = None) -> dict[str, Any]:
-        """Fields of a "step" event: mean use and power, most memory in use on the card.
+        """Fields of a "step" event: means, most memory in use, shares of time with a brake on.
 
         Where steps are shorter than the interval, the newest sample stands for them.
         """
         taken = self.samples(since) or self.samples()[-1:]
-        use, memory, power = (
-            _spread([value for s in taken if (value := getattr(s, name)) is not None])
-            for name in ("utilization_percent", "memory_bytes", "power_watts")
-        )
+        told = [set(sample.throttle) for sample in taken if sample.throttle is not None]
+
+        def value_of(name: str, which: str) -> float | None:
+            spread = _spread([value for s in taken if (value := getattr(s, name)) is not None])
+            return spread[which] if spread else None
+
+        def share_of(brakes: frozenset[str]) -> float | None:
+            return sum(bool(brakes & each) for each in told) / len(told) if told else None
+
         return {
-            "gpu_utilization": use["mean"] if use else None,
-            "gpu_memory_bytes": memory["max"] if memory else None,
-            "power_watts": power["mean"] if power else None,
+            "gpu_utilization": value_of("utilization_percent", "mean"),
+            "gpu_memory_bytes": value_of("memory_bytes", "max"),
+            "gpu_process_memory_bytes": value_of("process_memory_bytes", "max"),
+            "power_watts": value_of("power_watts", "mean"),
+            "sm_clock_mhz": value_of("sm_clock_mhz", "mean"),
+            "throttled_power": share_of(POWER_BRAKES),
+            "throttled_heat": share_of(HEAT_BRAKES),
         }
 
     def _reason(self, name: str) -> str:

@@ -66,6 +66,13 @@ class Rates:
     mfu_because: str
 
 
+@dataclass
+class Pause:
+    """A stretch in which the clock stood still."""
+
+    seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class _Timed:
     update: Update
@@ -157,6 +164,11 @@ class Meter:
         """True before the first update after a start or a change: the one that compiles."""
         return 0 < self._settling == self._unsettled
 
+    @property
+    def settled(self) -> bool:
+        """True once updates take what the rest will take."""
+        return self._unsettled == 0
+
     def state(self) -> dict[str, Any]:
         """What was summed up over this epoch and over the run, for a checkpoint."""
         return {"epoch": asdict(self._epoch), "run": asdict(self._run)}
@@ -187,12 +199,14 @@ class Meter:
             self._marked += stood_still
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """The clock stands still inside."""
+    def paused(self) -> Iterator[Pause]:
+        """The clock stands still inside; afterwards `seconds` tells for how long."""
+        pause, began = Pause(), self._clock()
         self.pause()
         try:
-            yield
+            yield pause
         finally:
+            pause.seconds = self._clock() - began
             self.resume()
 
     def add(self, update: Update) -> float:
@@ -268,6 +282,7 @@ class Meter:
         speed = settled if settled.updates else rates
         return {
             "loss": line.loss(),
+            "updates": rates.updates,
             "tokens": rates.tokens,
             "targets": rates.targets,
             "examples": rates.examples,
@@ -276,6 +291,7 @@ class Meter:
             "steps_per_second": speed.steps_per_second,
             "mfu": speed.mfu,
             "data_wait": rates.data_wait,
+            "padding": rates.padding,
             "seconds": rates.seconds,
             "eta_seconds": self.eta_seconds(),
         }

@@ -48,6 +48,9 @@ class StepTimes:
     phases: dict[str, float]
     host_wall: float
     host: dict[str, float]
+    ran_dry: bool | None = None
+    """The device had finished the update before when the host had launched this one: it waits for
+    the host. None on a CPU and where there is no update before."""
 
     def share(self, phase: str) -> float:
         """The part of the update that a phase takes, 0 to 1."""
@@ -67,6 +70,7 @@ class _Update:
     pairs: list[tuple[str, DeviceEvent, DeviceEvent]] = field(default_factory=list)
     beside: list[tuple[str, DeviceEvent, DeviceEvent]] = field(default_factory=list)
     inside: str | None = None
+    ran_dry: bool | None = None
     host_entered: float = 0.0
     entered: DeviceEvent | None = None
 
@@ -167,6 +171,8 @@ class Timeline:
                 self._spare.extend(self._handed_over.popleft()[1:])
             return
         assert update.inside is None, f"end() inside {update.inside}"
+        if self._ended and (before := self._ended[-1].end) is not None:
+            update.ran_dry = before.query()
         update.end = self._recorded()
         update.host_end = self._clock()
         while self._handed_over:
@@ -260,7 +266,14 @@ class Timeline:
         for name, seconds in _summed(update.beside).items():
             phases[name] += seconds
         self._spare.extend(update.events())
-        return StepTimes(step=update.step, wall=wall, phases=phases, host_wall=host_wall, host=host)
+        return StepTimes(
+            step=update.step,
+            wall=wall,
+            phases=phases,
+            host_wall=host_wall,
+            host=host,
+            ran_dry=update.ran_dry,
+        )
 
 
 def _cuda(device: torch.device | str) -> tuple[Callable[[], DeviceEvent], Callable[[], Any]]:

@@ -136,6 +136,7 @@ def _one_update(
         places=sum(batch.tokens.numel() for batch in fed.batches),
         examples=counts.examples,
         bins=tuple(number for batch in fed.batches for number in batch.bins),
+        made_seconds=fed.made_seconds,
     )
     troubles = tools.recorder.end(facts, stats, fed.copied)
     update = fed.update
@@ -243,12 +244,12 @@ def _between_updates(
     improved = patience_gone = False
     eval_loss: float | None = None
     if moment.evaluate and tools.stop_requested() is None:
-        with tools.recorder.meter.paused():
+        with tools.recorder.meter.paused() as pause:
             result = tools.evaluate(state.done)
         if result is not None:
             verdict = tools.best.observe(state.done, result.metric(tools.best.metric))
             improved, patience_gone = verdict.improved, verdict.stop
-            _tell_evaluation(result, state, improved, tools)
+            _tell_evaluation(result, state, improved, pause.seconds, tools)
             state = replace(state, best=tools.best.state(), evaluated=state.done)
             eval_loss = result.loss
     if moment.epoch is not None:
@@ -269,7 +270,9 @@ def _between_updates(
     return state, None
 
 
-def _tell_evaluation(result: EvalResult, state: TrainState, best: bool, tools: Tools) -> None:
+def _tell_evaluation(
+    result: EvalResult, state: TrainState, best: bool, seconds: float, tools: Tools
+) -> None:
     tools.emit(
         "eval",
         step=state.done,
@@ -279,6 +282,7 @@ def _tell_evaluation(result: EvalResult, state: TrainState, best: bool, tools: T
         token_accuracy=result.token_accuracy,
         tokens=result.targets,
         best=best,
+        seconds=seconds,
     )
 
 

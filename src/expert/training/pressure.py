@@ -104,7 +104,7 @@ class Recompiling:
 
     def restart(self) -> None:
         """The model was built anew: it may compile."""
-        self._warming, self._known = STORM_WARMUP_UPDATES, 0
+        self._warming, self._known, self._storms = STORM_WARMUP_UPDATES, 0, 0
 
     def forgive(self, count: int) -> None:
         """Graphs that were due to something else, as to an evaluation."""
@@ -112,6 +112,11 @@ class Recompiling:
 
     def count(self) -> int:
         return self._graphs()
+
+    @property
+    def since_warm_up(self) -> int:
+        """Graphs compiled in updates that should have met every shape."""
+        return 0 if self._warming else self._storms + self._graphs() - self._known
 
     def add(self) -> RecompileStorm | None:
         """An update is over."""
@@ -123,6 +128,7 @@ class Recompiling:
         if fresh <= self._most:
             return None
         self._known += fresh
+        self._storms += fresh
         return RecompileStorm(count=fresh)
 
 

@@ -12,6 +12,7 @@ import torch
 
 from expert.telemetry.late import LateNumbers
 from expert.telemetry.meter import Meter, Update
+from expert.telemetry.syncs import SyncWatch
 from expert.telemetry.timeline import Timeline
 from expert.training.pressure import Pressure
 from expert.training.recovery import LossSpike, NotFinite
@@ -40,6 +41,8 @@ class Facts:
     places: int
     examples: int
     bins: tuple[int, ...]
+    made_seconds: float | None = None
+    """How long somebody worked on its batches; None where processes did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +87,15 @@ class Recorder:
         self._more = more
         self._pending: dict[int, Facts] = {}
         self._phases: dict[str, float] = {}
+        self._made: list[float] = []
+        self._dry: list[bool] = []
+        self._syncs = SyncWatch(device)
 
     def begin(self, step: int) -> None:
         """An update begins; until its batches are there the device waits."""
         self._timeline.begin(step)
+        if self.meter.settled:
+            self._syncs.begin()
 
     def waiting(self) -> AbstractContextManager[None]:
         return self._timeline.phase("data_wait")
@@ -97,6 +105,11 @@ class Recorder:
         if copied is not None:
             self._timeline.add_events("copy", *copied)
         self._timeline.end()
+        seen = self._syncs.end()
+        if seen is not None:
+            self._emit("syncs", step=facts.step + 1, count=len(seen), places=sorted(set(seen)))
+        if facts.made_seconds is not None:
+            self._made.append(facts.made_seconds)
         self._pending[facts.step] = facts
         self._late.add(facts.step, [stats.loss_sum, stats.grad_norm, stats.applied])
         flops = self._flops_per_token
@@ -134,6 +147,8 @@ class Recorder:
                 self.pressure.add_times(times.wall, times.phases["data_wait"])
             for name, seconds in times.phases.items():
                 self._phases[name] = self._phases.get(name, 0.0) + seconds
+            if times.ran_dry is not None:
+                self._dry.append(times.ran_dry)
         troubles = []
         for step, (loss_sum, grad_norm, applied) in self._late.take(everything=everything):
             found = self._arrived(self._pending.pop(step), loss_sum, grad_norm, bool(applied))
@@ -167,11 +182,17 @@ class Recorder:
 
     def _tell(self, facts: Facts, loss: float, grad_norm: float) -> None:
         line = self.meter.step_line()
-        times = {f"time_{name}": seconds for name, seconds in self._phases.items()}
-        self._phases = {}
+        times: dict[str, float | None] = {
+            f"time_{name}": seconds for name, seconds in self._phases.items()
+        }
+        times["time_feed"] = sum(self._made) if self._made else None
+        times["ran_dry"] = sum(self._dry) / len(self._dry) if self._dry else None
+        self._phases, self._made, self._dry = {}, [], []
         more = self._more()
         if self.pressure is not None:
             self.pressure.add_facts(more)
+            if self._compiles:
+                more["recompiles"] = self.pressure.recompiling.since_warm_up
         self._emit(
             "step",
             step=facts.step + 1,

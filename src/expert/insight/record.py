@@ -1,0 +1,68 @@
+"""A run folder as read from disk: what was asked, decided and seen, however much of it is left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from expert.core.events import Event, read_events
+from expert.core.rundir import RunFolder, RunFolderError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """Everything a reader of a finished or running run needs. Missing files are empty mappings."""
+
+    folder: Path
+    manifest: Mapping[str, Any]
+    plan: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    events: tuple[Event, ...]
+    damaged_lines: int
+    validation: Mapping[str, Any] | None
+
+    def of(self, name: str) -> list[Event]:
+        """The events of one kind, in the order they happened."""
+        return [event for event in self.events if event.get("event") == name]
+
+    def planned(self, path: str) -> Any:
+        """A value of the plan such as "kernels.attention"; None where the plan has none."""
+        slice_name, _, key = path.partition(".")
+        part = self.plan.get(slice_name)
+        return part.get(key) if isinstance(part, Mapping) else None
+
+    @property
+    def on_gpu(self) -> bool:
+        return bool(self.planned("kernels.device") == "cuda")
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read a run folder; a folder without events is an error, damaged lines are counted."""
+    run = RunFolder(folder)
+    if not run.events.is_file():
+        raise RunFolderError(
+            f"{folder}: not a run folder: it has no events.jsonl  (name the folder that "
+            "`expert train` printed, such as runs/NAME-20260101-120000)"
+        )
+    stored = read_events(run.events)
+    events = tuple(stored)
+    return RunRecord(
+        folder=folder,
+        manifest=_object(run.manifest),
+        plan=_object(run.plan),
+        environment=_object(run.environment),
+        events=events,
+        damaged_lines=stored.damaged,
+        validation=_object(run.validation) if run.validation.is_file() else None,
+    )
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
