@@ -29,14 +29,23 @@ import expert
 from expert.core.events import read_events
 
 LORA = {"adapter_type": "lora", "rank": 16, "alpha": 32}
+ALL_LINES = {"logging_steps": 1, "trackers": ["tensorboard"]}
+DORA = {"adapter_type": "dora", "rank": 14, "alpha": 28}
 FAST = {**LORA, "torch_compile": True, "bf16": True}
 CASES: list[tuple[str, str, int, dict[str, Any]]] = [
     ("0.6b flash compiled", "qwen3-0.6b", 16, FAST),
     ("0.6b flex compiled", "qwen3-0.6b", 16, {**FAST, "attention": "flex"}),
+    ("0.6b flex, few lines", "qwen3-0.6b", 16, {**FAST, "attention": "flex", "logging_steps": 20}),
+    ("0.6b flex, all lines", "qwen3-0.6b", 16, {**FAST, "attention": "flex", **ALL_LINES}),
     ("0.6b flash eager", "qwen3-0.6b", 16, {**FAST, "torch_compile": False}),
     ("8b flash compiled", "llama-8b", 8, FAST),
     ("8b flex compiled", "llama-8b", 8, {**FAST, "attention": "flex"}),
-    ("8b dora nf4", "llama-8b", 4, {**FAST, "adapter_type": "dora", "rank": 14, "base": "int4"}),
+    ("8b nf4", "llama-8b", 8, {**FAST, "attention": "flex", "base": "int4"}),
+    ("8b int8", "llama-8b", 8, {**FAST, "attention": "flex", "base": "int8"}),
+    ("8b dora nf4", "llama-8b", 8, {**FAST, **DORA, "attention": "flex", "base": "int4"}),
+    # Held to the memory of a small card: what goes at once and what is recomputed is the plan's.
+    ("8b nf4 in 24GB", "llama-8b", 0, {**FAST, "base": "int4", "vram": "24GB"}),
+    ("8b bf16 in 32GB", "llama-8b", 0, {**FAST, "vram": "32GB"}),
 ]
 
 
@@ -68,10 +77,11 @@ def run_case(
 ) -> dict[str, Any]:
     folder = args.work / name.replace(" ", "-")
     folder.mkdir(parents=True)
-    models = args.work / "models" / shape
+    models = (args.models or args.work / "models").resolve() / shape
     write_model(shape, models, args.data / "tok")
     settings = dict(settings)
     base = {"name": str(models), "quantization": settings.pop("base", "none")}
+    vram = settings.pop("vram", None)
     manifest = {
         "name": "speed",
         "base_model": base,
@@ -80,8 +90,8 @@ def run_case(
             "config": {
                 "max_seq_length": 2048,
                 "train_on_prompt": True,
-                "micro_batch_size": rows,
-                "batch_size": rows,  # made the rows that fill so many sequences below
+                "micro_batch_size": rows or "auto",
+                "batch_size": rows or 32,  # made the rows that fill so many sequences below
                 "max_steps": args.steps,
                 "logging_steps": 5,
                 "learning_rate": 2e-4,
@@ -95,10 +105,12 @@ def run_case(
     shutil.copyfile(args.data / "corpus.jsonl", folder / "corpus.jsonl")
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     index = expert.prepare(folder / "manifest.json").train.index
-    examples = round(rows * index.examples / index.bins)
+    examples = round((rows or 8) * index.examples / index.bins)
     began = time.perf_counter()
     done = expert.train(
-        folder / "manifest.json", overrides=(f"training.config.batch_size={examples}",)
+        folder / "manifest.json",
+        overrides=(f"training.config.batch_size={examples}",),
+        vram=vram,
     )
     seconds = time.perf_counter() - began
     facts = facts_of(done.folder)
@@ -111,6 +123,7 @@ def run_case(
 def facts_of(folder: Path) -> dict[str, Any]:
     """Medians over the second half of the step lines."""
     events = list(read_events(folder / "events.jsonl"))
+    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
     steps = [event for event in events if event["event"] == "step"]
     late = steps[len(steps) // 2 :]
 
@@ -126,9 +139,18 @@ def facts_of(folder: Path) -> dict[str, Any]:
         "gpu_utilization": median("gpu_utilization"),
         "power_watts": median("power_watts"),
         "peak_reserved_bytes": late[-1].get("peak_reserved_bytes"),
+        "most_card_bytes": max(event.get("gpu_memory_bytes") or 0 for event in steps),
+        "most_process_bytes": max(event.get("gpu_process_memory_bytes") or 0 for event in steps),
+        "memory": [event for event in events if event["event"] == "memory"],
+        "syncs": [event for event in events if event["event"] == "syncs"],
+        "ran_dry": median("ran_dry"),
+        "recompiles": late[-1].get("recompiles"),
+        "batch": plan["batch"],
+        "recomputed_blocks": plan["kernels"]["recomputed_blocks"],
+        "planned_bytes": plan["memory"]["peak_bytes"],
         "first_loss": steps[0]["loss"],
         "last_loss": steps[-1]["loss"],
-        "tokens_per_update": late[-1]["tokens"] / 5,
+        "tokens_per_update": late[-1]["tokens"] / late[-1]["updates"],
         "step_phases": phases,
         "fallbacks": [event for event in events if event["event"] == "fell_back"],
     }
@@ -138,6 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--models", type=Path, help="where the models are kept for other runs")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--steps", type=int, default=60)
     args = parser.parse_args()

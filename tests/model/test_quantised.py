@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from expert.model.errors import ModelError
 from expert.model.load import LoadedModel, load_model
-from expert.model.quantised import dequantised, quantization_config
+from expert.model.quantised import dequantised, int8_linear, quantization_config
 from tests.model.models import (
     adapter_plan,
     documents,
@@ -177,3 +177,29 @@ def test_without_bitsandbytes_the_way_to_it_is_named(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("quantization", ["none", "bf16", "fp16"])
 def test_names_of_plain_precisions_mean_no_quantisation(quantization: str):
     assert quantization_config(quantization, torch.bfloat16) is None
+
+
+def test_a_compiled_int8_layer_keeps_no_unpacked_weight_for_the_backward():
+    """The partitioner of the compiler, without its code generation, says what is kept."""
+    rows = torch.randint(-127, 128, (96, 64), dtype=torch.int8)
+    scales = torch.rand(96) + 0.5
+    kept: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        product: torch.Tensor = int8_linear(x.sin(), rows, scales)
+        return product.cos()
+
+    compiled = torch.compile(layer, backend="aot_eager_decomp_partition", fullgraph=True)
+    x = torch.randn(8, 64, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = compiled(x)
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    (expected,) = torch.autograd.grad(layer(x).sum(), x)
+    assert torch.equal(gradient, expected)
+    assert kept
+    assert [tensor.shape for tensor in kept if tensor.shape == rows.shape] == [rows.shape]
+    assert [tensor.dtype for tensor in kept if tensor.shape == rows.shape] == [torch.int8]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.planning.known_models import KNOWN_MODELS, find_known_model
-from expert.planning.memory import GIB, Workload, estimate, flops_per_token
+from expert.planning.memory import (
+    GIB,
+    Workload,
+    estimate,
+    flops_per_token,
+    loss_bytes,
+    loss_chunk_rows,
+    workspace_bytes,
+)
 from expert.planning.shapes import ModelShape
 
 MEASURED = Path(__file__).parents[2] / "docs" / "benchmarks" / "memory-h200.json"
@@ -24,7 +33,7 @@ SHAPES = {
     "smollm2-135m": "SmolLM2-135M",
 }
 ATTENTION = {"varlen": "flash", "sdpa": "sdpa", "sdpa-flash": "flash", "eager": "eager"}
-ADAPTERS = {"lora": "lora", "lora-qv": "lora", "dora": "dora", "ia3": "ia3", "full-amp": "full"}
+ADAPTERS = {"lora": "lora", "lora-qv": "lora", "ia3": "ia3", "full-amp": "full"}
 BASES = {"bf16": "none", "nf4": "int4", "int8": "int8"}
 RECOMPUTED: dict[str, Callable[[int], int]] = {
     "none": lambda layers: 0,
@@ -35,8 +44,11 @@ TARGETS = {
     "lora-qv": frozenset({"q_proj", "v_proj"}),
     "ia3": frozenset({"k_proj", "v_proj", "down_proj"}),
 }
+RUNS = MEASURED.with_name("memory-runs-h200.json")
 # The worst of the modelled cases is off by 3.8 % (a 135M model trained whole).
 TOLERANCE = 0.05
+# The worst of the runs is off by 5.1 % (0.6B trained whole and recomputed, 16 rows).
+RUN_TOLERANCE = 0.055
 
 
 def shape_of(name: str) -> ModelShape:
@@ -69,6 +81,22 @@ def workload_of(record: dict[str, Any]) -> Workload:
     )
 
 
+def guess_of(record: dict[str, Any]) -> float:
+    """The estimate, with the loss of the benchmark: Liger's, whose chunks of logits are as large as
+    the hidden states, where ours are 1 GiB."""
+    work = workload_of(record)
+    guess = float(estimate(work).allocated)
+    if work.fused_loss:
+        shape = work.shape
+        share = math.ceil(work.tokens / math.ceil(shape.vocab / shape.hidden))
+        theirs = min(work.tokens, 1 << max(0, share - 1).bit_length())
+        ours = min(work.tokens, loss_chunk_rows(shape.vocab))
+        loss, walking = loss_bytes(work), workspace_bytes(work)
+        less = loss - 2 * shape.vocab * (ours - theirs)
+        guess += max(less, walking) - max(loss, walking)
+    return guess
+
+
 def test_there_are_at_least_fifty_measured_cases():
     assert len(modelled_records()) >= 50
 
@@ -77,8 +105,32 @@ def test_there_are_at_least_fifty_measured_cases():
     "record", modelled_records(), ids=lambda record: f"{record['name']}-{record['tokens']}"
 )
 def test_the_estimate_is_near_the_measured_peak(record: dict[str, Any]):
-    guess = estimate(workload_of(record)).allocated
-    assert guess == pytest.approx(record["peak"], rel=TOLERANCE)
+    assert guess_of(record) == pytest.approx(record["peak"], rel=TOLERANCE)
+
+
+def measured_runs() -> list[dict[str, Any]]:
+    results = json.loads(RUNS.read_text(encoding="utf-8"))["results"]
+    return [result for result in results if "allocated_bytes" in result]
+
+
+def workload_of_run(result: dict[str, Any]) -> Workload:
+    stored = result["workload"]
+    shape, targets = ModelShape(**stored["shape"]), frozenset(stored["targets"])
+    return Workload(**{**stored, "shape": shape, "targets": targets})
+
+
+def test_runs_of_adapters_and_whole_models_of_two_sizes_were_measured():
+    kinds = {(run["shape"], run["case"]) for run in measured_runs()}
+    assert len(kinds) >= 10
+    assert len(measured_runs()) >= 30
+
+
+@pytest.mark.parametrize(
+    "result", measured_runs(), ids=lambda run: f"{run['case']}-{run['rows']}-{run['segments']}"
+)
+def test_the_estimate_is_near_the_peak_of_a_real_run(result: dict[str, Any]):
+    guess = estimate(workload_of_run(result)).allocated
+    assert guess == pytest.approx(result["allocated_bytes"], rel=RUN_TOLERANCE)
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ CHANGES: dict[str, Any] = {
     "group_by_length": True,
     "overlong": "drop",
     "train_on_prompt": True,
+    "tokenize": "late",
     "pretokenized_cache": "somewhere",
     "bf16": False,
     "fp16": True,
@@ -161,6 +162,7 @@ CHANGES: dict[str, Any] = {
 COMPANY: dict[str, dict[str, Any]] = {
     "early_stopping_threshold": {"early_stopping_patience": 2},
     "dataloader_persistent_workers": {"dataloader_num_workers": 0},
+    "tokenize": {"packing": False},
 }
 # One value is allowed and it is the default: the key can only be honoured.
 ONE_VALUE = {"method", "torch_compile_backend"}

@@ -336,12 +336,16 @@ def test_real_events_measure_what_the_device_did():
         assert times.phases["forward"] > times.host["forward"]  # launched, not waited for
 
 
-def test_a_device_that_has_nothing_left_when_the_next_update_is_launched_ran_dry(on_device, device):
-    launch(on_device, device, 0)
-    device.reached = device.now  # finished while the host was still launching the next
-    launch(on_device, device, 1)
-    launch(on_device, device, 2)  # launched while the one before was still to do
-    assert [times.ran_dry for times in on_device.drain()] == [None, True, False]
+def test_a_device_that_has_come_to_what_was_only_just_launched_ran_dry(on_device, device):
+    for step, far in enumerate((False, True)):
+        on_device.begin(step)
+        for phase in ("forward", "optimizer"):
+            with on_device.phase(phase):
+                device.work(0.5)
+                if far and phase == "optimizer":
+                    device.reached = device.now  # it waited for every launch
+        on_device.end()
+    assert [times.ran_dry for times in on_device.drain()] == [False, True]
 
 
 def test_a_cpu_never_runs_dry(on_host):

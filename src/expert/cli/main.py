@@ -13,7 +13,15 @@ from typing import Annotated
 import typer
 
 from expert import __version__
-from expert.cli import dataset_commands, manifest_commands, run_commands, train_commands
+from expert.cli import (
+    benchmark_commands,
+    dataset_commands,
+    diagnose_commands,
+    manifest_commands,
+    report_commands,
+    run_commands,
+    train_commands,
+)
 from expert.core.errors import (
     EXIT_DOES_NOT_FIT,
     EXIT_INTERNAL,
@@ -40,8 +48,11 @@ app.command(cls=train_commands.TrainCommand, epilog=train_commands.TRAIN_EPILOG)
     train_commands.train
 )
 app.command()(train_commands.watch)
+app.command()(report_commands.report)
 app.command()(run_commands.sample)
 app.command()(run_commands.export)
+app.command(epilog=diagnose_commands.DIAGNOSE_EPILOG)(diagnose_commands.diagnose)
+app.command()(benchmark_commands.benchmark)
 app.command("clear-cuda-cache")(run_commands.clear_cuda_cache)
 
 

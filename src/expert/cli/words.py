@@ -1,56 +1,7 @@
-"""Numbers as people say them."""
+"""Numbers as people say them; the words themselves lie in core, where reports read them too."""
 
 from __future__ import annotations
 
-from typing import Any
+from expert.core.words import count, duration, gib, value_in_words
 
-
-def gib(count: float) -> str:
-    """Bytes as GiB, or MiB and KiB below."""
-    if count >= 2**30:
-        return f"{count / 2**30:.1f} GiB"
-    return f"{count / 2**20:.0f} MiB" if count >= 2**20 else f"{count / 2**10:.0f} KiB"
-
-
-def duration(seconds: float) -> str:
-    """`0.4 s`, `45 s`, `12 min`, `3 h 20 min`."""
-    if seconds < 90:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def count(number: int) -> str:
-    """`596 M`, `8.03 B`, `1,998`."""
-    if number >= 10**9:
-        return f"{number / 10**9:.2f} B"
-    return f"{number / 10**6:.1f} M" if number >= 10**6 else f"{number:,}"
-
-
-# What None means for keys where it is a choice rather than a gap.
-_NOTHING = {"watch.keep_checkpoints": "all", "length.max_steps": "no limit"}
-
-
-def value_in_words(path: str, value: Any) -> str:
-    """A settled value of the plan, by what its path says it is."""
-    if value is None:
-        return _NOTHING.get(path, "–")
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if path.endswith("_bytes"):
-        return gib(value)
-    if ".seconds" in path:
-        return duration(value)
-    if path.endswith("parameters") or path.endswith("tokens_per_epoch"):
-        return count(value)
-    if isinstance(value, float):
-        return f"{value:g}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, list | tuple):
-        if value and isinstance(value[0], dict):
-            return ", ".join(f"{entry['name']} ({entry['tokens']} tokens)" for entry in value)
-        return ", ".join(str(entry) for entry in value) or "none"
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {entry}" for key, entry in value.items()) or "none"
-    return str(value)
+__all__ = ["count", "duration", "gib", "value_in_words"]

@@ -147,6 +147,22 @@ def inspect(folder: Path, recipe: Recipe) -> str | None:
     return None
 
 
+def look(folder: Path, recipe: Recipe) -> str | None:
+    """As `inspect`, for those who only want to know: nothing is moved, read whole, or raised."""
+    if not folder.exists():
+        return _why_missing(folder, recipe)
+    try:
+        made_by = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
+        listed = json.loads((folder / DONE).read_text(encoding="utf-8"))
+        sizes = {name: (folder / name).stat().st_size for name in listed}
+    except (OSError, ValueError):
+        return f"{folder} is no finished folder of prepared tokens"
+    if made_by != asdict(recipe):
+        return recipe.difference(made_by)
+    wrong = [name for name, entry in listed.items() if sizes[name] != entry["size"]]
+    return f"{wrong[0]} is damaged" if wrong else None
+
+
 def _why_missing(folder: Path, recipe: Recipe) -> str:
     """Compare with the newest neighbour, so that a miss says what changed."""
     neighbours = sorted(

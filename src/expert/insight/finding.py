@@ -24,7 +24,7 @@ class Finding:
     fix: str = ""
     """The command or the manifest key that mends it; empty where nothing is to be mended."""
     overrides: tuple[str, ...] = ()
-    """The same fix as `--set` takes it, such as "training.config.batch_size=8": what `--try` tries."""
+    """The same fix as `--set` takes it, such as "training.config.batch_size=8", for `--try`."""
     gain: float | None = None
     """How many times as fast the run would be, where that can be told."""
     numbers: dict[str, float] = field(default_factory=dict)

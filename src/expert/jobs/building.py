@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from expert.training.recovery import KernelUnavailable, PrecisionUnsupported
 
 ADALORA = "adalora"
+CONTEXT_GROWTH = 64 * 2**20
+"""Kernels that are loaded later than a probe looked: contexts differed by up to 92 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,12 +170,14 @@ def cap_memory(plan: RunPlan, device: torch.device) -> None:
 
     from expert.planning.memory import H200
 
-    cap = plan.memory.cap_bytes
-    if cap is None or device.type != "cuda":
+    if device.type != "cuda":
         return
-    total = torch.cuda.get_device_properties(device).total_memory
-    share = max(0.01, (cap - H200.context_bytes) / total)
-    torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+    cap, share = plan.memory.cap_bytes, 1.0  # the one before may have set a cap
+    if cap is not None:
+        total = torch.cuda.get_device_properties(device).total_memory
+        context = (plan.memory.parts or {}).get("cuda_context", H200.context_bytes)
+        share = min(1.0, max(0.01, (cap - context - CONTEXT_GROWTH) / total))
+    torch.cuda.set_per_process_memory_fraction(share, device)
 
 
 def environment() -> dict[str, Any]:

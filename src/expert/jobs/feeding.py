@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from expert.data.documents import DocumentStore
     from expert.data.encoder import Encoder
     from expert.data.feed import Batch, UpdateWork
+    from expert.data.loader import RowsTokenisedLate
     from expert.data.order import DataOrder, Update
     from expert.data.pack_index import PackIndex
     from expert.data.streaming import Stream
-    from expert.jobs.preparing import PreparedSplit
+    from expert.jobs.preparing import Builder, PreparedSplit
     from expert.planning.run_plan import RunPlan
     from expert.training.state import TrainState
 
@@ -36,6 +37,8 @@ class RunData:
     encoder: Encoder
     soft: bool
     """Every document begins with a soft prompt."""
+    late: RowsTokenisedLate | None = None
+    """The training rows as text, where they are tokenised only when a batch asks for them."""
 
 
 def largest_ids(data: RunData) -> list[int | None]:
@@ -88,6 +91,30 @@ def settled_by_data(plan: RunPlan, order: DataOrder, split: PreparedSplit) -> Ru
     return plan.with_values(changed, because, "measurement") if changed else plan
 
 
+def late_rows(builder: Builder, split: PreparedSplit) -> RowsTokenisedLate:
+    """The rows of a split as text, one for each of its sequences, all in memory.
+
+    What was prepared says which rows are used and in what order, so that a run learns the same
+    from them; their tokens it makes again each time a batch asks for them.
+    """
+    from expert.data.loader import RowsTokenisedLate
+    from expert.data.records import Row
+
+    plan, source = builder.plan, builder.sources.train
+    assert source is not None
+    texts, store = list(builder.rows_of(source)), split.open()
+    rows = [texts[store.row(int(document))] for document in split.index.piece_document]
+    segments_of, _ = builder.formatter(source)
+    return RowsTokenisedLate(
+        [row for row in rows if isinstance(row, Row)],
+        segments_of,
+        builder.encoder,
+        length=plan.data.max_seq_length,
+        soft_tokens=sum(prompt["tokens"] for prompt in plan.adapter.soft_prompts),
+        pad_id=PAD_ID,
+    )
+
+
 def training_feed(
     plan: RunPlan,
     data: RunData,
@@ -105,9 +132,9 @@ def training_feed(
         assert split is not None
         assert total is not None
         folders = [prepared.folder for prepared in split.folders]
-        loader = plan.loader
+        loader, rows = plan.loader, data.late
         return PaddedFeed(
-            PreparedRows(folders, split.index_file, pad_id=PAD_ID),
+            rows if rows is not None else PreparedRows(folders, split.index_file, pad_id=PAD_ID),
             data.order,
             done=state.done,
             total=total,
@@ -131,7 +158,7 @@ def feed_facts(plan: RunPlan, data: RunData) -> dict[str, Any]:
     if data.stream is not None:
         kind = "stream"
     elif is_padded(plan):
-        kind = "padded"
+        kind = "padded" if data.late is None else "late"
     loader = plan.loader
     workers = 0 if kind == "packed" else loader.workers
     return {"kind": kind, "workers": workers, "prefetch": loader.prefetch, "pin": loader.pin_memory}

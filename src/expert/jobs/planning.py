@@ -19,6 +19,7 @@ def plan(
     model: str | None = None,
     overrides: tuple[str, ...] = (),
     machine: Machine | None = None,
+    use_measurements: bool = True,
 ) -> RunPlan:
     """Settle a manifest for a card: the one named, so much memory, or this machine's own."""
     from expert.manifest.reader import ReadManifest, read_manifest
@@ -34,4 +35,10 @@ def plan(
     here = machine or describe_machine(read.folder)
     device = read.manifest.training.config.device
     target = choose_target(here, gpu=gpu, vram=vram, device=device)
-    return make_plan(read.manifest, target, folder=read.folder, model=model)
+    return make_plan(
+        read.manifest,
+        target,
+        folder=read.folder,
+        model=model,
+        use_measurements=use_measurements,
+    )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from expert.data.documents import DocumentStore
     from expert.data.encoder import Encoder
     from expert.data.pack_index import PackIndex
-    from expert.data.prepare import Prepared
+    from expert.data.prepare import Prepared, Recipe
     from expert.data.records import BadRow, Row
     from expert.data.sources import Source, Sources
     from expert.data.streaming import Stream
@@ -185,10 +185,26 @@ class Builder:
         return text_tools(_tokenizer_folder(self.plan), self.plan.model.prompt_template)
 
     def _tokenise(self, source: Source, name: str) -> Prepared:
-        from expert.data.prepare import Recipe, Work, prepare
+        from expert.data.prepare import Work, prepare
+
+        recipe, folder = self.recipe_of(source, name)
+        segments_of, _ = self.formatter(source)
+        work = Work(
+            rows=lambda: self.rows_of(source),
+            segments_of=segments_of,
+            encoder=self.encoder,
+            max_bad_rows=self.spec.max_bad_rows,
+            tell=lambda rows, tokens: self.tell(f"{name} {source.name}", rows, tokens),
+            with_helper=self._pays_for_a_helper(source),
+        )
+        return prepare(work, recipe, folder)
+
+    def recipe_of(self, source: Source, name: str) -> tuple[Recipe, Path]:
+        """What decides the tokens of a source, and the folder they are in or would go to."""
+        from expert.data.prepare import Recipe
         from expert.data.remembered import remembered_content_hash
 
-        segments_of, columns = self.formatter(source)
+        _, columns = self.formatter(source)
         checks = self.spec.validation
         recipe = Recipe(
             data=remembered_content_hash(source, _beside(self.cache, self.explicit)),
@@ -201,15 +217,7 @@ class Builder:
         folder = self.cache
         if not self.explicit or name != "train" or self.sources.tasks:
             folder = _beside(self.cache, self.explicit) / f"tokens-{recipe.key()[:16]}"
-        work = Work(
-            rows=lambda: self.rows_of(source),
-            segments_of=segments_of,
-            encoder=self.encoder,
-            max_bad_rows=self.spec.max_bad_rows,
-            tell=lambda rows, tokens: self.tell(f"{name} {source.name}", rows, tokens),
-            with_helper=self._pays_for_a_helper(source),
-        )
-        return prepare(work, recipe, folder)
+        return recipe, folder
 
     def _pays_for_a_helper(self, source: Source) -> bool:
         """Two processes where words are encoded under Python's lock and there is enough to do."""

@@ -7,10 +7,10 @@ import gc
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.data.streaming import Stream
     from expert.jobs.building import Built
+    from expert.jobs.calibrating import MemoryWatch
     from expert.jobs.checkpoints import Groups
     from expert.jobs.feeding import RunData
     from expert.manifest.schema import Manifest
@@ -80,6 +81,7 @@ class Session:
         self._tried: object = None
         self.pressure: Pressure = pressure_of(plan)
         self._taken: int | None = None
+        self._memory: MemoryWatch | None = None
         self.recorder: Recorder = recorder_of(self)
         self.best: BestSoFar = best_so_far(plan, self.state)
 
@@ -215,6 +217,7 @@ class Session:
 
     def attempt(self) -> Ending:
         """Train from where the run stands until something ends it."""
+        from expert.jobs.calibrating import MemoryWatch
         from expert.jobs.feeding import feed_facts, training_feed
         from expert.jobs.healing import rows_behind
         from expert.training.loop import Tools, train
@@ -223,6 +226,7 @@ class Session:
         built = self.built
         self._try_out()
         self.emit("loaded", step=self.state.done, seconds=time.monotonic() - began)
+        self._memory = MemoryWatch(self.plan, self.device, self.gpu, self.emit)
         self.emit("feed", step=self.state.done, **feed_facts(self.plan, self.data))
         timed = built.timeline.take_event if self.device.type == "cuda" else None
         feed = training_feed(self.plan, self.data, self.state, device=self.device, new_event=timed)
@@ -238,9 +242,14 @@ class Session:
         )
         self.pressure.data.restart()
         self.recorder.meter.start()
-        with feed as updates:
+        with feed as fed:
+            updates = self.passing(fed)
             self.state, ending = train(built.engine, updates, self.state, self.loop_plan(), tools)
         return ending
+
+    def passing(self, updates: Iterable[Any]) -> Iterable[Any]:
+        """The updates on their way to the loop; a rehearsal looks at them here."""
+        return updates
 
     def _try_out(self) -> None:
         """Once for every plan, before the next update: does it fit on the device and the disk?"""
@@ -263,6 +272,10 @@ class Session:
         return 1 + math.ceil(left / loop.save_every) if loop.save_every else 1
 
     def _reached(self, state: TrainState) -> None:
+        evaluated = state.evaluated != self.state.evaluated
+        if evaluated or state.done > self.state.done:
+            assert self._memory is not None
+            self._memory.after_update(disturbed=evaluated)
         self.state = state
 
     def loop_plan(self) -> LoopPlan:
@@ -350,6 +363,10 @@ class Session:
 
     def change_plan(self, after: RunPlan, changed: set[str]) -> None:
         """Go on with another plan; weights and optimizer state stay, and what the run remembers."""
+        from expert.jobs.calibrating import known_calibrations
+        from expert.planning.calibration import estimated_again
+
+        after = estimated_again(after, known_calibrations(after.target))
         self.plan = after
         try:
             self.folder.write_json("plan.json", after.model_dump(mode="json"))

@@ -82,14 +82,16 @@ def train(
         with session:
             if checkpoint is not None:
                 session.resume(checkpoint, allow_changed=allow_changed)
-            return _run(session)
+            return run_session(session)
 
 
 def open_data(plan: RunPlan, read: ReadManifest, tell: Tell) -> tuple[RunPlan, RunData, Builder]:
     """Prepare the data where that is still to do, and settle the plan's counts by it."""
     from expert.data.sources import resolve_sources
-    from expert.jobs.feeding import RunData, data_order, settled_by_data
+    from expert.jobs.calibrating import known_calibrations
+    from expert.jobs.feeding import RunData, data_order, late_rows, settled_by_data
     from expert.jobs.preparing import Builder
+    from expert.planning.calibration import estimated_again
 
     spec = read.manifest.training.dataset
     builder = Builder(plan, read, resolve_sources(spec, read.folder), tell)
@@ -116,8 +118,10 @@ def open_data(plan: RunPlan, read: ReadManifest, tell: Tell) -> tuple[RunPlan, R
         test=made.test,
         encoder=made.encoder,
         soft=soft,
+        late=late_rows(builder, made.train) if plan.data.tokenize == "late" else None,
     )
-    return settled_by_data(plan, order, made.train), data, builder
+    plan = settled_by_data(plan, order, made.train)
+    return estimated_again(plan, known_calibrations(plan.target)), data, builder
 
 
 def _stream_of(builder: Builder, plan: RunPlan) -> Stream:
@@ -197,7 +201,7 @@ def _run_folder(plan: RunPlan, resume: str | None) -> tuple[RunFolder, Path | No
     return folder, folder.checkpoints
 
 
-def _run(session: Session) -> RunResult:
+def run_session(session: Session) -> RunResult:
     """Attempt, and where that fails take the next plan, until the run has ended."""
     from expert.training.step import UpdateTorn
 

@@ -95,7 +95,7 @@ def run_status(folder: RunFolder) -> RunStatus:
         elif kind == "fell_back":
             fallbacks.append(": ".join(str(event.get(k)) for k in ("failure", "reason")))
         seen.update(_facts(event))
-    state, because = _state(folder, ending)
+    state, because = state_of(folder, ending)
     known = {name: seen.get(name) for name in _KEPT}
     return RunStatus(
         folder=folder.path,
@@ -131,7 +131,8 @@ def _facts(event: Event) -> dict[str, Any]:
     return reached
 
 
-def _state(folder: RunFolder, ending: Event | None) -> tuple[State, str]:
+def state_of(folder: RunFolder, ending: Event | None) -> tuple[State, str]:
+    """How a run stands by the event that ended it, if one did, and why, in words."""
     if ending is not None:
         because = str(ending.get("reason") or ending.get("error") or "")
         return ENDINGS[ending["event"]], because

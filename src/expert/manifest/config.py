@@ -120,6 +120,8 @@ class TrainingConfig(StrictSection):
     """What happens to a row longer than max_seq_length; every one is counted."""
     train_on_prompt: Flag = False
     """Learn the prompt too; false: only the answers count in the loss."""
+    tokenize: Literal["ahead", "late"] = "ahead"
+    """ahead: tokens are prepared once; late: when a batch asks for them, only to measure that."""
     pretokenized_cache: Text | None = None
     """Folder of prepared tokens; null: datasets_optimized/<expert>, keyed by content."""
 

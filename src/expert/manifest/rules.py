@@ -169,6 +169,28 @@ def _packing(manifest: Manifest, say: Findings) -> None:
         say.tell("warning", "training.dataset.streaming", text)
 
 
+def _tokenising(manifest: Manifest, say: Findings) -> None:
+    """Tokenising late is the way to measure against: rows alone, each of them when it is needed."""
+    config, path = manifest.training.config, "training.config.tokenize"
+    if config.tokenize != "late":
+        return
+    if any(model.name == CHAR_GPT for model in manifest.base_models):
+        what = f"late, but {CHAR_GPT} reads a corpus that is characters already"
+        say.wrong(path, what, "leave it out")
+    elif manifest.training.dataset.streaming:
+        what = "late, but streamed rows are tokenised while training anyway"
+        say.wrong(path, what, "leave it out, or set streaming: false")
+    elif manifest.training.dataset.tasks:
+        what = "late, but the rows of several tasks are mixed by their prepared tokens"
+        say.wrong(path, what, "leave it out, or name one path")
+    elif config.packing is not False:
+        what = "late, but rows can be packed only when their tokens are known"
+        say.wrong(path, what, "write packing: false too, or leave it out")
+    elif config.overlong == "split":
+        what = "late, but how many parts a row has is known only with its tokens"
+        say.wrong(path, what, "write overlong: cut too, or leave it out")
+
+
 def _attention(manifest: Manifest, say: Findings) -> None:
     config = manifest.training.config
     if config.flash_attention_2:
@@ -354,6 +376,7 @@ _RULES = (
     _precision,
     _schedule,
     _packing,
+    _tokenising,
     _attention,
     _superseded_switches,
     _cadence,

@@ -324,17 +324,37 @@ def attention_works(
 ) -> str:
     """Empty where the kernel runs here, forward and backward, and is right; else why not."""
     try:
-        ours = _probe(kind, device, dtype, head_dim, heads, kv_heads)
-        right = _probe("eager", device, dtype, head_dim, heads, kv_heads, torch.float32)
+        errors = attention_errors(kind, device, dtype, head_dim, heads, kv_heads)
     except Exception as error:  # noqa: BLE001 - whatever a kernel raises here is the answer
         return f"{type(error).__name__}: {error}"
-    tolerance = _TOLERANCES.get(dtype, 1e-5)
-    names = ("output", "gradient of queries", "gradient of keys", "gradient of values")
-    for name, one, other in zip(names, ours, right, strict=True):
-        error_size = float((one.float() - other).norm() / other.norm())
+    tolerance = attention_tolerance(dtype)
+    for name, error_size in errors.items():
         if not error_size <= tolerance:  # also where it is no number
             return f"{name} is off by {error_size:.2g}, {tolerance:.2g} is allowed for {dtype}"
     return ""
+
+
+def attention_tolerance(dtype: torch.dtype) -> float:
+    """How far outputs and gradients may be from the written-out attention, relative."""
+    return _TOLERANCES.get(dtype, 1e-5)
+
+
+def attention_errors(
+    kind: AttentionKind,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    heads: int,
+    kv_heads: int,
+) -> dict[str, float]:
+    """How far the kernel is from the written-out attention in float32, output and gradients."""
+    ours = _probe(kind, device, dtype, head_dim, heads, kv_heads)
+    right = _probe("eager", device, dtype, head_dim, heads, kv_heads, torch.float32)
+    names = ("output", "gradient of queries", "gradient of keys", "gradient of values")
+    return {
+        name: float((one.float() - other).norm() / other.norm())
+        for name, one, other in zip(names, ours, right, strict=True)
+    }
 
 
 def _probe(

@@ -12,12 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expert.model.loss_kernel import losses_and_gradients, triton_installed
+from expert.planning.memory import loss_chunk_rows
 
 Kernel = Literal["torch", "triton"]
 
 NO_LABEL = -100
-FEW_WORDS = 512
-LOGIT_BYTES = 2**30  # of one chunk, at two bytes a logit
 # A gradient of the head is summed up in float32 in pieces of this many words.
 HEAD_PIECE = 16384
 SCALED_PIECE = 8192
@@ -59,16 +58,8 @@ def loss_kernel_trouble(device: torch.device) -> str:
 
 
 def default_chunk(vocabulary: int, device: torch.device) -> int:
-    """Rows of logits that are held at once: a power of two from 256 to 4096, 1 GiB on a GPU.
-
-    Chunks of 2048 to 8192 rows were equally fast on an H200 (46 ms for 32k rows of 152k words).
-    """
-    if device.type != "cuda":
-        return 1024
-    rows = LOGIT_BYTES // (2 * vocabulary)
-    if vocabulary <= FEW_WORDS:
-        return 1 << 20  # the logits of characters are smaller than the hidden states: all at once
-    return max(256, min(4096, 1 << max(0, rows.bit_length() - 1)))
+    """Rows of logits that are held at once; on a GPU those that the memory of a plan counts on."""
+    return loss_chunk_rows(vocabulary) if device.type == "cuda" else 1024
 
 
 def summed_loss(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from expert.planning.calibration import workload_as_dict
 from expert.planning.decisions import Ledger, Source
 from expert.planning.fitting import (
     Fit,
     budget_of,
+    estimate_here,
     eval_bytes,
     even_split,
     find_fit,
@@ -17,7 +19,7 @@ from expert.planning.fitting import (
     peak_bytes,
     way_out,
 )
-from expert.planning.memory import GIB, Workload, estimate
+from expert.planning.memory import GIB, Workload
 from expert.planning.situation import Situation
 
 LARGEST_EVAL_BATCH = 64
@@ -73,20 +75,21 @@ def _settle_checkpointing(now: Situation, ledger: Ledger, fit: Fit) -> None:
     layers, count = fit.work.shape.layers, fit.work.recomputed_blocks
     gib = budget_of(now) / GIB
     kind = "none" if count == 0 else ("full" if count == layers else "selective")
-    asked = now.config.gradient_checkpointing
+    asked, found = now.config.gradient_checkpointing, now.measured(RECOMPUTING)
+    source: Source = "machine"
     if asked != "auto":
-        because = "set in the manifest"
+        because, source = "set in the manifest", "manifest"
         if asked == "selective":
             because = "selective: half of the blocks, more where that does not fit"
-        ledger.settle(RECOMPUTING, kind, because, "manifest")
     else:
         because = f"everything fits {gib:.1f} GiB without recomputing"
-        if count and fit.fits:
+        if found is not None and found[0] == kind:
+            because, source = found[1], "measurement"
+        elif count and fit.fits:
             because = f"as few blocks as let {max(1, _asked_rows(now))} at once fit {gib:.1f} GiB"
         elif not fit.fits:
             because = f"even recomputing everything does not fit {gib:.1f} GiB"
-        ledger.settle(RECOMPUTING, kind, because, "machine")
-    source: Source = "machine" if asked == "auto" else "manifest"
+    ledger.settle(RECOMPUTING, kind, because, source)
     ledger.settle("kernels.recomputed_blocks", count, because, source)
 
 
@@ -133,6 +136,10 @@ def _settle_micro_batch(
         because = f"up to {largest} fit {gib:.1f} GiB"
         if largest == most:
             because = f"the whole update fits {gib:.1f} GiB"
+        found = now.measured(path)
+        if found is not None and fit.fits and found[0] < micro:
+            micro, steps = even_split(sequences, found[0])
+            because, source = f"{found[0]} at once were {found[1]}", "measurement"
     if not fit.fits:
         because = f"not even this fits {gib:.1f} GiB"
     ledger.settle(path, micro, because, source)
@@ -190,12 +197,15 @@ def _settle_budget(now: Situation, ledger: Ledger) -> int:
 def _settle_memory(now: Situation, ledger: Ledger, work: Workload) -> None:
     budget = _settle_budget(now, ledger)
     peak = peak_bytes(now, work)
-    parts = estimate(work).parts()
+    parts = estimate_here(now, work).parts()
     if not now.on_gpu:
         parts["cuda_context"] = 0
     largest = sorted(parts.items(), key=lambda part: -part[1])[:3]
     words = ", ".join(f"{name.replace('_', ' ')} {size / GIB:.1f}" for name, size in largest)
-    ledger.settle("memory.peak_bytes", peak, f"estimate in GiB: {words}", "machine")
+    _, how = now.calibrations.of(work)
+    source: Source = "measurement" if how.startswith("calibrated") else "machine"
+    ledger.settle("memory.peak_bytes", peak, f"estimate in GiB: {words} ({how})", source)
+    ledger.settle("memory.workload", workload_as_dict(work), "what was estimated", "machine")
     ledger.settle("memory.parts", parts, "estimate by purpose", "machine")
     ledger.settle(
         "memory.fits", peak <= budget, f"{peak / GIB:.1f} of {budget / GIB:.1f} GiB", "machine"
@@ -234,5 +244,5 @@ def _settle_without_shape(now: Situation, ledger: Ledger, most: int, sequences: 
     else:
         now.pass_on(ledger, "batch.eval_batch", "eval_batch_size")
     _settle_budget(now, ledger)
-    for key in ("peak_bytes", "parts", "fits"):
+    for key in ("peak_bytes", "parts", "fits", "workload"):
         ledger.unknown(f"memory.{key}", reason)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from expert.manifest.types import parse_size
-from expert.planning.memory import Workload, estimate
+from expert.planning.memory import MemoryEstimate, Workload, estimate
 from expert.planning.situation import Situation
 
 # Choices made here leave a twentieth of the budget free: the estimate is off by up to 4 %, and the
@@ -69,6 +69,9 @@ def fewest_recomputed(now: Situation, work: Workload, budget: int) -> Workload:
 def recomputed_counts(now: Situation, layers: int) -> range:
     """How many blocks may be recomputed, from the fewest to the most."""
     asked = now.config.gradient_checkpointing
+    found = now.measured("kernels.checkpointing")
+    if asked == "auto" and found is not None and found[0] == "full":
+        asked = "full"
     if asked == "auto":
         return range(0, layers + 1)
     if asked == "selective":
@@ -86,8 +89,13 @@ def budget_of(now: Situation) -> int:
 
 def peak_bytes(now: Situation, work: Workload) -> int:
     """The estimate for this device: a CPU has no CUDA context."""
-    guess = estimate(work)
+    guess = estimate_here(now, work)
     return guess.total if now.on_gpu else guess.total - guess.cuda_context
+
+
+def estimate_here(now: Situation, work: Workload) -> MemoryEstimate:
+    """The estimate, calibrated by what runs of this kind found out on this card."""
+    return estimate(work, now.calibrations.of(work)[0])
 
 
 def fits(now: Situation, work: Workload) -> bool:
@@ -124,9 +132,10 @@ def even_split(sequences: int, largest: int) -> tuple[int, int]:
 
 def eval_bytes(now: Situation, work: Workload) -> int:
     """Peak of an evaluation step: one block's tensors instead of all of them."""
-    guess = estimate(work)
+    guess = estimate_here(now, work)
     one_block = replace(work, shape=replace(work.shape, layers=1), recomputed_blocks=0)
-    peak = guess.total - guess.activations + estimate(one_block).activations
+    calibration, _ = now.calibrations.of(work)
+    peak = guess.total - guess.activations + estimate(one_block, calibration).activations
     return peak if now.on_gpu else peak - guess.cuda_context
 
 

@@ -100,6 +100,9 @@ def choose_attention(now: Situation, ledger: Ledger, *, packed: bool, compiled: 
         if config.attention == "auto":
             because = "flash_attention_2 in the manifest; torch's own flash kernels"
         return str(ledger.settle(path, asked, because, "manifest"))
+    found = _measured_attention(now, packed=packed, compiled=compiled)
+    if found is not None:
+        return str(ledger.settle(path, *found, "measurement"))
     if packed and compiled and now.target.capability == HOPPER:
         # docs/benchmarks/training-speed-h200.json: 117,143 against 108,998 tokens/s at 0.6B in one
         # run; at 8B, in two runs, 16,415 against 16,229.
@@ -112,6 +115,15 @@ def choose_attention(now: Situation, ledger: Ledger, *, packed: bool, compiled: 
     if packed:
         because = f"{now.card_words} has no variable-length kernel: SDPA with a document mask"
     return str(ledger.settle(path, "sdpa", because, "machine"))
+
+
+def _measured_attention(now: Situation, *, packed: bool, compiled: bool) -> tuple[str, str] | None:
+    """What a ladder found fastest with blocks as they are now; eager takes too much memory."""
+    found, compiled_then = now.measured("kernels.attention"), now.measured("kernels.compile")
+    if found is None or found[0] == "eager":
+        return None
+    able = found[0] == "sdpa" or (packed and now.has_capability(AMPERE))
+    return found if able and compiled == bool(compiled_then and compiled_then[0]) else None
 
 
 def choose_compile(
@@ -132,7 +144,11 @@ def choose_compile(
     else:
         steps = ledger.decisions["length.total_steps"].value
         chosen, because = _compile_pays(now, likely_seconds, steps, padded=padded)
-        ledger.settle(path, chosen, because, "machine")
+        found = now.measured(path)
+        if chosen and found is not None:
+            chosen = ledger.settle(path, *found, "measurement")
+        else:
+            ledger.settle(path, chosen, because, "machine")
     mode = config.torch_compile_mode
     if mode == "auto":
         because = "per-block graphs gain little from more effort"
@@ -175,6 +191,9 @@ def _compile_pays(
 def choose_optimizer(now: Situation, ledger: Ledger) -> str:
     """Fused AdamW on a GPU, or what was asked for."""
     asked, path = now.config.optim, "optim.optimizer"
+    found = now.measured(path)
+    if asked == "auto" and found is not None:
+        return str(ledger.settle(path, *found, "measurement"))
     if asked == "auto":
         if now.on_gpu:
             because = "one kernel for all weights"

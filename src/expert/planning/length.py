@@ -10,7 +10,6 @@ from expert.planning.decisions import Ledger
 from expert.planning.kernels import LIKELY_SHARE_OF_PEAK
 from expert.planning.measurements import find_rate
 from expert.planning.memory import OPTIMIZER_BYTES_PER_WEIGHT, Workload, flops_per_token
-from expert.planning.resolve import basename
 from expert.planning.situation import Situation
 
 # A cached token is an int32 and a bit of mask; a document two offsets.
@@ -101,6 +100,9 @@ def seconds_at_peak(now: Situation, ledger: Ledger, work: Workload | None) -> fl
 
 def likely_seconds(now: Situation, ledger: Ledger, work: Workload | None) -> float | None:
     """A rough length of the run, only to tell a short run from a long one."""
+    tokens = total_tokens(now, ledger)
+    if now.best is not None and tokens is not None:
+        return tokens / now.best.tokens_per_second
     floor = seconds_at_peak(now, ledger, work)
     return floor / LIKELY_SHARE_OF_PEAK if floor is not None else None
 
@@ -108,9 +110,8 @@ def likely_seconds(now: Situation, ledger: Ledger, work: Workload | None) -> flo
 def settle_time(now: Situation, ledger: Ledger, work: Workload | None) -> None:
     """Seconds by a measured rate, and the floor the arithmetic sets."""
     tokens = total_tokens(now, ledger)
-    card = now.target.card.slug if now.target.card else now.target.name
+    card, model = now.card_key, now.model_key
     quantization = str(ledger.decisions["model.quantization"].value)
-    model = basename(now.model.name).lower()
     rate = find_rate(list(now.rates), (card, model, now.config.adapter_type, quantization))
     if tokens is None:
         rows = ledger.decisions["length.rows"].value

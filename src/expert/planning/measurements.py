@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from expert.core.files import write_text_atomically
+
+if sys.platform != "win32":
+    import fcntl
+
+# What a ladder may settle for later plans where the manifest says auto: the same learning, faster.
+REMEMBERED = (
+    *("kernels.compile", "kernels.attention", "kernels.checkpointing"),
+    *("batch.micro_batch", "optim.optimizer"),
+)
 
 
 class MeasuredRate(BaseModel):
@@ -22,6 +37,23 @@ class MeasuredRate(BaseModel):
     tokens_per_second: float
     measured_on: str
     command: str
+    max_seq_length: int | None = None
+    """Tokens of a sequence, where the ladder was climbed to its end; None: a rate alone."""
+    packing: str | None = None
+    parameters: int | None = None
+    """Of the model: the built-in character model has one name and many sizes."""
+    settings: dict[str, Any] = {}
+    """What won, by path of the plan."""
+    gains: dict[str, float] = {}
+    """Times as fast as without it, by path of the plan."""
+
+    def is_about(self, other: Mapping[str, Any]) -> bool:
+        """Whether a record is of the same card, model and shape."""
+        keys = (
+            *("card", "model", "adapter", "quantization"),
+            *("max_seq_length", "packing", "parameters"),
+        )
+        return all(other.get(key) == getattr(self, key) for key in keys)
 
 
 def measurements_file(environ: Mapping[str, str] = os.environ) -> Path:
@@ -55,3 +87,62 @@ def find_rate(rates: list[MeasuredRate], wanted: tuple[str, str, str, str]) -> M
         if (rate.card, rate.model, rate.adapter, rate.quantization) == wanted:
             return rate
     return None
+
+
+def find_best(
+    rates: Sequence[MeasuredRate],
+    wanted: tuple[str, str, str],
+    *,
+    quantization: str,
+    max_seq_length: int,
+    packing: str,
+    parameters: int | None,
+) -> MeasuredRate | None:
+    """The newest ladder for (card, model, adapter) in this shape; any base where it is open."""
+    for rate in reversed(rates):
+        same = (rate.card, rate.model, rate.adapter) == wanted
+        same &= (rate.max_seq_length, rate.packing) == (max_seq_length, packing)
+        same &= rate.parameters == parameters
+        if same and rate.settings and quantization in ("auto", rate.quantization):
+            return rate
+    return None
+
+
+def remember_rate(path: Path, rate: MeasuredRate) -> None:
+    """Add a record to the file; only an older one of the same card, model and shape goes.
+
+    Records that this version does not understand are kept as they are, and a file that is none is
+    put aside.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(path):
+        kept = [record for record in _records(path) if not _same(rate, record)]
+        records = [*kept, rate.model_dump(mode="json")]
+        write_text_atomically(path, json.dumps(records, indent=2) + "\n")
+
+
+def _same(rate: MeasuredRate, record: Any) -> bool:
+    return isinstance(record, dict) and rate.is_about(record)
+
+
+def _records(path: Path) -> list[Any]:
+    """Everything in the file, understood or not."""
+    try:
+        records = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except ValueError:
+        records = None
+    if isinstance(records, list):
+        return records
+    path.rename(path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"))
+    return []
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep others from writing in between; the system's lock ends with its process."""
+    with path.with_name(f".{path.name}.lock").open("w") as stream:
+        if sys.platform != "win32":
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield

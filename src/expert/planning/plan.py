@@ -11,7 +11,9 @@ from pathlib import Path
 from expert.core.errors import ExpertError
 from expert.manifest.schema import CHAR_GPT, BaseModelSpec, Manifest
 from expert.planning.batching import settle_fit
+from expert.planning.calibration import calibrations_file, calibrations_of
 from expert.planning.decisions import Ledger
+from expert.planning.host import package_version
 from expert.planning.kernels import (
     choose_attention,
     choose_compile,
@@ -34,7 +36,7 @@ from expert.planning.length import (
     settle_length,
     settle_time,
 )
-from expert.planning.measurements import measurements_file, read_rates
+from expert.planning.measurements import find_best, measurements_file, read_rates
 from expert.planning.memory import Workload
 from expert.planning.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
@@ -59,15 +61,22 @@ def make_plan(
     folder: Path = Path(),
     model: str | None = None,
     environ: Mapping[str, str] = os.environ,
+    use_measurements: bool = True,
 ) -> RunPlan:
-    """Settle everything the manifest leaves open for this target."""
+    """Settle everything the manifest leaves open for this target.
+
+    Without measurements what ladders have found is left out: one that is climbed looks for itself.
+    """
     now = gather(manifest, target, folder=folder, model=model, environ=environ)
+    if not use_measurements:
+        now = replace(now, rates=())
     ledger = Ledger()
     settle_model(now, ledger)
     rank, targets = settle_adapter(now, ledger)
     precision = choose_precision(now, ledger)
     choose_tf32(now, ledger)
     length, packed = settle_sequences(now, ledger)
+    now = _with_best(now, length, str(ledger.decisions["data.packing"].value))
     fused_loss = choose_switches(now, ledger)
     optimizer = choose_optimizer(now, ledger)
     examples, sequences = settle_update(now, ledger, length=length, packed=packed)
@@ -105,6 +114,22 @@ def make_plan(
     return _as_plan(now, ledger)
 
 
+def _with_best(now: Situation, length: int, packing: str) -> Situation:
+    """Look up what a ladder found for sequences like these."""
+    wanted = (now.card_key, now.model_key, now.config.adapter_type)
+    base = "int8" if now.model.quantization == "fp8" else now.model.quantization
+    shape = now.resolved.shape
+    best = find_best(
+        now.rates,
+        wanted,
+        quantization=base,
+        max_seq_length=length,
+        packing=packing,
+        parameters=shape.parameters if shape is not None else None,
+    )
+    return replace(now, best=best)
+
+
 def gather(
     manifest: Manifest,
     target: Target,
@@ -125,6 +150,9 @@ def gather(
         target=target,
         survey=survey_data(manifest.training.dataset, folder, characters=is_char_model),
         rates=tuple(read_rates(measurements_file(environ))),
+        calibrations=calibrations_of(
+            target.name, package_version("torch").value, calibrations_file(environ)
+        ),
     )
 
 
@@ -216,8 +244,11 @@ def _settle_rest(now: Situation, ledger: Ledger, work: Workload | None) -> None:
         words = f"{data.validation_split:.0%} of the training rows"
         because = f"split off with seed {now.config.seed}"
     ledger.settle("data.validation", words, because, "manifest")
-    for key in ("overlong", "train_on_prompt"):
+    for key in ("overlong", "train_on_prompt", "tokenize"):
         now.pass_on(ledger, f"data.{key}", key)
+    if now.config.tokenize == "late":
+        text = "every row is tokenised again whenever a batch needs it: only to measure what"
+        ledger.warn("data.tokenize", f"{text} that costs")
     if data.streaming:
         ledger.settle("data.cache", None, "streamed rows are not kept", "machine")
     elif now.config.pretokenized_cache:

@@ -62,6 +62,7 @@ class DataPlan(Slice):
     overlong: Literal["cut", "split", "drop"]
     train_on_prompt: bool
     cache: str | None
+    tokenize: Literal["ahead", "late"] = "ahead"
 
 
 class BatchPlan(Slice):
@@ -138,6 +139,8 @@ class MemoryPlan(Slice):
     peak_bytes: int | None
     parts: dict[str, int] | None
     fits: bool | None
+    workload: dict[str, Any] | None = None
+    """What was estimated: planning.calibration makes a Workload of it again."""
 
 
 class DiskPlan(Slice):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from expert.manifest.config import TrainingConfig
 from expert.manifest.schema import CHAR_GPT, Adapter, BaseModelSpec, Manifest
+from expert.planning.calibration import Calibrations
 from expert.planning.decisions import Ledger, Source
 from expert.planning.measurements import MeasuredRate
-from expert.planning.resolve import ResolvedModel
+from expert.planning.resolve import ResolvedModel, basename
 from expert.planning.survey import Survey
 from expert.planning.target import Target
 
@@ -25,6 +27,9 @@ class Situation:
     target: Target
     survey: Survey
     rates: tuple[MeasuredRate, ...]
+    calibrations: Calibrations
+    best: MeasuredRate | None = None
+    """What a ladder found fastest for this card, model and shape."""
 
     @property
     def config(self) -> TrainingConfig:
@@ -42,6 +47,24 @@ class Situation:
     @property
     def on_gpu(self) -> bool:
         return self.target.device == "cuda"
+
+    @property
+    def card_key(self) -> str:
+        """What measurements call this card."""
+        return self.target.card.slug if self.target.card else self.target.name
+
+    @property
+    def model_key(self) -> str:
+        """What measurements call this model."""
+        return basename(self.model.name).lower()
+
+    def measured(self, path: str) -> tuple[Any, str] | None:
+        """What a ladder found fastest for a value of the plan, and when; None where none did."""
+        if self.best is None or path not in self.best.settings:
+            return None
+        gain = self.best.gains.get(path)
+        times = f", {gain:.2f}x as fast as without" if gain else ""
+        return self.best.settings[path], f"fastest in the ladder of {self.best.measured_on}{times}"
 
     def has_capability(self, least: tuple[int, int]) -> bool:
         """True on a card of at least this capability, and on one nobody named."""

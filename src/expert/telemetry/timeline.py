@@ -49,8 +49,8 @@ class StepTimes:
     host_wall: float
     host: dict[str, float]
     ran_dry: bool | None = None
-    """The device had finished the update before when the host had launched this one: it waits for
-    the host. None on a CPU and where there is no update before."""
+    """The device had come to the last phase when the host had only just launched it: it waits for
+    the host. A host that keeps up is hundreds of kernels ahead. None on a CPU."""
 
     def share(self, phase: str) -> float:
         """The part of the update that a phase takes, 0 to 1."""
@@ -171,8 +171,8 @@ class Timeline:
                 self._spare.extend(self._handed_over.popleft()[1:])
             return
         assert update.inside is None, f"end() inside {update.inside}"
-        if self._ended and (before := self._ended[-1].end) is not None:
-            update.ran_dry = before.query()
+        if update.pairs:
+            update.ran_dry = update.pairs[-1][1].query()
         update.end = self._recorded()
         update.host_end = self._clock()
         while self._handed_over:

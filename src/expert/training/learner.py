@@ -69,6 +69,11 @@ class OptimizerLearner:
             parameter.grad = None
         self._losses = None
 
+    def gradients(self) -> dict[str, Tensor]:
+        """What was accumulated so far, in full precision; valid until the next change."""
+        named = self._masters.named
+        return {name: weight.grad for name, weight in named if weight.grad is not None}
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """What is trained in full precision, and the optimizer's state."""
         model = {name: parameter.detach() for name, parameter in self._masters.named}

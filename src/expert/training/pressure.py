@@ -105,6 +105,7 @@ class Recompiling:
     def restart(self) -> None:
         """The model was built anew: it may compile."""
         self._warming, self._known, self._storms = STORM_WARMUP_UPDATES, 0, 0
+        self._fresh = 0
 
     def forgive(self, count: int) -> None:
         """Graphs that were due to something else, as to an evaluation."""
@@ -116,7 +117,7 @@ class Recompiling:
     @property
     def since_warm_up(self) -> int:
         """Graphs compiled in updates that should have met every shape."""
-        return 0 if self._warming else self._storms + self._graphs() - self._known
+        return self._storms + self._fresh
 
     def add(self) -> RecompileStorm | None:
         """An update is over."""
@@ -124,11 +125,11 @@ class Recompiling:
             self._warming -= 1
             self._known = self._graphs()
             return None
-        fresh = self._graphs() - self._known
+        fresh = self._fresh = self._graphs() - self._known
         if fresh <= self._most:
             return None
         self._known += fresh
-        self._storms += fresh
+        self._storms, self._fresh = self._storms + fresh, 0
         return RecompileStorm(count=fresh)
 
 

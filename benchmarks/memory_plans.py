@@ -1,0 +1,163 @@
+"""How near the memory of a plan comes to what its run takes, on a card.
+
+Of every kind of run (adapter, base, kernels) one is made first, whose two points, at rest and at
+the peak, calibrate the plans of its kind. Then others with other batch sizes are planned with
+that, run, and held to their plans. Real rows, random weights of real shapes, four updates each.
+
+    python benchmarks/memory_plans.py --data FOLDER --out FILE [--only TEXT ...]
+
+FOLDER holds corpus.jsonl (a `text` column) and tok/ (a tokenizer).
+"""
+
+import argparse
+import datetime
+import gc
+import json
+import os
+import platform
+import shutil
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from training_speed import write_model
+
+import expert
+from expert.core.events import read_events
+from expert.planning.calibration import calibrations_file, workload_of
+from expert.planning.memory import estimate
+from expert.planning.run_plan import RunPlan
+
+LORA = {"adapter_type": "lora", "rank": 16, "alpha": 32}
+FULL = {"adapter_type": "full"}
+FAST = {"torch_compile": True, "attention": "flex"}
+PLAIN = {"torch_compile": False, "attention": "flash"}
+KEPT = {"gradient_checkpointing": False}
+AGAIN = {"gradient_checkpointing": True}
+# name, shape, settings, rows of the run that calibrates, rows of those that are held to it
+KINDS: list[tuple[str, str, dict[str, Any], int, tuple[int, ...]]] = [
+    ("0.6b lora", "qwen3-0.6b", {**LORA, **FAST, **KEPT}, 4, (8, 16, 24)),
+    ("0.6b lora recomputed", "qwen3-0.6b", {**LORA, **PLAIN, **AGAIN}, 8, (16, 32)),
+    ("0.6b lora uncompiled", "qwen3-0.6b", {**LORA, **PLAIN, **KEPT}, 4, (8, 16)),
+    ("0.6b nf4", "qwen3-0.6b", {**LORA, **PLAIN, **KEPT, "base": "int4"}, 4, (8, 16)),
+    ("0.6b full", "qwen3-0.6b", {**FULL, **PLAIN, **KEPT}, 4, (8, 16)),
+    ("0.6b full recomputed", "qwen3-0.6b", {**FULL, **PLAIN, **AGAIN}, 4, (16,)),
+    ("8b lora", "llama-8b", {**LORA, **FAST, **KEPT}, 1, (4, 8)),
+    ("8b lora recomputed", "llama-8b", {**LORA, **PLAIN, **AGAIN}, 4, (8, 16)),
+    ("8b nf4", "llama-8b", {**LORA, **PLAIN, **KEPT, "base": "int4"}, 1, (4,)),
+    ("8b nf4 recomputed", "llama-8b", {**LORA, **PLAIN, **AGAIN, "base": "int4"}, 4, (8, 16)),
+]
+
+
+def run_once(
+    shape: str, rows: int, settings: dict[str, Any], args: argparse.Namespace
+) -> dict[str, Any]:
+    """One run: what its plan said, and what it took."""
+    folder = args.work / "run"  # the same for all: tokens are prepared once
+    folder.mkdir(parents=True, exist_ok=True)
+    models = (args.models or args.work / "models").resolve() / shape
+    write_model(shape, models, args.data / "tok")
+    settings = dict(settings)
+    base = {"name": str(models), "quantization": settings.pop("base", "none")}
+    manifest = {
+        "name": "memory",
+        "base_model": base,
+        "training": {
+            "dataset": {"path": str(args.data / "corpus.jsonl"), "validation_split": 0},
+            "config": {
+                "max_seq_length": 2048,
+                "train_on_prompt": True,
+                "micro_batch_size": rows,
+                "batch_size": 5 * rows,
+                "max_steps": 4,
+                "logging_steps": 1,
+                "save_strategy": "no",
+                "trackers": [],
+                **settings,
+            },
+        },
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    done = expert.train(folder / "manifest.json")
+    events = list(read_events(done.folder / "events.jsonl"))
+    plan = RunPlan.model_validate_json((done.folder / "plan.json").read_text(encoding="utf-8"))
+    work = workload_of(plan)
+    assert work is not None
+    shutil.rmtree(done.folder)
+    gc.collect()
+    torch.cuda.empty_cache()
+    told = [event for event in events if event["event"] == "memory"]
+    if not told:
+        kinds = ", ".join(f"{event['event']} {event.get('reason', '')}" for event in events)
+        return {"rows": rows, "error": f"no memory event among {kinds}"[:2000]}
+    memory = told[-1]
+    return {
+        "shape": shape,
+        "rows": rows,
+        "settings": settings,
+        "workload": plan.memory.workload and {**plan.memory.workload, "rows": work.rows},
+        "planned_bytes": memory["planned_bytes"],
+        "counted_bytes": estimate(work).total,
+        "measured_bytes": memory["measured_bytes"],
+        "reserved_bytes": memory["reserved_bytes"],
+        "allocated_bytes": memory["allocated_bytes"],
+        "context_bytes": memory["context_bytes"],
+        "fallbacks": [event for event in events if event["event"] == "fell_back"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--models", type=Path, help="where the models are kept for other runs")
+    parser.add_argument("--only", nargs="*", default=[])
+    args = parser.parse_args()
+    args.work = Path(tempfile.mkdtemp(prefix="memory-"))
+    args.data = args.data.resolve()
+    os.environ["EXPERT_HOME"] = str(args.work / "home")
+    probes = calibrations_file()
+    results: list[dict[str, Any]] = []
+    for name, shape, settings, calibrating, held in KINDS:
+        if args.only and not any(text in name for text in args.only):
+            continue
+        for rows in (calibrating, *held):
+            kept = probes.read_text(encoding="utf-8") if probes.exists() else None
+            try:
+                result = run_once(shape, rows, settings, args)
+            except Exception as error:  # noqa: BLE001 - the others are still worth measuring
+                result = {"rows": rows, "error": f"{type(error).__name__}: {error}"[:2000]}
+            role = "calibrates" if rows == calibrating else "held to its plan"
+            results.append({"case": name, "role": role, **result})
+            if rows != calibrating and kept is not None:
+                probes.write_text(kept, encoding="utf-8")  # only the first of a kind calibrates
+            print(line_of(results[-1]), flush=True)
+            record = {
+                "environment": {
+                    "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                    "card": torch.cuda.get_device_name(),
+                    "python": platform.python_version(),
+                    "versions": {name: version(name) for name in ("torch", "transformers", "peft")},
+                    "command": "python benchmarks/memory_plans.py",
+                },
+                "probes": json.loads(probes.read_text()) if probes.exists() else [],
+                "results": results,
+            }
+            args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def line_of(result: dict[str, Any]) -> str:
+    if "error" in result:
+        return f"{result['case']:24} {result['rows']:3}  {result['error']}"
+    measured = result["measured_bytes"]
+    planned, counted = (result[key] / measured - 1 for key in ("planned_bytes", "counted_bytes"))
+    return (
+        f"{result['case']:24} {result['rows']:3} rows  {measured / 1e9:6.1f} GB  "
+        f"plan {planned:+6.1%}  counted {counted:+6.1%}  {result['role']}"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""The same job with TRL: LoRA or DoRA on a bf16 or NF4 base, packed, as its documentation says.
+
+    python benchmarks/peer_trl.py --data FOLDER --model FOLDER --out FILE [--dora] [--nf4]
+        [--rank 16] [--rows 8] [--steps 30] [--liger] [--recompute]
+
+FOLDER holds corpus.jsonl (a `text` column); the model's folder has its tokenizer. Real tokens a
+second over the last two thirds of the updates. Attention is torch's varlen kernel, so that packing
+is possible without flash-attn.
+"""
+
+import argparse
+import inspect
+import json
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from peft import LoraConfig
+from torch.nn.attention.varlen import varlen_attn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    TrainerCallback,
+)
+from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+from trl import SFTConfig, SFTTrainer
+
+LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+_OPTIONS = inspect.signature(varlen_attn).parameters
+MORE: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _OPTIONS else {}
+MORE |= {"window_size": (-1, 0)} if "window_size" in _OPTIONS else {"is_causal": True}
+
+
+def varlen(module: Any, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> tuple[Any, None]:
+    """Documents of a packed row by themselves, with the boundaries the collator makes."""
+    rows, _, length, width = q.shape
+    q, k, v = (x.transpose(1, 2).reshape(rows * length, -1, width) for x in (q, k, v))
+    edges, longest = options["cu_seq_lens_q"], options["max_length_q"]
+    scale = options.get("scaling")
+    out = varlen_attn(q, k, v, edges, edges, longest, longest, scale=scale, **MORE)
+    return out.view(rows, length, -1, width), None
+
+
+class Clock(TrainerCallback):
+    """Counts real tokens and seconds after the first third of the updates."""
+
+    def __init__(self, warm: int, steps: int) -> None:
+        self.warm, self.steps = warm, steps
+        self.tokens = torch.zeros((), dtype=torch.long, device="cuda")
+        self.before = self.began = 0.0
+        self.seconds, self.counted = 0.0, 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.warm:
+            torch.cuda.synchronize()
+            self.began, self.before = time.perf_counter(), int(self.tokens)
+        if state.global_step == self.steps:
+            torch.cuda.synchronize()
+            self.seconds = time.perf_counter() - self.began
+            self.counted = int(self.tokens) - int(self.before)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    for flag in ("--dora", "--nf4", "--liger", "--recompute"):
+        parser.add_argument(flag, action="store_true")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=30)
+    args = parser.parse_args()
+    AttentionInterface.register("varlen", varlen)
+    AttentionMaskInterface.register("varlen", lambda *a, **k: None)
+    quantised = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16,
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        args.model,
+        dtype=torch.bfloat16,
+        attn_implementation="varlen",
+        quantization_config=quantised if args.nf4 else None,
+        device_map={"": 0},
+    )
+    model.config.use_cache = False
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    lines = (args.data / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = datasets.Dataset.from_dict({"text": [json.loads(line)["text"] for line in lines]})
+    clock = Clock(args.steps // 3, args.steps)
+
+    class Counting(SFTTrainer):  # type: ignore[misc]
+        def training_step(self, model: Any, inputs: Any, *more: Any, **options: Any) -> Any:
+            clock.tokens.add_((inputs["input_ids"] != 0).sum())
+            return super().training_step(model, inputs, *more, **options)
+
+    trainer = Counting(
+        model=model,
+        args=SFTConfig(
+            output_dir=tempfile.mkdtemp(prefix="trl-"),
+            per_device_train_batch_size=args.rows,
+            max_steps=args.steps,
+            bf16=True,
+            tf32=True,
+            packing=True,
+            max_length=2048,
+            gradient_checkpointing=args.recompute,
+            use_liger_kernel=args.liger,
+            optim="adamw_torch_fused",
+            learning_rate=2e-4,
+            logging_steps=5,
+            save_strategy="no",
+            report_to=[],
+            dataset_num_proc=8,
+            dataloader_num_workers=4,
+        ),
+        train_dataset=rows,
+        processing_class=tokenizer,
+        peft_config=LoraConfig(
+            r=args.rank,
+            lora_alpha=2 * args.rank,
+            target_modules=LINEARS,
+            use_dora=args.dora,
+            task_type="CAUSAL_LM",
+        ),
+        callbacks=[clock],
+    )
+    trainer.train()
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    result = {
+        "peer": "trl",
+        "model": args.model.name,
+        "settings": {k: v for k, v in vars(args).items() if k not in ("data", "model", "out")},
+        "tokens_per_second": clock.counted / clock.seconds,
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+        "losses": losses,
+        "versions": {name: version(name) for name in ("torch", "trl", "peft", "bitsandbytes")},
+    }
+    print(json.dumps(result), flush=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

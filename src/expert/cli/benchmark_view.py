@@ -1,0 +1,174 @@
+"""A benchmark as a person sees it: how the climb goes, and the ladder at its end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from expert.cli.display import Sheet, show_bars, show_sheet, write_line
+from expert.cli.run_view import PreparingView, say
+from expert.cli.words import duration
+from expert.insight.ladder import (
+    COLUMNS,
+    MARKS,
+    Ladder,
+    RungResult,
+    compare,
+    headline,
+    how_measured,
+    table_rows,
+)
+from expert.jobs.benchmarking import Watcher
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
+
+    from expert.planning.ladder import Rung
+
+# In a terminal what cannot be known for any rung takes no column.
+ALWAYS = ("rung", "tokens/s", "gain", "in all", "loss", "")
+
+
+class ClimbView(Watcher):
+    """A bar with the rung, what it does and the time that is left; plain lines elsewhere."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._began = clock()
+        self._measured = 0
+        self._number, self._of, self._name = 0, 1, ""
+        self._open = ExitStack()
+        self._tell: Callable[[str, int, int], None] | None = None
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> ClimbView:
+        self._tell = self._open.enter_context(PreparingView(self._console))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def preparing(self, name: str, rows: int, tokens: int) -> None:
+        """Hands on to the view of preparing."""
+        if self._tell is not None:
+            self._tell(name, rows, tokens)
+
+    def begins(self, rung: Rung, number: int, of: int) -> None:
+        """Shows which rung it is."""
+        if self._tell is not None:
+            self._open.close()
+            self._tell, self._began = None, self._clock()
+            self._open_bar()
+        self._number, self._of, self._name = number, of, rung.name
+        if self._bar is None:
+            say(self._console, f"[{number}/{of}] {rung.name}: {rung.adds}{self._left()}")
+        self.goes_on("", 0, 0)
+
+    def goes_on(self, doing: str, done: int, of: int) -> None:
+        """Moves the bar; no line of its own elsewhere."""
+        if self._bar is None or self._task is None:
+            return
+        share = done / of if of else 0.0
+        words = f"{doing} {done}/{of}" if of else doing
+        facts = f"[{self._number}/{self._of}] {self._name}  {words}{self._left()}"
+        self._bar.update(self._task, completed=self._number - 1 + min(1.0, share), facts=facts)
+        self._bar.refresh()
+
+    def ends(self, result: RungResult) -> None:
+        """Prints what came of the rung."""
+        self._measured += result.status != "not here"
+        style = {"kept": "green", "not here": "dim"}.get(result.status, "yellow")
+        say(self._bar.console if self._bar else self._console, line_of(result), style)
+
+    def _left(self) -> str:
+        """Time that is left, as if every rung took as long as those before."""
+        if not self._measured:
+            return ""
+        each = (self._clock() - self._began) / max(1, self._number - 1)
+        return f"  (about {duration(each * (self._of - self._number + 1))} left)"
+
+    def _open_bar(self) -> None:
+        if not self._console.is_terminal:
+            return
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        # Drawn when something is told: a drawing thread would take a core from what is measured.
+        self._bar = Progress(
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[facts]}", markup=False),
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+        )
+        self._open.enter_context(self._bar)
+        self._task = self._bar.add_task("", total=self._of, facts="")
+
+
+def line_of(result: RungResult) -> str:
+    """One rung in a line."""
+    seen = result.measured
+    if seen is None:
+        word = {"not here": "not here"}.get(result.status, result.status)
+        return f"  {result.name}: {word}: {result.because}"
+    parts = [f"{seen.tokens_per_second:,.0f} tokens/s"]
+    if result.gain is not None:
+        parts.append(f"{result.gain:.2f}x")
+    if result.cumulative is not None and result.gain is not None:
+        parts.append(f"in all {result.cumulative:.2f}x")
+    if seen.loss is not None:
+        parts.append(f"loss {seen.loss:.4f}")
+    if result.because:
+        parts.append(f"{MARKS[result.status]}: {result.because}")
+    return f"  {result.name}: {', '.join(parts)}"
+
+
+def show_ladder(ladder: Ladder, console: Console) -> None:
+    """The sentence, the bars, the table, and how it was measured."""
+    say(console, f"\n{headline(ladder)}\n", "bold")
+    seen = [(rung, rung.measured) for rung in ladder.rungs if rung.measured is not None]
+    most = max((measured.tokens_per_second for _, measured in seen), default=0.0)
+    if console.is_terminal:
+        bars = [
+            (rung.name, one.tokens_per_second, f"{one.tokens_per_second:,.0f}")
+            for rung, one in seen
+            if rung.status == "kept"
+        ]
+        show_bars(bars, most, console)
+    rows = table_rows(ladder)
+    kept = [
+        place
+        for place, column in enumerate(COLUMNS)
+        if column in ALWAYS or any(row[place] != "–" for row in rows)
+    ]
+    columns = tuple(COLUMNS[place] for place in kept)
+    show_sheet(Sheet(columns, [[[row[p] for p in kept] for row in rows]]), console)
+    for line in how_measured(ladder):
+        say(console, line, "dim")
+
+
+def show_compared(first: Path, second: Path, console: Console, *, as_json: bool) -> None:
+    """Two results or two runs, with their ratio."""
+    found = compare(first, second)
+    if as_json:
+        keys = ("what", "first", "second", "ratio")
+        rows = [dict(zip(keys, row, strict=True)) for row in found]
+        write_line(json.dumps(rows, indent=2))
+        return
+    lines = [[name, _number(one), _number(two), _times(ratio)] for name, one, two, ratio in found]
+    show_sheet(Sheet(("", str(first), str(second), "ratio"), [lines]), console)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _times(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.3f}x"

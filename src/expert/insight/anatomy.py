@@ -1,0 +1,287 @@
+"""Where the time went: of the whole run, and of an average update once it had settled.
+
+Everything is read from events. Medians over the log lines stand for an update, so that one hiccup
+does not rule; what a run does not tell is None.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from expert.core.events import Event
+from expert.insight.record import RunRecord
+
+PHASES = ("data_wait", "copy", "forward", "backward", "optimizer", "other")
+NOT_COMPUTING = ("data_wait", "copy", "other")
+SETTLING_UPDATES = 3
+"""Updates after a start or a change of plan that compile and fill caches, as the meter counts."""
+BEGINNINGS = ("started", "resumed", "fell_back", "rolled_back", "compiled")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepAnatomy:
+    """One average update, in seconds. Where there is a device, phases are its own time."""
+
+    phases: Mapping[str, float]
+    copies_beside: bool = False
+    """Copies ran on a stream of their own while the device computed: they take no time here."""
+    feed: float | None = None
+    """Seconds somebody spent making the batches, whether or not the device waited for it."""
+    updates: int = 1
+    settled: bool = True
+    """False where the run was too short for a settled update, so that its first ones stand here."""
+    timed: bool = True
+    """False where a run tells only how long an update took, and nothing of its phases."""
+    tokens: float | None = None
+    tokens_per_second: float | None = None
+    samples_per_second: float | None = None
+    mfu: float | None = None
+    padding: float | None = None
+    ran_dry: float | None = None
+    gpu_utilization: float | None = None
+    """0 to 1, as NVML counts it: the share of time in which any kernel ran."""
+
+    def of(self, phase: str) -> float:
+        return self.phases.get(phase, 0.0)
+
+    @property
+    def compute(self) -> float:
+        return sum(s for name, s in self.phases.items() if name not in NOT_COMPUTING)
+
+    @property
+    def exposed_copy(self) -> float:
+        """Copying for which the device had to wait."""
+        return 0.0 if self.copies_beside else self.of("copy")
+
+    @property
+    def wall(self) -> float:
+        return self.compute + self.of("data_wait") + self.exposed_copy + self.of("other")
+
+    @property
+    def idle_share(self) -> float | None:
+        """The part of an update in which the device computed nothing."""
+        return 1 - self.compute / self.wall if self.timed and self.wall > 0 else None
+
+    def share(self, phase: str) -> float:
+        seconds = self.exposed_copy if phase == "copy" else self.of(phase)
+        return seconds / self.wall if self.wall > 0 else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "phases": dict(self.phases),
+            "wall": self.wall,
+            "idle_share": self.idle_share,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTimes:
+    """Seconds of the whole run, sessions added up; the time between two sessions is nobody's."""
+
+    loading: float = 0.0
+    compiling: float = 0.0
+    training: float = 0.0
+    evaluating: float = 0.0
+    saving: float = 0.0
+    total: float = 0.0
+
+    @property
+    def start(self) -> float:
+        return self.loading + self.compiling
+
+    @property
+    def rest(self) -> float:
+        known = self.start + self.training + self.evaluating + self.saving
+        return max(0.0, self.total - known)
+
+    def as_dict(self) -> dict[str, float]:
+        return {**asdict(self), "rest": self.rest}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A log line: how many updates it stands for, and whether these had settled."""
+
+    event: Event
+    updates: int
+    settled: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Anatomy:
+    """Both pictures; without one finished update there is no step."""
+
+    run: RunTimes
+    step: StepAnatomy | None
+    lines: Sequence[Line] = field(default=(), repr=False)
+
+    @property
+    def steady(self) -> list[Line]:
+        """The lines that medians are taken over: settled ones, or all where there are none."""
+        return _steady(self.lines)
+
+
+def dissect(run: RunRecord) -> Anatomy:
+    """Where the time of a run and of its updates went."""
+    lines = list(log_lines(run.events))
+    step = average_step(lines, on_gpu=run.on_gpu)
+    usual = step.wall if step is not None and step.settled else 0.0
+    return Anatomy(run=run_times(run.events, usual), step=step, lines=lines)
+
+
+# --- an average update ---------------------------------------------------------------------------
+
+
+def log_lines(events: Sequence[Event]) -> Iterator[Line]:
+    """Every step event with its count of updates, told by the event or by the numbers around it."""
+    before, unsettled_until = 0, SETTLING_UPDATES
+    for event in events:
+        step = number(event, "step")
+        if event.get("event") in BEGINNINGS:
+            here = int(step or 0) - (event["event"] == "compiled")  # told after that update
+            unsettled_until = max(0, here) + SETTLING_UPDATES
+            before = min(before, max(0, here))  # a rollback takes updates once more
+        elif event.get("event") == "step" and step is not None:
+            told = number(event, "updates")
+            count = int(told) if told else max(1, int(step) - before)
+            yield Line(event=event, updates=count, settled=int(step) - count >= unsettled_until)
+            before = int(step)
+
+
+def _steady(lines: Sequence[Line]) -> list[Line]:
+    return [line for line in lines if line.settled] or list(lines)
+
+
+def average_step(lines: Sequence[Line], *, on_gpu: bool) -> StepAnatomy | None:
+    """The median update; None where no line tells how long one took."""
+    chosen = _steady(lines)
+    walls = per_update(chosen, "seconds")
+    if not walls:
+        return None
+    phases = {name: per_update(chosen, f"time_{name}") for name in PHASES}
+    times = {name: statistics.median(found) for name, found in phases.items() if found}
+    beside = on_gpu  # packed batches are copied on a stream of their own
+    together = sum(s for name, s in times.items() if not (beside and name == "copy"))
+    wall = statistics.median(walls)
+    timed_at_all = bool(times)
+    if not timed_at_all:  # an old or torn run: only the clock is known
+        times = {"update": wall}
+    elif wall > together:  # what lies between two updates: logging, Python, a device that waits
+        times["other"] = times.get("other", 0.0) + wall - together
+    feed = per_update(chosen, "time_feed")
+    use = median(chosen, "gpu_utilization")
+    tokens = per_update(chosen, "tokens")
+    return StepAnatomy(
+        phases=times,
+        copies_beside=beside,
+        feed=statistics.median(feed) if feed else None,
+        updates=sum(line.updates for line in chosen),
+        settled=any(line.settled for line in chosen),
+        timed=timed_at_all,
+        tokens=statistics.median(tokens) if tokens else None,
+        tokens_per_second=median(chosen, "tokens_per_second"),
+        samples_per_second=median(chosen, "samples_per_second"),
+        mfu=median(chosen, "mfu"),
+        padding=median(chosen, "padding"),
+        ran_dry=median(chosen, "ran_dry"),
+        gpu_utilization=use / 100 if use is not None else None,
+    )
+
+
+def per_update(lines: Sequence[Line], name: str) -> list[float]:
+    """A sum of each line, divided by its updates."""
+    found = ((number(line.event, name), line.updates) for line in lines)
+    return [value / updates for value, updates in found if value is not None]
+
+
+def median(lines: Sequence[Line], name: str) -> float | None:
+    found = [value for line in lines if (value := number(line.event, name)) is not None]
+    return statistics.median(found) if found else None
+
+
+def number(event: Mapping[str, Any], name: str) -> float | None:
+    """A finite number of an event; text such as "nan", and anything odd, is None."""
+    value = event.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:  # an integer of 400 digits
+        return None
+
+
+# --- the whole run -------------------------------------------------------------------------------
+
+
+def run_times(events: Sequence[Event], usual_update: float = 0.0) -> RunTimes:
+    """Seconds by purpose. `usual_update` is taken off the updates that also compiled."""
+    sums = dict.fromkeys(("loading", "compiling", "training", "evaluating", "saving"), 0.0)
+    total = 0.0
+    for session in _sessions(events):
+        total += _length(session)
+        sums["loading"] += _loading(session)
+        sums["evaluating"] += _evaluating(session, usual_update)
+        for event in session:
+            seconds = max(0.0, number(event, "seconds") or 0.0)
+            kind = event.get("event")
+            if kind == "compiled":
+                sums["compiling"] += max(0.0, seconds - usual_update)
+            elif kind == "step":
+                sums["training"] += seconds
+            elif kind == "saved":
+                sums["saving"] += seconds
+    ended = [e for e in events if e.get("event") == "finished"]
+    whole = number(ended[-1], "seconds") if ended else None
+    training = max(sums["training"], whole or 0.0)  # updates behind the last line are in the whole
+    sums["training"] = max(0.0, training - sums["compiling"])
+    return RunTimes(**sums, total=max(total, sum(sums.values())))
+
+
+def _sessions(events: Sequence[Event]) -> list[list[Event]]:
+    """The events from each start to the next."""
+    found: list[list[Event]] = []
+    for event in events:
+        if event.get("event") == "started" or not found:
+            found.append([])
+        found[-1].append(event)
+    return found
+
+
+def _length(session: Sequence[Event]) -> float:
+    stamps = [stamp for event in session if (stamp := number(event, "time")) is not None]
+    return max(0.0, stamps[-1] - stamps[0]) if stamps else 0.0
+
+
+def _loading(session: Sequence[Event]) -> float:
+    """What the run says of it; an older one: until its first update, without that update."""
+    told = [e for e in session if e.get("event") == "loaded"]
+    if told:
+        return sum(max(0.0, number(event, "seconds") or 0.0) for event in told)
+    began = next((number(e, "time") for e in session if e.get("event") == "started"), None)
+    first = next((e for e in session if e.get("event") in ("compiled", "step")), None)
+    if began is None or first is None:
+        return 0.0
+    until = number(first, "time")
+    return max(0.0, (until or began) - began - (number(first, "seconds") or 0.0))
+
+
+def _evaluating(session: Sequence[Event], usual_update: float) -> float:
+    """Told by new runs; of older ones what lies between an evaluation and the event before it."""
+    total = 0.0
+    before: tuple[float | None, float | None] = (None, None)
+    for event in session:
+        stamp, step = number(event, "time"), number(event, "step")
+        if event.get("event") == "eval":
+            told = number(event, "seconds")
+            if told is not None:
+                total += max(0.0, told)
+            elif stamp is not None and before[0] is not None:
+                updates = max(0.0, (step or 0.0) - (before[1] or step or 0.0))
+                total += max(0.0, stamp - before[0] - updates * usual_update)
+        before = (stamp, before[1] if step is None else step)
+    return total

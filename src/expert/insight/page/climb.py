@@ -1,0 +1,53 @@
+"""The ladder of a benchmark as bars."""
+
+from __future__ import annotations
+
+from expert.insight.ladder import (
+    COLUMNS,
+    MARKS,
+    Ladder,
+    RungResult,
+    headline,
+    how_measured,
+    table_rows,
+)
+from expert.insight.page.blocks import Bar, Bars, Figure, Folded, Grid, Lines, Section, Words
+
+_LEFT = ("rung", "")
+
+
+def ladder_section(ladder: Ladder) -> Section:
+    """Every rung as a bar; those that were left out stand back, with the reason."""
+    bars = Bars(bars=tuple(_bar(rung) for rung in ladder.rungs))
+    figure = Figure(
+        name="ladder",
+        title="Tokens a second, rung by rung",
+        chart=bars,
+        note="Grey rungs were left out; the reason stands below their names.",
+        wide=True,
+    )
+    numbers = tuple(name for name in COLUMNS if name not in _LEFT)
+    table = Grid(columns=COLUMNS, rows=tuple(table_rows(ladder)), numbers=numbers)
+    how = Lines(lines=tuple(("plain", line) for line in how_measured(ladder)))
+    return Section(
+        name="ladder",
+        title="The ladder",
+        inside=(
+            Words(text=f"{headline(ladder)}."),
+            figure,
+            Folded(title="The ladder in numbers, and how it was measured", inside=(table, how)),
+        ),
+    )
+
+
+def _bar(rung: RungResult) -> Bar:
+    rate = rung.measured.tokens_per_second if rung.measured is not None else None
+    note = rung.because
+    if rung.status == "kept":
+        gains = [f"{rung.gain:.2f}×" if rung.gain is not None else ""]
+        gains += [f"{rung.cumulative:.2f}× in all" if rung.cumulative is not None else ""]
+        note = ", ".join(gain for gain in gains if gain)
+    elif not note:
+        note = MARKS[rung.status]
+    words = f"{rate:,.0f}" if rate is not None else MARKS[rung.status]
+    return Bar(name=rung.name, amount=rate, words=words, note=note, marked=rung.status != "kept")

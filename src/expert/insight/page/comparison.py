@@ -1,0 +1,196 @@
+"""Several runs on the same axes, and in what they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from expert.core.words import count, duration, gib
+from expert.insight.page.blocks import (
+    Block,
+    Figure,
+    Grid,
+    LineChart,
+    Point,
+    Section,
+    Series,
+    Unit,
+    Words,
+)
+from expert.insight.page.facts import RunFacts, number
+from expert.insight.page.learning import MIN_SMOOTHED, has_values, spans_far
+from expert.insight.page.story import told_value
+from expert.insight.page.thinning import running_total, smoothed
+
+COLOURS = (1, 2, 3, 4, 5, 6)
+NOT_COMPARED = ("decisions", "remarks")
+Number = Callable[[RunFacts], float | None]
+
+
+def comparison(runs: Sequence[RunFacts]) -> Section:
+    """Curves over steps, tokens and time, then the numbers, then the plans."""
+    names = labels(runs)
+    losses = [_smooth_loss(run) for run in runs]
+    figures = [
+        _figure("loss-by-step", "Loss by step", names, losses, "step", "count"),
+        _figure("loss-by-tokens", "Loss by tokens", names, _over(runs, losses, "tokens"), "tokens",
+                "si"),
+        _figure("loss-by-time", "Loss by time in updates", names, _over(runs, losses, "seconds"),
+                "time", "seconds"),
+        _figure("evals-by-step", "Validation loss by step", names, [_evals(run) for run in runs],
+                "step", "count", dots=True),
+        _figure("speed-by-step", "Tokens a second by step", names,
+                [run.points("tokens_per_second") for run in runs], "step", "count", unit="si",
+                from_zero=True),
+    ]  # fmt: skip
+    inside: list[Block] = [_numbers(runs, names)]
+    inside.extend(figure for figure in figures if figure)
+    inside.append(_plans(runs, names))
+    return Section(name="comparison", title="Comparison", inside=tuple(inside))
+
+
+def labels(runs: Sequence[RunFacts]) -> list[str]:
+    """The names of the folders; equal ones are told apart by a number."""
+    found: list[str] = []
+    for run in runs:
+        again = sum(other.name == run.name for other in runs[: len(found)])
+        found.append(f"{run.name} ({again + 1})" if again else run.name)
+    return found
+
+
+def _smooth_loss(run: RunFacts) -> list[Point]:
+    points = run.points("loss")
+    if len(points) < MIN_SMOOTHED:
+        return points
+    return smoothed(points, [value or 1.0 for value in run.column("targets")])
+
+
+def _over(
+    runs: Sequence[RunFacts], losses: Sequence[Sequence[Point]], key: str
+) -> list[list[Point]]:
+    """The curves over a sum along the run instead of over steps."""
+    result = []
+    for run, points in zip(runs, losses, strict=True):
+        at = running_total(run.amounts(key))
+        known = bool(at) and at[-1] > 0
+        moved = [(x, y) for x, (_, y) in zip(at, points, strict=True)]
+        result.append(moved if known else [])
+    return result
+
+
+def _evals(run: RunFacts) -> list[Point]:
+    return [(float(event["step"]), number(event.get("loss"))) for event in run.evals()]
+
+
+def _figure(
+    name: str,
+    title: str,
+    names: Sequence[str],
+    curves: Sequence[Sequence[Point]],
+    x_name: str,
+    x_unit: Unit,
+    *,
+    unit: Unit = "number",
+    from_zero: bool = False,
+    dots: bool = False,
+) -> Figure | None:
+    series = tuple(
+        Series(
+            name=label,
+            points=points,
+            colour=COLOURS[place % len(COLOURS)],
+            look="dots" if dots else "line",
+        )
+        for place, (label, points) in enumerate(zip(names, curves, strict=True))
+        if has_values(points)
+    )
+    if not series:
+        return None
+    far = unit == "number" and spans_far([point for line in series for point in line.points])
+    chart = LineChart(
+        series=series, x_name=x_name, x_unit=x_unit, unit=unit, from_zero=from_zero, log=far
+    )
+    return Figure(name=name, title=title, chart=chart)
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+_COMPARED: dict[str, tuple[Number, Callable[[float], str]]] = {
+    "loss": (lambda run: run.loss, "{:.4f}".format),
+    "validation loss, best": (
+        lambda run: number(run.best_eval["loss"]) if run.best_eval else None,
+        "{:.4f}".format,
+    ),
+    "tokens a second": (lambda run: run.tokens_per_second, "{:,.0f}".format),
+    "GPU utilisation": (lambda run: run.average("gpu_utilization"), "{:.0f} %".format),
+    "MFU": (lambda run: run.average("mfu"), "{:.1%}".format),
+    "memory peak": (lambda run: run.memory_peak[0] if run.memory_peak else None, gib),
+    "duration": (lambda run: run.seconds, duration),
+    "updates": (
+        lambda run: run.step_numbers[-1] if run.step_numbers else None,
+        "{:,.0f}".format,
+    ),
+    "tokens": (lambda run: sum(run.amounts("tokens")) or None, lambda n: count(round(n))),
+}
+
+
+def _numbers(runs: Sequence[RunFacts], names: Sequence[str]) -> Grid:
+    """One row a number; behind every run but the first how many times the first's it is."""
+    rows = [("verdict", *_spread([run.verdict or "–" for run in runs], ["" for _ in runs]))]
+    rows.append(("state", *_spread([run.state for run in runs], ["" for _ in runs])))
+    for name, (measure, words) in _COMPARED.items():
+        values = [measure(run) for run in runs]
+        if all(value is None for value in values):
+            continue
+        shown = [words(value) if value is not None else "–" for value in values]
+        rows.append((name, *_spread(shown, [_ratio(values[0], value) for value in values])))
+    columns = ["", names[0]]
+    for label in names[1:]:
+        columns += [label, f"ratio {len(columns) // 2}" if len(names) > 2 else "ratio"]
+    ratios = tuple(name for name in columns if name.startswith("ratio"))
+    return Grid(columns=tuple(columns), rows=tuple(rows), numbers=ratios)
+
+
+def _spread(shown: Sequence[str], ratios: Sequence[str]) -> list[str]:
+    """The first run's cell, then two cells for every other run."""
+    cells = [shown[0]]
+    for value, ratio in zip(shown[1:], ratios[1:], strict=True):
+        cells += [value, ratio]
+    return cells
+
+
+def _ratio(first: float | None, other: float | None) -> str:
+    if not first or other is None:
+        return "–"
+    ratio = other / first
+    return f"{ratio:.2f}×" if 0.1 <= abs(ratio) < 100 else f"{ratio:.3g}×"
+
+
+# --- plans ---------------------------------------------------------------------------------------
+
+
+def _plans(runs: Sequence[RunFacts], names: Sequence[str]) -> Block:
+    flat = [dict(flattened(run.record.plan)) for run in runs]
+    paths = list(dict.fromkeys(path for one in flat for path in one))
+    rows = [
+        (path, *(told_value(path, one.get(path)) for one in flat))
+        for path in paths
+        if any(one.get(path) != flat[0].get(path) for one in flat[1:])
+    ]
+    if not rows:
+        return Words(text="The plans of these runs are the same in every value.")
+    return Grid(columns=("plan", *names), rows=tuple(rows), code=("plan",))
+
+
+def flattened(plan: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
+    """Every value of a plan by its path, without the reasons."""
+    found: list[tuple[str, Any]] = []
+    for key, value in plan.items():
+        path = f"{above}.{key}" if above else str(key)
+        if path in NOT_COMPARED:
+            continue
+        if isinstance(value, dict) and value and path.count(".") < 3:
+            found.extend(flattened(value, path))
+        else:
+            found.append((path, value))
+    return found

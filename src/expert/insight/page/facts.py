@@ -1,0 +1,193 @@
+"""The numbers of a run, each as it was measured or None with the reason why there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from expert.core.events import Event
+from expert.insight.anatomy import Anatomy, Line
+from expert.insight.page.blocks import Point
+from expert.insight.record import RunRecord
+
+
+def number(value: object) -> float | None:
+    """A finite number; None for anything else, also for the "nan" that events hold as text."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def numbers(values: list[Any]) -> list[float | None]:
+    """Every value as a finite number or None; quick where all are numbers, as nearly always."""
+    if set(map(type, values)) <= {float, int}:
+        with suppress(OverflowError):  # an integer of 400 digits
+            if all(map(math.isfinite, values)):
+                return values
+    return [number(value) for value in values]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What the page tells of one run; `state` says whether it goes on, ended, or was killed."""
+
+    record: RunRecord
+    anatomy: Anatomy
+    state: str
+    because: str = ""
+    verdict: str = ""
+
+    @cached_property
+    def name(self) -> str:
+        return self.record.folder.resolve().name
+
+    @cached_property
+    def expert(self) -> str:
+        return str(self.started.get("expert") or self.record.plan.get("expert") or self.name)
+
+    @cached_property
+    def started(self) -> Event:
+        return next(iter(self.record.of("started")), {})
+
+    @cached_property
+    def finished(self) -> Event:
+        return next(iter(reversed(self.record.of("finished"))), {})
+
+    @cached_property
+    def steps(self) -> list[Event]:
+        """The lines of the updates in their order; of an update taken twice the second."""
+        return [line.event for line in self.lines]
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        told = {number(line.event.get("step")) or 0.0: line for line in self.anatomy.lines}
+        return [told[step] for step in sorted(told)]
+
+    @cached_property
+    def on_gpu(self) -> bool:
+        return self.record.on_gpu or any("gpu_utilization" in event for event in self.steps[-5:])
+
+    @cached_property
+    def settled(self) -> list[Event]:
+        """The lines after the warm-up, or all where there are no others."""
+        return [line.event for line in self.anatomy.steady]
+
+    def points(self, key: str) -> list[Point]:
+        """A value of the lines by step; None where a line holds none."""
+        return list(zip(self.step_numbers, self.column(key), strict=True))
+
+    def column(self, key: str) -> list[float | None]:
+        """A value of every line in their order."""
+        return numbers([event.get(key) for event in self.steps])
+
+    @cached_property
+    def step_numbers(self) -> list[float]:
+        return [value or 0.0 for value in self.column("step")]
+
+    def values(self, key: str) -> list[float]:
+        """The values of the settled lines that hold one."""
+        found = numbers([event.get(key) for event in self.settled])
+        return [value for value in found if value is not None]
+
+    def amounts(self, key: str) -> list[float]:
+        """A value of every line, 0 where it holds none: for sums along the run."""
+        return [value or 0.0 for value in self.column(key)]
+
+    def evals(self, split: str = "validation") -> list[Event]:
+        """Evaluations in their order; of one taken twice the second."""
+        told: dict[float, Event] = {}
+        for event in self.record.of("eval"):
+            step = number(event.get("step"))
+            if step is not None and str(event.get("split", "validation")) == split:
+                told[step] = event
+        return [told[step] for step in sorted(told)]
+
+    @cached_property
+    def last_losses(self) -> list[Event]:
+        return self.steps[-max(1, len(self.steps) // 20) :]
+
+    @cached_property
+    def loss(self) -> float | None:
+        """The mean of the last twentieth of the run, weighed by tokens."""
+        return weighed(self.last_losses)
+
+    @cached_property
+    def best_eval(self) -> Event | None:
+        known = [event for event in self.evals() if number(event.get("loss")) is not None]
+        return min(known, key=lambda event: float(event["loss"]), default=None)
+
+    @cached_property
+    def tokens_per_second(self) -> float | None:
+        """Tokens by the time of their updates, after the warm-up."""
+        tokens_of = numbers([event.get("tokens") for event in self.settled])
+        seconds_of = numbers([event.get("seconds") for event in self.settled])
+        pairs = zip(tokens_of, seconds_of, strict=True)
+        known = [(tokens, seconds) for tokens, seconds in pairs if tokens and seconds]
+        total = sum(seconds for _, seconds in known)
+        return sum(tokens for tokens, _ in known) / total if total else None
+
+    @cached_property
+    def seconds(self) -> float | None:
+        """From the start to the end or the last word, without pauses between parts of the run."""
+        return self.clock[-1] if self.clock else None
+
+    @cached_property
+    def clock(self) -> list[float]:
+        """For every event the seconds since the start; a pause before a resume does not count."""
+        result: list[float] = []
+        first = last = offset = None
+        for event in self.record.events:
+            now = number(event.get("time"))
+            if now is not None:
+                if first is None:
+                    first, offset = now, now
+                elif event.get("event") == "started" and last is not None and offset is not None:
+                    offset += now - last
+                last = now
+            result.append(max(0.0, (last or 0.0) - (offset or 0.0)))
+        return result
+
+    @cached_property
+    def memory_peak(self) -> tuple[float, str] | None:
+        """The largest memory that was seen, and whose it is."""
+        for key, whose in (
+            ("peak_reserved_bytes", "reserved by this run"),
+            ("gpu_process_memory_bytes", "of this process"),
+            ("gpu_memory_bytes", "in use on the card"),
+        ):
+            found = [value for value in self.column(key) if value is not None]
+            if found:
+                return max(found), whose
+        return None
+
+    def average(self, key: str) -> float | None:
+        found = self.values(key)
+        return sum(found) / len(found) if found else None
+
+
+def weighed(events: Sequence[Event]) -> float | None:
+    """The mean loss of several lines by the tokens they were taken over."""
+    total = weight = 0.0
+    for event in events:
+        loss = number(event.get("mean_loss", event.get("loss")))
+        counts = number(event.get("targets")) or 1.0
+        if loss is not None:
+            total, weight = total + loss * counts, weight + counts
+    return total / weight if weight else None
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """The value where it is an object, else an empty one: files may hold anything."""
+    return value if isinstance(value, dict) else {}
+
+
+def listed(value: Any) -> list[Any]:
+    """The value where it is a list, else an empty one."""
+    return value if isinstance(value, list) else []

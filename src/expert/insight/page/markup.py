@@ -1,0 +1,77 @@
+"""HTML that cannot be broken by what it shows: every tag is made here, every text escaped here."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Any
+
+MAX_TEXT = 2_000
+"""Characters shown of one text; a row or an error may have a million."""
+_UNSEEN = ("Cc", "Cf", "Cs", "Co")  # control, format, half a pair, private
+_NO_CONTENT = {"meta", "br", "hr"}
+_HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#39;", "`": "&#96;"}
+_HTML_PLACES = re.compile("[&<>\"'`]")
+
+
+class Markup(str):
+    """Text that is HTML already: only `tag` and `joined` make it."""
+
+    __slots__ = ()
+
+
+def visible(text: object) -> str:
+    """The text with what cannot be seen written out: control characters and marks of direction.
+
+    A mark that turns the direction of writing could make a line read as something else.
+    """
+    shown = str(text)
+    if len(shown) > MAX_TEXT:
+        shown = f"{shown[:MAX_TEXT]}… ({len(shown) - MAX_TEXT:,} more characters)"
+    if shown.isascii() and shown.isprintable():
+        return shown
+    return "".join(_seen(character) for character in shown)
+
+
+def _seen(character: str) -> str:
+    """The two joiners shape letters and emoji and turn nothing around."""
+    if character in "\n\t\u200c\u200d" or unicodedata.category(character) not in _UNSEEN:
+        return character
+    return f"\\u{ord(character):04x}"
+
+
+def escape(text: object) -> str:
+    """A text as it may stand in HTML, between tags and in an attribute alike."""
+    return _HTML_PLACES.sub(lambda found: _HTML[found[0]], visible(text))
+
+
+def tag(name: str, /, *inside: object, **attributes: Any) -> Markup:
+    """An element. Text inside is escaped, None is left out; `class_` and `aria_label` are names."""
+    parts = [f"<{name}"]
+    for key, value in attributes.items():
+        if value is not None:
+            parts.append(f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"')
+    parts.append(">")
+    if name in _NO_CONTENT:
+        return Markup("".join(parts))
+    parts.append(joined(*inside))
+    parts.append(f"</{name}>")
+    return Markup("".join(parts))
+
+
+def path(d: str, **attributes: Any) -> Markup:
+    """A line of a drawing; `d` is made of numbers here and may be longer than any text."""
+    assert not set(d) - set("MLHVZz0123456789.- "), "a path holds commands and numbers only"
+    start = tag("path", **attributes).removesuffix("></path>")
+    return Markup(f'{start} d="{d}"></path>')
+
+
+def joined(*inside: object) -> Markup:
+    """Several pieces in a row; what is no markup is escaped."""
+    return Markup(
+        "".join(
+            piece if isinstance(piece, Markup) else escape(piece)
+            for piece in inside
+            if piece is not None
+        )
+    )

@@ -1,0 +1,153 @@
+"""What a reader wants first: the numbers that matter, and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from expert.core.words import count, duration, gib
+from expert.insight.finding import Finding, worst_first
+from expert.insight.page.blocks import Block, Card, Cards, Folded, Grid, Section, Words
+from expert.insight.page.facts import RunFacts, number
+from expert.insight.wording import percent, times
+
+Measured = Card | str
+"""A number, or why there is none."""
+
+
+def overview(run: RunFacts, findings: Sequence[Finding]) -> list[Section]:
+    """The key numbers, and what was found where anything was."""
+    measured = {name: measure(run) for name, measure in _NUMBERS.items()}
+    cards = tuple(card for card in measured.values() if isinstance(card, Card))
+    left_out = [f"{name}: {why}" for name, why in measured.items() if isinstance(why, str)]
+    inside: list[Block] = [Cards(cards=cards)]
+    if left_out:
+        inside.append(Words(text=f"Not shown. {'; '.join(left_out)}.", tone="note"))
+    if run.record.damaged_lines:
+        text = f"{run.record.damaged_lines:,} lines of events.jsonl are damaged and were left out."
+        inside.append(Words(text=text, tone="warning"))
+    return [Section(name="numbers", title="Key numbers", inside=tuple(inside)), *_found(findings)]
+
+
+def _found(findings: Sequence[Finding]) -> list[Section]:
+    if not findings:
+        return []
+    ordered = worst_first(list(findings))
+    bad = [finding for finding in ordered if finding.severity != "good"]
+    good = [finding for finding in ordered if finding.severity == "good"]
+    inside: list[Block] = []
+    if bad:
+        inside.append(_grid(bad))
+    else:
+        inside.append(Words(text="Nothing is to be mended.", tone="good"))
+    if good:
+        what = "thing is" if len(good) == 1 else "things are"
+        title = f"{len(good)} {what} as they should be" if len(good) > 1 else "One thing is right"
+        inside.append(Folded(title=title, inside=(_grid(good),)))
+    return [Section(name="findings", title="Findings", inside=tuple(inside))]
+
+
+def _grid(findings: Sequence[Finding]) -> Grid:
+    rows = [
+        (
+            found.severity,
+            found.title,
+            "\n".join(text for text in (found.evidence, found.consequence) if text),
+            found.fix or "–",
+            times(found.gain) if found.gain is not None else "–",
+        )
+        for found in findings
+    ]
+    return Grid(
+        columns=("", "finding", "evidence", "what mends it", "gain"),
+        rows=tuple(rows),
+        numbers=("gain",),
+        tones=tuple(found.severity for found in findings),
+    )
+
+
+# --- the cards -----------------------------------------------------------------------------------
+
+
+def _loss(run: RunFacts) -> Measured:
+    if run.loss is None:
+        return "no finite loss was logged" if run.steps else "no update was logged"
+    first = number(run.steps[0].get("loss"))
+    began = f", began at {first:.3f}" if first is not None and len(run.steps) > 1 else ""
+    lines = len(run.last_losses)
+    mean = f"mean of the last {lines} lines" if lines > 1 else "the last line"
+    return Card(name="Loss", value=f"{run.loss:.4f}", note=mean + began)
+
+
+def _eval_loss(run: RunFacts) -> Measured:
+    best = run.best_eval
+    if best is None:
+        return "nothing was evaluated" if not run.evals() else "no finite loss was measured"
+    perplexity, right = number(best.get("perplexity")), number(best.get("token_accuracy"))
+    notes = [f"best, at step {best['step']:,}"]
+    notes += [f"perplexity {perplexity:.3g}"] if perplexity is not None else []
+    notes += [f"{right:.1%} of tokens right"] if right is not None else []
+    return Card(name="Validation loss", value=f"{best['loss']:.4f}", note=", ".join(notes))
+
+
+def _speed(run: RunFacts) -> Measured:
+    if run.tokens_per_second is None:
+        return "no update was timed"
+    whole = number(run.finished.get("tokens_per_second"))
+    note = f"{whole:,.0f} over the whole run" if whole is not None else "after the warm-up"
+    return Card(name="Tokens a second", value=f"{run.tokens_per_second:,.0f}", note=note)
+
+
+def _utilisation(run: RunFacts) -> Measured:
+    mean = run.average("gpu_utilization")
+    if mean is None:
+        return "not measured" if run.on_gpu else "the run had no GPU"
+    return Card(name="GPU utilisation", value=f"{mean:.0f} %", note="mean after the warm-up")
+
+
+def _mfu(run: RunFacts) -> Measured:
+    mean = run.average("mfu")
+    if mean is None:
+        known = number(run.record.planned("length.peak_flops")) is not None
+        return "not measured" if known else "the peak of this processor is not known"
+    return Card(name="MFU", value=percent(mean), note="of the card's peak arithmetic")
+
+
+def _memory(run: RunFacts) -> Measured:
+    if run.memory_peak is None:
+        return "not measured" if run.on_gpu else "measured on GPUs only"
+    size, whose = run.memory_peak
+    planned = number(run.record.planned("memory.peak_bytes"))
+    note = whose + (f"; planned {gib(planned)}" if planned else "")
+    return Card(name="Memory peak", value=gib(size), note=note)
+
+
+def _duration(run: RunFacts) -> Measured:
+    if run.seconds is None:
+        return "no event has a time"
+    trained = run.anatomy.run.training
+    note = f"{duration(trained)} of it in updates" if trained else ""
+    return Card(name="Duration", value=duration(run.seconds), note=note)
+
+
+def _steps(run: RunFacts) -> Measured:
+    if not run.steps:
+        return "no update was logged"
+    last = run.steps[-1]
+    total, epoch = number(run.started.get("total_steps")), number(last.get("epoch"))
+    tokens = sum(run.amounts("tokens"))
+    notes = [f"of {total:,.0f}"] if total else []
+    notes += [f"{epoch:.2f} epochs"] if epoch is not None else []
+    notes += [f"{count(round(tokens))} tokens"] if tokens else []
+    return Card(name="Updates", value=f"{run.step_numbers[-1]:,.0f}", note=", ".join(notes))
+
+
+_NUMBERS: dict[str, Callable[[RunFacts], Measured]] = {
+    "loss": _loss,
+    "validation loss": _eval_loss,
+    "tokens a second": _speed,
+    "GPU utilisation": _utilisation,
+    "MFU": _mfu,
+    "memory peak": _memory,
+    "duration": _duration,
+    "updates": _steps,
+}

@@ -1,0 +1,386 @@
+"""What a run is bound by, in one sentence with numbers, and what mending it would gain.
+
+The rules are asked in a fixed order and the first that holds is the verdict: a device that waits
+for data tells nothing about its kernels, so the feeding is judged before the computing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
+
+from expert.core.words import gib
+from expert.insight.anatomy import StepAnatomy, number
+from expert.insight.evidence import Evidence
+from expert.insight.wording import percent, span, times
+
+Kind = Literal[
+    "data-bound",
+    "copy-bound",
+    "launch-bound",
+    "sync-bound",
+    "memory-bound",
+    "compute-bound",
+    "evaluation-bound",
+    "saving-bound",
+    "start-bound",
+    "unknown",
+]
+
+WAITING_SHARE = 0.10
+"""Less waiting than a tenth is not worth a change; healthy runs on an H200 waited below 1 %."""
+THREAD_SWITCH_SECONDS = 0.005
+"""Python passes its lock on every 5 ms: shorter waits are a thread's price, not the data's."""
+COPY_OF_WAIT = 0.5
+"""The device waits for the copy rather than for the batch where copying takes half of the wait."""
+DRY_SHARE = 0.5
+"""Half of the updates were launched too late: the host sets the pace."""
+LOW_UTILIZATION = 0.7
+"""For older runs, which do not tell whether the device ran dry: 0.58 was seen launch-bound on an
+H200, 0.91 and more where it was not (docs/benchmarks/char-gpt-h200.json)."""
+RETRIES_PER_UPDATE = 0.1
+"""Emptying the allocator's cache waits for the device; once in ten updates is not the start."""
+RECOMPUTING_COSTS = 1.35
+"""All blocks recomputed cost LoRA 1.35-1.46x of the time (docs/benchmarks/memory-h200.json)."""
+START_MATTERS_SECONDS = 60.0
+"""Loading and compiling of a shorter start are not worth a word."""
+PAUSES_MATTER_SECONDS = 2.0
+"""Evaluating and saving that took less in all are nothing to change, whatever their share."""
+CADENCE_SHARE = 0.05
+"""What evaluating or saving may take beside the training; the advised interval comes from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """One change, how many times as fast it would be at most, and how that was reckoned."""
+
+    what: str
+    factor: float
+    reckoned: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {times(self.factor)} ({self.reckoned})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the run is bound by; `gains` is empty where nothing is to be gained or to be told."""
+
+    kind: Kind
+    sentence: str
+    fix: str = ""
+    overrides: tuple[str, ...] = ()
+    """The fix as `--set` takes it, where a key alone mends it."""
+    gains: tuple[Gain, ...] = ()
+
+    @property
+    def gain(self) -> float | None:
+        return max((gain.factor for gain in self.gains), default=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "gain": self.gain, "gains": [asdict(g) for g in self.gains]}
+
+
+def judge(found: Evidence) -> Verdict:
+    """The verdict: by the whole time where most of it was no training, else by an update."""
+    return judge_run(found) or judge_step(found)
+
+
+# --- the whole run -------------------------------------------------------------------------------
+
+
+def judge_run(found: Evidence) -> Verdict | None:
+    """A verdict where something else took longer than the training itself."""
+    spent = found.anatomy.run
+    parts: dict[str, float] = {}
+    if len(found.run.of("eval")) > 1:  # a single one at the end is not too many
+        parts["evaluation"] = spent.evaluating
+    if len(found.run.of("saved")) > 1:
+        parts["saving"] = spent.saving
+    ended = any(found.run.of(kind) for kind in ("finished", "stopped"))
+    if ended and spent.start >= START_MATTERS_SECONDS:
+        parts["start"] = spent.start
+    name = max(parts, key=lambda part: parts[part], default="")
+    seconds = parts.get(name, 0.0)
+    if found.step is None or seconds < max(PAUSES_MATTER_SECONDS, spent.training):
+        return None
+    if name == "start":
+        return _start_bound(found)
+    kind: Kind = "evaluation-bound" if name == "evaluation" else "saving-bound"
+    word = "evaluating" if name == "evaluation" else "saving checkpoints"
+    rarer = CADENCE_SHARE * spent.training
+    factor = spent.total / (spent.total - seconds + rarer)
+    key, interval = advised_interval(found, "eval" if name == "evaluation" else "saved", seconds)
+    return Verdict(
+        kind=kind,
+        sentence=f"{kind}: {word} took {span(seconds)} of {span(spent.total)} "
+        f"({percent(seconds / spent.total)}), training only {span(spent.training)}.",
+        fix=f"training.config.{key}: {interval}",
+        overrides=(f"training.config.{key}={interval}",),
+        gains=(
+            Gain(
+                what=f"{key}: {interval}",
+                factor=factor,
+                reckoned=f"{span(spent.total)} / ({span(spent.total)} - {span(seconds)} + "
+                f"{percent(CADENCE_SHARE)} of {span(spent.training)})",
+            ),
+        ),
+    )
+
+
+def advised_interval(found: Evidence, event: str, seconds: float) -> tuple[str, int]:
+    """The key and the updates between two, so that all of them take a twentieth of the training."""
+    key = "eval_steps" if event == "eval" else "save_steps"
+    updates = sum(line.updates for line in found.anatomy.lines)
+    count = max(1, len(found.run.of(event)))
+    training = found.anatomy.run.training
+    allowed = max(1.0, CADENCE_SHARE * training / (seconds / count)) if seconds else 1.0
+    return key, max(1, round(updates / allowed))
+
+
+def _start_bound(found: Evidence) -> Verdict:
+    spent = found.anatomy.run
+    fix = "train longer, or several experts one after the other on the same machine"
+    gains: tuple[Gain, ...] = ()
+    if spent.compiling > spent.loading:
+        fix = "training.config.torch_compile: false (a run this short does not win it back)"
+        factor = spent.total / (spent.total - spent.compiling)
+        reckoned = f"{span(spent.total)} / ({span(spent.total)} - {span(spent.compiling)})"
+        gains = (Gain(what="not compiling, at most", factor=factor, reckoned=reckoned),)
+    return Verdict(
+        kind="start-bound",
+        sentence=f"start-bound: loading took {span(spent.loading)} and compiling "
+        f"{span(spent.compiling)} of {span(spent.total)}, training only {span(spent.training)}.",
+        fix=fix,
+        gains=gains,
+    )
+
+
+# --- a step --------------------------------------------------------------------------------------
+
+
+def judge_step(found: Evidence) -> Verdict:
+    """The verdict on an average update."""
+    step = found.step
+    if step is None or step.wall <= 0:
+        return _untold(found)
+    waits = feeding_verdict(step, kind=found.feed_kind, workers=found.workers)
+    return waits or _memory(found, step) or _host(found, step) or _computing(found, step)
+
+
+def _untold(found: Evidence) -> Verdict:
+    """No log line: the run never came that far, or nobody asked for lines so often."""
+    done = max((number(event, "step") or 0 for event in found.run.events), default=0)
+    if done:
+        why = f"{done:.0f} updates were made, but no log line tells how long they took."
+        fix, overrides = "training.config.logging_steps: 1", ("training.config.logging_steps=1",)
+        return Verdict(kind="unknown", sentence=f"unknown: {why}", fix=fix, overrides=overrides)
+    error = found.newest("failed").get("error") or found.newest("stopped").get("reason")
+    why = "no update was finished, so there is nothing to judge by."
+    fix = f"the run ended with: {error}" if error else ""
+    return Verdict(kind="unknown", sentence=f"unknown: {why}", fix=fix)
+
+
+def is_worth_telling(waited: float, step: StepAnatomy) -> bool:
+    """Whether a wait is a tenth of the update, and longer than two threads need to change over."""
+    return waited >= max(WAITING_SHARE * step.wall, THREAD_SWITCH_SECONDS)
+
+
+def feeding_verdict(step: StepAnatomy, *, kind: str = "late", workers: int = 0) -> Verdict | None:
+    """Data-bound or copy-bound by a timeline alone; None where the device hardly waits.
+
+    `kind` is how batches are made: "late" where rows are tokenised when they are asked for.
+    """
+    waited, copied = step.of("data_wait"), step.exposed_copy
+    stood = waited + copied
+    if not is_worth_telling(stood, step):
+        return None
+    beside = step.of("copy") if step.copies_beside else 0.0
+    if copied > waited or beside >= COPY_OF_WAIT * waited > 0:
+        return _copy_bound(step, stood)
+    doing = {"late": "tokenising", "padded": "padding rows", "stream": "reading the stream"}
+    what = f"made it wait {span(waited)} for {doing.get(kind, 'reading its tokens')}"
+    if copied:
+        what += f" and {span(copied)} for copying"
+    kept = step.wall - waited
+    change = _feeding_change(kind, workers)
+    gains = [
+        Gain(
+            what=change.what,
+            factor=step.wall / kept,
+            reckoned=f"{span(step.wall)} / {span(kept)}",
+        )
+    ]
+    if copied:
+        rest = kept - copied
+        gains.append(
+            Gain(
+                what="and copies beside the computation, up to",
+                factor=step.wall / rest,
+                reckoned=f"{span(step.wall)} / {span(rest)}",
+            )
+        )
+    return Verdict(
+        kind="data-bound",
+        sentence=f"data-bound: the device computes {span(step.compute)} of an update's "
+        f"{span(step.wall)} and is idle {percent(step.idle_share or 0)} of the time; the feeding "
+        f"{what}.",
+        fix=change.fix + (f"; {PINNED}" if copied else ""),
+        overrides=change.overrides,
+        gains=tuple(gains),
+    )
+
+
+PINNED = "training.config.dataloader_pin_memory: true and packing: true (copies run beside)"
+
+
+class _Change(NamedTuple):
+    what: str
+    fix: str
+    overrides: tuple[str, ...] = ()
+
+
+def _feeding_change(kind: str, workers: int) -> _Change:
+    """What to change about the feeding in a word, and the key or command that does it."""
+    if kind == "late":
+        fix = "training.config.tokenize: ahead (or once: expert pretokenize)"
+        return _Change("pre-tokenise", fix, ("training.config.tokenize=ahead",))
+    if kind == "stream":
+        fix = "training.dataset.streaming: false"
+        return _Change("prepare the data once", fix, ("training.dataset.streaming=false",))
+    if kind == "padded":
+        fix = f"training.config.packing: true (or dataloader_num_workers: {max(2, 2 * workers)})"
+        return _Change("pack the rows", fix, ("training.config.packing=true",))
+    cache = "training.config.pretokenized_cache: a folder on a fast local disk"
+    return _Change("read from a faster disk", cache)
+
+
+def _copy_bound(step: StepAnatomy, stood: float) -> Verdict:
+    kept = step.wall - stood
+    gain = Gain(
+        what="copies beside the computation, up to",
+        factor=step.wall / kept if kept > 0 else 1.0,
+        reckoned=f"{span(step.wall)} / {span(kept)}",
+    )
+    return Verdict(
+        kind="copy-bound",
+        sentence=f"copy-bound: copying batches takes {span(step.of('copy'))} an update, and the "
+        f"device stands still for {span(stood)} of its {span(step.wall)}.",
+        fix=PINNED,
+        gains=(gain,) if kept > 0 else (),
+    )
+
+
+def _memory(found: Evidence, step: StepAnatomy) -> Verdict | None:
+    """Memory that is short: asked for again and again, or bought with recomputation."""
+    if found.retries_per_update >= RETRIES_PER_UPDATE:
+        return Verdict(
+            kind="memory-bound",
+            sentence="memory-bound: the allocator had to empty its cache "
+            f"{found.retries_per_update:.1f} times an update, and each time everything waits.",
+            fix="training.config.gradient_checkpointing: selective, or a smaller micro_batch_size",
+        )
+    short = found.recomputes and not found.asked("kernels.checkpointing")
+    out_of_memory = found.fell_back("OutOfMemory")
+    if not short and out_of_memory is None:
+        return None
+    what = "blocks are recomputed because memory is short"
+    gains: tuple[Gain, ...] = ()
+    if short:
+        share = found.run.planned("kernels.checkpointing") == "full"
+        factor = RECOMPUTING_COSTS if share else 1 + (RECOMPUTING_COSTS - 1) / 2
+        reckoned = f"measured: recomputing all blocks costs {RECOMPUTING_COSTS:g}x"
+        gains = (Gain(what="room for all activations", factor=factor, reckoned=reckoned),)
+    else:
+        what = f"the run ran out of memory and went on with less: {_reason(out_of_memory)}"
+    budget = found.amount("memory.budget_bytes")
+    room = f" of {gib(budget)}" if budget else ""
+    peak = f"; it holds {gib(found.peak_bytes)}{room}" if found.peak_bytes else ""
+    return Verdict(
+        kind="memory-bound",
+        sentence=f"memory-bound: {what}{peak}.",
+        fix="base_model.quantization: int4, a shorter training.config.max_seq_length, or a card "
+        "with more memory",
+        gains=gains,
+    )
+
+
+def _reason(event: Any) -> str:
+    return str((event or {}).get("reason", "")).strip() or "out of memory"
+
+
+def _host(found: Evidence, step: StepAnatomy) -> Verdict | None:
+    """The device waits for the host: because that waits for it, or launches too slowly."""
+    if not found.run.on_gpu:
+        return None
+    use = step.gpu_utilization
+    dry = step.ran_dry
+    starved = dry >= DRY_SHARE if dry is not None else use is not None and use < LOW_UTILIZATION
+    if not starved:
+        return None
+    seen = f"in {percent(dry)} of the updates" if dry is not None else f"(use {percent(use or 0)})"
+    gains: tuple[Gain, ...] = ()
+    if use is not None and 0 < use < 1:
+        reckoned = f"a kernel ran {percent(use)} of the time: 1 / {use:.2f}"
+        gains = (Gain(what="a device that never waits, up to", factor=1 / use, reckoned=reckoned),)
+    if found.syncs:
+        return Verdict(
+            kind="sync-bound",
+            sentence=f"sync-bound: the host stops {found.syncs} times an update to read from the "
+            f"device, which runs dry {seen}.",
+            fix=f"take the reads out of the update: {sync_places(found)}",
+            gains=gains,
+        )
+    tokens = f" with {step.tokens:,.0f} tokens each" if step.tokens else ""
+    return Verdict(
+        kind="launch-bound",
+        sentence=f"launch-bound: the device runs dry {seen}: updates of {span(step.wall)}{tokens} "
+        "are too small for the time it takes to launch them.",
+        fix=launch_fix(found)[0],
+        overrides=launch_fix(found)[1],
+        gains=gains,
+    )
+
+
+def sync_places(found: Evidence) -> str:
+    places = found.newest("syncs").get("places")
+    known = [str(place) for place in places] if isinstance(places, list) else []
+    return ", ".join(known[:5]) or "places unknown"
+
+
+def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
+    """More work per launch first, then fewer launches: the key in words, and as `--set` has it."""
+    micro = found.amount("batch.micro_batch")
+    sequences = found.amount("batch.sequences_per_update")
+    alone = found.run.planned("data.packing") == "none"
+    if found.asked("batch.micro_batch") and micro and sequences and micro < sequences:
+        fix = "training.config.micro_batch_size"
+        return f"{fix}: auto", (f"{fix}=auto",)
+    if alone and found.run.planned("model.name") != "char-gpt":
+        return "training.config.packing: true", ("training.config.packing=true",)
+    rows = max(16, int(2 * (found.amount("batch.examples_per_update") or 1)))
+    other = "torch_compile_mode: reduce-overhead"
+    if found.run.planned("kernels.compile") is False:
+        other = "torch_compile: true"
+    key = "training.config.batch_size"
+    return f"{key}: {rows}, or {other}", (f"{key}={rows}",)
+
+
+def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
+    use = step.gpu_utilization
+    if step.idle_share is None and use is None:
+        why = f"an update takes {span(step.wall)}, but this run does not tell where that goes."
+        return Verdict(kind="unknown", sentence=f"unknown: {why}")
+    busy = percent(1 - step.idle_share if step.idle_share is not None else use or 0.0)
+    rate = f" at {step.tokens_per_second:,.0f} tokens/s" if step.tokens_per_second else ""
+    if not found.run.on_gpu:
+        sentence = f"compute-bound: good. The CPU computes {busy} of an update's {span(step.wall)}"
+        return Verdict(kind="compute-bound", sentence=f"{sentence}{rate}.")
+    sentence = f"compute-bound: good. The GPU computes {busy} of an update's {span(step.wall)}"
+    if step.mfu:
+        card = found.gpu_fact("name") or "the card"
+        sentence += f"{rate}, which is {percent(step.mfu)} of the peak of {card} (MFU)"
+        return Verdict(
+            kind="compute-bound", sentence=f"{sentence}; the peak is {times(1 / step.mfu)} away."
+        )
+    return Verdict(kind="compute-bound", sentence=f"{sentence}{rate}.")

@@ -1,0 +1,128 @@
+"""The job behind `expert benchmark`: climbs the ladder on a user's own model and data.
+
+Every rung is a run through the product's own loop, in a process of its own; what it adds stays for
+the rungs above where it is faster and the loss agrees.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from expert.core.errors import EXIT_RUN_FAILED, ExpertError
+from expert.jobs.climbing import Asked, CannotClimb, Climb, Watcher
+from expert.planning.ladder import BASELINE, RUNGS, value_at
+
+if TYPE_CHECKING:
+    from expert.insight.ladder import Ladder
+
+__all__ = ["Asked", "CannotClimb", "NothingMeasured", "Watcher", "benchmark", "write_result"]
+
+
+class NothingMeasured(ExpertError):
+    """A ladder on which no rung could be measured."""
+
+    exit_code = EXIT_RUN_FAILED
+
+
+def benchmark(
+    asked: Asked, *, folder: Path | None = None, watcher: Watcher | None = None
+) -> Ladder:
+    """Climb the ladder; its runs and its result go to `folder`, or to one that is removed."""
+    from expert.jobs.rig import Rig
+
+    climb = Climb(asked, watcher or Watcher())
+    place = folder or Path(tempfile.mkdtemp(prefix="expert-benchmark-"))
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with Rig(log=place / "log.txt") as rig:
+            ladder = climb.run(rig, place)
+    finally:
+        if folder is None:
+            shutil.rmtree(place, ignore_errors=True)
+    if not any(rung.measured for rung in ladder.rungs):
+        last = next((rung for rung in ladder.rungs if rung.status == "failed"), None)
+        raise NothingMeasured(
+            f"no rung could be measured: {last.because if last else 'none was tried'}"
+        )
+    if asked.remember and not asked.only:
+        remember(climb, ladder)
+    return ladder
+
+
+def new_folder(asked: Asked) -> Path:
+    """A new name below the output folder."""
+    from expert.jobs.planning import plan
+    from expert.planning.plan import folder_name
+
+    made = plan(asked.read(()), model=asked.model, vram=asked.vram, use_measurements=False)
+    name = f"{folder_name(made.expert)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path(made.watch.output_dir) / "benchmarks" / name
+
+
+def write_result(ladder: Ladder, file: Path) -> list[Path]:
+    """The result as JSON, and beside it as Markdown and as a page."""
+    from expert.core.files import write_text_atomically
+    from expert.insight.ladder import as_markdown
+    from expert.insight.page.contents import ladder_page
+    from expert.insight.page.html import page_html
+
+    texts = {
+        file: json.dumps(ladder.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n",
+        file.with_suffix(".md"): as_markdown(ladder),
+        file.with_suffix(".html"): page_html(ladder_page(ladder)),
+    }
+    for path, text in texts.items():
+        write_text_atomically(path, text)
+    return list(texts)
+
+
+def remember(climb: Climb, ladder: Ladder) -> None:
+    """Keep what won for the plans that come after."""
+    from expert.planning.measurements import MeasuredRate, measurements_file, remember_rate
+    from expert.planning.resolve import basename
+
+    won, plan = climb.standing.result, climb.standing.plan
+    if won is None or won.measured is None or plan is None:
+        return
+    settings = {path: value_at(plan, path) for path in tried_paths(ladder)}
+    if "batch.micro_batch" in settings:
+        settings["batch.micro_batch"] = won.measured.micro_batch
+    gains = climb.standing.gains
+    rate = MeasuredRate(
+        card=_card_key(climb),
+        model=basename(plan.model.name).lower(),
+        parameters=plan.model.parameters,
+        adapter=plan.adapter.type,
+        quantization=plan.model.quantization,
+        tokens_per_second=won.measured.tokens_per_second,
+        measured_on=ladder.date[:10],
+        command=ladder.command,
+        max_seq_length=plan.data.max_seq_length,
+        packing=plan.data.packing,
+        settings=settings,
+        gains={path: gains[path] for path in settings if path in gains},
+    )
+    remember_rate(measurements_file(), rate)
+
+
+def tried_paths(ladder: Ladder) -> list[str]:
+    """Values of the plan that were tried both ways, of those that a ladder may settle."""
+    from expert.planning.measurements import REMEMBERED
+
+    tried = {rung.name for rung in ladder.rungs if rung.status != "not here"}
+    about = [path for rung in (BASELINE, *RUNGS) if rung.name in tried for path in rung.about]
+    return [path for path in REMEMBERED if path in about]
+
+
+def _card_key(climb: Climb) -> str:
+    """What measurements call the card, as plans look it up."""
+    from expert.planning.target import choose_target
+
+    device = climb.top.kernels.device
+    target = choose_target(climb.machine, vram=climb.asked.vram, device=device)
+    return target.card.slug if target.card else target.name

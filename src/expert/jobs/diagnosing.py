@@ -1,0 +1,83 @@
+"""Why a run is as fast as it is, from its folder alone: while it lasts, afterwards, anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from expert.insight.anatomy import Anatomy, dissect
+from expert.insight.evidence import Evidence
+from expert.insight.faults import find_faults
+from expert.insight.finding import Finding, worst_first
+from expert.insight.record import RunRecord, read_run
+from expert.insight.verdict import Verdict, judge, judge_step
+from expert.jobs.watching import State, find_run, run_status
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """The verdict on a run, where its time went, and everything that was found."""
+
+    folder: Path
+    state: State
+    expert: str | None
+    step_number: int | None
+    """The last update that is known of."""
+    verdict: Verdict
+    step_verdict: Verdict
+    """The verdict on an update alone; the same one, unless most of the time was no training."""
+    anatomy: Anatomy
+    findings: tuple[Finding, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        step = self.anatomy.step
+        return {
+            "run": str(self.folder),
+            "state": self.state,
+            "expert": self.expert,
+            "step": self.step_number,
+            "verdict": self.verdict.as_dict(),
+            "step_verdict": self.step_verdict.as_dict(),
+            "seconds": self.anatomy.run.as_dict(),
+            "update": step.as_dict() if step is not None else None,
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
+
+
+def diagnose_run(place: Path | None) -> Diagnosis:
+    """The diagnosis of a run folder, or of the newest run in a folder of runs."""
+    folder = find_run(place)
+    status = run_status(folder)
+    run = read_run(folder.path)
+    found = Evidence(run=run, anatomy=dissect(run))
+    findings = find_faults(found)
+    if status.state == "gone":
+        findings = worst_first([_killed(run, status.step), *findings])
+    return Diagnosis(
+        folder=folder.path,
+        state=status.state,
+        expert=status.expert,
+        step_number=status.step,
+        verdict=judge(found),
+        step_verdict=judge_step(found),
+        anatomy=found.anatomy,
+        findings=tuple(findings),
+    )
+
+
+def _killed(run: RunRecord, step: int | None) -> Finding:
+    """A run whose trainer is gone without a word."""
+    saved = run.of("saved")
+    kept = f"the last checkpoint is that of update {saved[-1].get('step')}" if saved else ""
+    return Finding(
+        name="no-ending",
+        severity="error",
+        title="the trainer ended without a word: killed, or the machine went down",
+        evidence=f"the last event is {run.events[-1].get('event')} at update {step}"
+        if run.events
+        else "there is no event at all",
+        consequence=kept or "there is no checkpoint to go on from",
+        fix="expert train --manifest FILE --resume RUN; dmesg names a process that the kernel "
+        "killed for its memory",
+    )

@@ -1,0 +1,150 @@
+"""The job behind `expert report`: reads run folders and writes the page beside the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from expert.core.errors import ExpertError
+
+if TYPE_CHECKING:
+    from expert.insight.finding import Finding
+    from expert.insight.ladder import Ladder
+    from expert.insight.page.contents import Report
+    from expert.insight.page.facts import RunFacts
+    from expert.insight.record import RunRecord
+    from expert.insight.verdict import Verdict
+
+HTML = "report.html"
+MARKDOWN = "report.md"
+
+
+class ReportError(ExpertError):
+    """A report that cannot be written, with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A report that was written, and what it says first."""
+
+    run: Path
+    html: Path
+    markdown: Path
+    html_bytes: int
+    state: str
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    figures: tuple[str, ...]
+    """Names of the figures, as their ids in the page have them."""
+    compared: tuple[Path, ...]
+
+
+def report(
+    place: Path | None,
+    *,
+    compare: Sequence[Path] = (),
+    ladder: Path | None = None,
+    to: Path | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Written:
+    """Write report.html and report.md of a run into its folder, or into the folder `to`."""
+    from expert.core.files import write_text_atomically
+    from expert.insight.page.blocks import Figure
+    from expert.insight.page.contents import make_page
+    from expert.insight.page.html import page_html
+    from expert.insight.page.markdown import page_markdown
+
+    made = gather(place, compare=compare, ladder=ladder, now=clock())
+    page = make_page(made)
+    html = page_html(page)
+    folder = made.run.record.folder if to is None else to
+    try:
+        write_text_atomically(folder / MARKDOWN, page_markdown(page))
+        write_text_atomically(folder / HTML, html)
+    except OSError as error:
+        raise ReportError(
+            f"{folder}: no report can be written here: {error.strerror}  (name another folder "
+            "with --to)"
+        ) from error
+    blocks = (block for section in page.sections for block in section.inside)
+    return Written(
+        run=made.run.record.folder,
+        html=folder / HTML,
+        markdown=folder / MARKDOWN,
+        html_bytes=len(html.encode("utf-8")),
+        state=made.run.state,
+        verdict=made.verdict,
+        findings=made.findings,
+        figures=tuple(block.name for block in blocks if isinstance(block, Figure)),
+        compared=tuple(run.record.folder for run in made.others),
+    )
+
+
+def gather(
+    place: Path | None, *, compare: Sequence[Path] = (), ladder: Path | None = None, now: float
+) -> Report:
+    """Everything a page is made of, read from the folders."""
+    from expert.insight.page.contents import Report
+
+    run, verdict, findings = judged_run(run_at(place))
+    others = tuple(judged_run(run_at(other))[0] for other in compare)
+    climbed = _ladder(run.record, ladder)
+    return Report(
+        run=run, verdict=verdict, findings=findings, ladder=climbed, others=others, made=now
+    )
+
+
+def run_at(place: Path | None) -> Path:
+    """The run folder meant: one with events however damaged it is, or the newest below it."""
+    from expert.jobs.watching import find_run
+
+    if place is not None and (place / "events.jsonl").is_file():
+        return place
+    return find_run(place).path
+
+
+def judged_run(folder: Path) -> tuple[RunFacts, Verdict, tuple[Finding, ...]]:
+    """A run with what it was bound by and what was found in it."""
+    from expert.insight.anatomy import dissect
+    from expert.insight.evidence import Evidence
+    from expert.insight.faults import find_faults
+    from expert.insight.page.facts import RunFacts
+    from expert.insight.record import read_run
+    from expert.insight.verdict import judge
+
+    record = read_run(folder)
+    anatomy = dissect(record)
+    evidence = Evidence(run=record, anatomy=anatomy)
+    verdict = judge(evidence)
+    state, because = _state(record)
+    run = RunFacts(
+        record=record, anatomy=anatomy, state=state, because=because, verdict=verdict.kind
+    )
+    return run, verdict, tuple(find_faults(evidence))
+
+
+def _state(record: RunRecord) -> tuple[str, str]:
+    from expert.core.rundir import RunFolder
+    from expert.jobs.watching import ENDINGS, state_of
+
+    ending = None
+    for event in record.events:
+        kind = str(event.get("event"))
+        if kind in ENDINGS:
+            ending = event
+        elif kind in ("started", "resumed"):
+            ending = None  # it was taken up again after that end
+    return state_of(RunFolder(record.folder), ending)
+
+
+def _ladder(record: RunRecord, named: Path | None) -> Ladder | None:
+    """The benchmark that was named, or the one that lies in the run folder."""
+    from expert.insight.ladder import FILE, read_ladder
+
+    if named is not None:
+        return read_ladder(named)
+    own = record.folder / FILE
+    return read_ladder(own) if own.is_file() else None

@@ -1,0 +1,266 @@
+"""The ladder of `expert benchmark`: from the way most people begin to all that a plan can do.
+
+A rung is a few keys of training.config. It stands on every rung below that held, and adds one
+thing. Another kernel joins with one more entry of `RUNGS`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from expert.planning.run_plan import RunPlan
+
+# Rows at once where the manifest names none: what transformers' Trainer takes by default.
+USUAL_ROWS_AT_ONCE = 8
+# How far the loss on the held-out rows may be from that of the rung below, as a share of it.
+# float32 in another order: sums differ in the last bits, 1.2e-7 each, and grow update by update;
+# up to 2e-5 was seen in 20 updates of the built-in model on a CPU. 16 bits: one rounding of
+# bfloat16 is 2**-8, 0.4 %. Other rows: their own losses differ, whatever computes them.
+TOLERANCE_FP32 = 0.001
+TOLERANCE_16_BITS = 0.01
+TOLERANCE_OTHER_ROWS = 0.05
+# A rung whose rate is less than this below the one under it, or inside the spread of the two, is
+# as fast: the clock of a shared machine is no better.
+AS_FAST = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ground:
+    """What the ladder stands on, as far as its rungs depend on it."""
+
+    on_gpu: bool
+    characters: bool
+    """The built-in character model: its corpus is cut into blocks."""
+    rows_at_once: int
+    """Rows of a micro-batch as the manifest has them."""
+    rows_per_sequence: float
+    """Rows that a packed sequence holds on average."""
+    sequences_per_update: int
+    """Packed sequences that make up the rows of an update."""
+    packed: bool
+    """Whether the rungs so far pack the rows."""
+    not_late: str = ""
+    """Why rows cannot be tokenised when a batch asks for them; empty where they can."""
+    windows: bool = False
+
+
+Setting = Callable[[Ground], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One thing that is added to the rungs below."""
+
+    name: str
+    adds: str
+    """What it adds, in words."""
+    settings: Mapping[str, Any]
+    """Keys of training.config; a function of the ground where a value depends on it."""
+    about: tuple[str, ...]
+    """Values of the plan that it is about: where none changes, the first says why."""
+    needs: Callable[[Ground], str] = lambda ground: ""
+    """Why it cannot be tried on this ground; empty where it can."""
+
+    def values(self, ground: Ground) -> dict[str, Any]:
+        """Its settings on this ground."""
+        return {
+            key: value(ground) if callable(value) else value for key, value in self.settings.items()
+        }
+
+
+def _only_rows(ground: Ground) -> str:
+    return "a corpus of characters is cut into blocks" if ground.characters else ""
+
+
+def _compiles(ground: Ground) -> str:
+    if not ground.on_gpu:
+        return "compiling is not worth it on a CPU"
+    if ground.windows:
+        return "Triton does not ship for Windows"
+    if not (ground.packed or ground.characters):
+        return "widths of padded rows vary: each would be compiled anew"
+    return ""
+
+
+def _sequences_at_once(ground: Ground) -> int:
+    """As many packed sequences as hold the rows that went at once before."""
+    sequences = round(ground.rows_at_once / ground.rows_per_sequence)
+    return max(1, min(ground.sequences_per_update, sequences))
+
+
+BASELINE = Rung(
+    name="baseline",
+    adds="rows tokenised when asked for, eager kernels, everything recomputed",
+    settings={
+        "tokenize": lambda ground: "ahead" if ground.not_late else "late",
+        "packing": False,
+        "group_by_length": False,
+        "dataloader_num_workers": 0,
+        "dataloader_persistent_workers": False,
+        "dataloader_prefetch_factor": 1,
+        "dataloader_pin_memory": False,
+        "bf16": False,
+        "fp16": lambda ground: ground.on_gpu,
+        "use_tf32": False,
+        "cudnn_benchmark": False,
+        "attention": "eager",
+        "optim": "adamw_torch",
+        "fused_loss": False,
+        "torch_compile": False,
+        "micro_batch_size": lambda ground: ground.rows_at_once,
+        "gradient_checkpointing": "full",
+    },
+    about=(),
+)
+RUNGS: tuple[Rung, ...] = (
+    Rung(
+        name="pre-tokenised",
+        adds="tokens prepared once and memory-mapped",
+        settings={"tokenize": "ahead"},
+        about=("data.tokenize",),
+        needs=lambda ground: ground.not_late,
+    ),
+    Rung(
+        name="loader",
+        adds="batches made ahead, in page-locked memory where there is a card",
+        settings={
+            "dataloader_num_workers": "auto",
+            "dataloader_persistent_workers": "auto",
+            "dataloader_prefetch_factor": "auto",
+            "dataloader_pin_memory": "auto",
+        },
+        about=("loader.workers", "loader.pin_memory", "loader.prefetch"),
+    ),
+    Rung(
+        name="packing",
+        adds="several rows to a sequence, no padding, copies on a stream of their own",
+        settings={
+            "packing": True,
+            "tokenize": "ahead",  # what is packed must be known beforehand
+            "group_by_length": "auto",
+            "micro_batch_size": _sequences_at_once,
+        },
+        about=("data.packing",),
+        needs=_only_rows,
+    ),
+    Rung(
+        name="bf16 + TF32",
+        adds="bfloat16 arithmetic without loss scaling, TF32 for what is left",
+        settings={"bf16": "auto", "fp16": "auto", "use_tf32": "auto", "cudnn_benchmark": "auto"},
+        about=("kernels.precision", "kernels.tf32"),
+    ),
+    Rung(
+        name="attention",
+        adds="the plan's attention kernel",
+        settings={"attention": "auto"},
+        about=("kernels.attention",),
+    ),
+    Rung(
+        name="fused AdamW",
+        adds="one kernel for the update of all weights",
+        settings={"optim": "auto"},
+        about=("optim.optimizer",),
+    ),
+    Rung(
+        name="fused loss",
+        adds="cross-entropy in chunks, the whole logits are never stored",
+        settings={"fused_loss": "auto"},
+        about=("kernels.fused_loss",),
+    ),
+    Rung(
+        name="compile",
+        adds="each block compiled",
+        settings={"torch_compile": True},
+        about=("kernels.compile",),
+        needs=_compiles,
+    ),
+    Rung(
+        name="batch size",
+        adds="as many rows at once as fit",
+        settings={"micro_batch_size": "auto"},
+        about=("batch.micro_batch",),
+    ),
+    Rung(
+        name="no checkpointing",
+        adds="as little recomputed as fits",
+        settings={"gradient_checkpointing": "auto"},
+        about=("kernels.checkpointing", "kernels.recomputed_blocks"),
+    ),
+)
+
+# What of a plan decides how fast the same update is made.
+_DECIDES = (
+    *("model.quantization", "optim.optimizer", "batch.micro_batch"),
+    *("data.packing", "data.group_by_length", "data.tokenize"),
+    *("loader.workers", "loader.prefetch", "loader.persistent_workers", "loader.pin_memory"),
+    *("kernels.device", "kernels.precision", "kernels.loss_scaling", "kernels.tf32"),
+    *("kernels.attention", "kernels.fused_loss", "kernels.compile", "kernels.compile_mode"),
+    *("kernels.checkpointing", "kernels.recomputed_blocks", "kernels.cudnn_benchmark"),
+)
+# Numbers of these alone change nothing: batches made ahead are another's to change.
+_BESIDE = ("loader.prefetch", "loader.persistent_workers", "kernels.loss_scaling")
+
+
+def as_overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys of training.config as `--set` takes them."""
+    return tuple(f"training.config.{key}={json.dumps(value)}" for key, value in values.items())
+
+
+def changes(before: RunPlan, after: RunPlan) -> dict[str, tuple[Any, Any]]:
+    """What another plan does otherwise, by path: the value before and after."""
+    found = {path: (value_at(before, path), value_at(after, path)) for path in _DECIDES}
+    return {path: pair for path, pair in found.items() if pair[0] != pair[1]}
+
+
+def not_here(rung: Rung, before: RunPlan, after: RunPlan) -> str:
+    """Why a rung would change nothing of this plan; empty where it does."""
+    if any(path not in _BESIDE for path in changes(before, after)):
+        return ""
+    path = rung.about[0]
+    because = next(decision.because for decision in after.decisions if decision.path == path)
+    value = value_at(after, path)
+    return f"{path} is {json.dumps(value)} already: {because}"
+
+
+def value_at(plan: RunPlan, path: str) -> Any:
+    """A value of the plan by its path."""
+    part, _, key = path.partition(".")
+    return getattr(getattr(plan, part), key)
+
+
+def has_dropout(plan: RunPlan) -> bool:
+    """Whether random numbers of the device take part, which other kernels draw otherwise."""
+    return bool(plan.adapter.dropout or (plan.model.architecture or {}).get("dropout"))
+
+
+def tolerance(before: RunPlan, after: RunPlan) -> tuple[float, str]:
+    """How far the losses of two rungs may be apart, and why so far."""
+    if any(path in changes(before, after) for path in ("data.packing", "data.group_by_length")):
+        return TOLERANCE_OTHER_ROWS, "other rows share an update"
+    if has_dropout(after):
+        return TOLERANCE_OTHER_ROWS, "dropout draws other numbers"
+    if {before.kernels.precision, after.kernels.precision} == {"fp32"} and not after.kernels.tf32:
+        return TOLERANCE_FP32, "the same rows in float32"
+    return TOLERANCE_16_BITS, "the same rows in 16 bits"
+
+
+def plan_hash(plan: RunPlan) -> str:
+    """SHA-256 of what the plan settles; reasons and remarks do not count."""
+    settled = plan.model_dump(mode="json", exclude={"decisions", "remarks"})
+    return hashlib.sha256(json.dumps(settled, sort_keys=True).encode()).hexdigest()
+
+
+def find_rung(name: str) -> Rung | None:
+    """The rung of this name, however it is written; None where there is none."""
+
+    def plain(text: str) -> str:
+        return "".join(letter for letter in text.lower() if letter.isalnum())
+
+    for rung in (BASELINE, *RUNGS):
+        if plain(rung.name) == plain(name):
+            return rung
+    return None

@@ -1,0 +1,130 @@
+"""`expert benchmark` as a person calls it."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from expert.cli.benchmark_view import ClimbView, line_of, show_ladder
+from expert.jobs import rungs
+from expert.planning.ladder import RUNGS
+from tests.cli.running import Runner
+from tests.insight.ladders import ladder, rung
+from tests.jobs.runs import base_model, write_expert
+from tests.jobs.test_benchmarking import BRISK
+
+CLIMBED = ladder(
+    rung("baseline", 100.0, cumulative=1.0),
+    rung("packing", 250.0, gain=2.5, cumulative=2.5, loss_difference=0.001, tolerance=0.05),
+    rung("compile", None, "not here"),
+)
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> str:
+    return str(write_expert(tmp_path / "expert", base_model(tmp_path / "models"), {}))
+
+
+def test_two_rungs_measured_for_real_and_written_where_asked(
+    run: Runner, manifest, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(rungs, "QUICK", BRISK)
+    to = tmp_path / "results" / "mine.json"
+    more = ("--only", "attention", "--to", str(to), "--json", "--device", "cpu")
+    ran = run("benchmark", "-m", manifest, "--quick", *more, "--set", "seed=7")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    measured = {one["name"]: one["measured"] for one in found["rungs"] if one["measured"]}
+    assert list(measured) == ["packing", "attention"]
+    assert all(seen["tokens_per_second"] > 0 for seen in measured.values())
+    assert found["command"].startswith("expert benchmark -m ")
+    assert "[6/11] attention: the plan's attention kernel" in ran.err
+    assert json.loads(to.read_text(encoding="utf-8")) == found
+    assert to.with_suffix(".md").is_file()
+    assert to.with_suffix(".html").is_file()
+    assert not (tmp_path / "home").exists()  # a part of the ladder has no winner
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "nothing to measure is named"),
+        (("--dataset", "rows.jsonl"), "without a manifest the built-in character GPT is trained"),
+        (("--only", "rocket", "-m", "{manifest}"), "--only rocket: there is no such rung"),
+        (("--compare", "nowhere", "nowhere"), "nowhere: no result of expert benchmark"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_in_words(run: Runner, manifest, arguments, words):
+    ran = run("benchmark", *(argument.format(manifest=manifest) for argument in arguments))
+    assert ran.code == 2
+    assert words in " ".join(ran.err.split())
+
+
+def test_two_results_side_by_side(run: Runner, tmp_path):
+    for name, one in (("a.json", CLIMBED), ("b.json", ladder(rung("baseline", 150.0)))):
+        (tmp_path / name).write_text(one.model_dump_json(), encoding="utf-8")
+    pair = (str(tmp_path / "a.json"), str(tmp_path / "b.json"))
+    ran = run("benchmark", "--compare", *pair)
+    assert ran.code == 0
+    line = next(line for line in ran.out.splitlines() if line.startswith("baseline: tokens/s"))
+    assert line.split()[2:] == ["100", "150", "1.500x"]
+    rows = json.loads(run("benchmark", "--compare", *pair, "--json").out)
+    assert rows[0] == {
+        "what": "baseline: tokens/s",
+        "first": 100.0,
+        "second": 150.0,
+        "ratio": 1.5,
+    }
+
+
+def console(*, terminal: bool) -> Console:
+    return Console(
+        file=io.StringIO(), force_terminal=terminal, width=160, highlight=False, color_system=None
+    )
+
+
+def text_of(one: Console) -> str:
+    assert isinstance(one.file, io.StringIO)
+    return one.file.getvalue()
+
+
+def test_the_ladder_is_a_sentence_a_table_and_how_it_was_measured():
+    for terminal in (False, True):
+        shown = console(terminal=terminal)
+        show_ladder(CLIMBED, shown)
+        text = text_of(shown)
+        assert "demo on Test CPU: 250 tokens/s, 2.5 times the baseline" in text
+        assert "expert benchmark --quick" in text
+        assert "for a reason" in text
+        assert "GPU" not in text  # no rung knows it: no column
+        assert ("█" in text) == terminal
+
+
+def test_a_rung_in_a_line_says_what_came_of_it():
+    assert line_of(CLIMBED.rungs[1]) == (
+        "  packing: 250 tokens/s, 2.50x, in all 2.50x, loss 2.0000"
+    )
+    assert line_of(CLIMBED.rungs[2]) == "  compile: not here: for a reason"
+    slower = rung("loader", 90.0, "slower", gain=0.9, cumulative=0.9)
+    assert line_of(slower).endswith("loss 2.0000, ↓ slower: for a reason")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_time_left_is_reckoned_from_the_rungs_before(terminal):
+    now = [0.0]
+    shown = console(terminal=terminal)
+    with ClimbView(shown, clock=lambda: now[0]) as view:
+        view.begins(RUNGS[0], 1, 11)
+        view.goes_on("training", 5, 10)
+        now[0] = 20.0
+        view.ends(CLIMBED.rungs[0])
+        view.begins(RUNGS[1], 2, 11)
+        view.goes_on("training", 1, 10)
+    text = text_of(shown)
+    assert "baseline: 100 tokens/s" in text
+    assert "(about 3 min left)" in text  # ten rungs of twenty seconds
+    assert ("training 1/10" in text) == terminal

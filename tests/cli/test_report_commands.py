@@ -1,0 +1,117 @@
+"""`expert report` as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import webbrowser
+from pathlib import Path
+
+import pytest
+
+from tests.insight.pages import FIGURES, finished, step_event, usual, write_run
+from tests.jobs.trained_runs import finished as finished_run
+
+
+def test_a_report_is_written_into_the_run_and_the_verdict_is_told(run, tmp_path):
+    folder = shutil.copytree(finished_run("lora"), tmp_path / "runs" / "demo-20260101-000000")
+    ran = run("report", str(folder))
+    assert ran.code == 0, ran.err
+    verdict, *_, wrote, also = ran.out.splitlines()
+    assert "-bound: " in verdict or verdict.startswith("unknown: ")
+    size = (folder / "report.html").stat().st_size
+    assert wrote == f"✓ wrote {folder / 'report.html'}  ({size / 1024:.0f} KiB, 10 figures)"
+    assert also == f"  and {folder / 'report.md'}"
+    assert (folder / "report.md").read_text(encoding="utf-8").startswith("# demo\n")
+    assert not list(folder.glob(".report*"))
+
+
+def test_a_report_goes_to_the_folder_named_and_a_folder_of_runs_means_its_newest(run, tmp_path):
+    write_run(tmp_path / "runs" / "demo-20250101-000000", usual(3))
+    newest = write_run(tmp_path / "runs" / "demo-20260101-000000", usual(4))
+    ran = run("report", str(tmp_path / "runs"), "--to", str(tmp_path / "out"), "--json")
+    told = json.loads(ran.out)
+    assert told["run"] == str(newest)
+    assert told["html"] == str(tmp_path / "out" / "report.html")
+    assert told["html_bytes"] == (tmp_path / "out" / "report.html").stat().st_size
+    assert told["state"] == "finished"
+    assert told["verdict"]["kind"] == "compute-bound"
+    assert set(told["figures"]) == FIGURES
+    assert not (newest / "report.html").exists()
+
+
+def test_runs_to_compare_may_be_repeated_or_follow(run, tmp_path):
+    runs = [str(write_run(tmp_path / f"run{n}", usual(4 + n))) for n in range(3)]
+    repeated = run("report", runs[0], "--compare", runs[1], "--compare", runs[2], "--json")
+    following = run("report", runs[0], "--compare", runs[1], runs[2], "--json")
+    assert json.loads(repeated.out)["compared"] == runs[1:]
+    assert json.loads(following.out)["compared"] == runs[1:]
+    assert "loss-by-tokens" in json.loads(repeated.out)["figures"]
+
+
+def test_a_second_run_without_compare_is_refused(run, tmp_path):
+    ran = run("report", str(tmp_path), str(tmp_path))
+    assert ran.code == 2
+    assert "name one run; others are compared with --compare RUN" in ran.err
+
+
+def test_a_run_without_a_plan_is_reported_by_its_events(run, tmp_path):
+    folder = write_run(tmp_path / "run", usual(4))
+    (folder / "plan.json").unlink()
+    assert run("report", str(folder)).code == 0
+
+
+def test_a_folder_that_is_no_run_is_refused(run, tmp_path):
+    ran = run("report", str(tmp_path))
+    assert ran.code == 2
+    assert "is no run folder" in ran.err
+
+
+def test_a_place_that_cannot_be_written_is_told(run, tmp_path):
+    folder = write_run(tmp_path / "run", usual(4))
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    ran = run("report", str(folder), "--to", str(tmp_path / "file"))
+    assert ran.code == 2
+    assert "no report can be written here" in ran.err
+    assert "name another folder with --to" in ran.err
+
+
+def test_a_ladder_that_is_none_is_refused(run, tmp_path):
+    folder = write_run(tmp_path / "run", usual(4))
+    ran = run("report", str(folder), "--ladder", str(folder / "plan.json"))
+    assert ran.code == 2
+    assert "no result of expert benchmark" in ran.err
+
+
+def test_open_shows_the_file_in_the_browser(run, tmp_path, monkeypatch):
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    folder = write_run(tmp_path / "my run", usual(4))
+    assert run("report", str(folder)).code == 0
+    assert opened == []
+    assert run("report", str(folder), "--open").code == 0
+    assert opened == [(folder / "report.html").as_uri()]
+
+
+def test_findings_are_counted_in_the_terminal(run, tmp_path):
+    lines = [step_event(n, time_data_wait=2.0, seconds=2.5) for n in range(1, 30)]
+    folder = write_run(tmp_path / "run", [usual()[0], *lines, finished(30)])
+    ran = run("report", str(folder))
+    assert ran.out.startswith("data-bound: ")
+    assert f"see the page, or expert diagnose {folder}" in ran.out
+
+
+@pytest.mark.parametrize("absent", [("torch", "transformers", "pyarrow", "numpy", "peft")])
+def test_a_report_needs_none_of_the_packages_that_train(tmp_path: Path, absent: tuple[str, ...]):
+    folder = write_run(tmp_path / "run", usual(4))
+    code = (
+        "import sys\n"
+        f"for name in {absent!r}:\n    sys.modules[name] = None\n"
+        f"sys.argv = ['expert', 'report', {str(folder)!r}]\n"
+        "from expert.__main__ import main\nmain()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "report.html").is_file()

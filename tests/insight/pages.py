@@ -1,0 +1,176 @@
+"""Run folders written by hand, for what a CPU cannot show: a GPU, faults, hostile text."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from expert.insight.page.blocks import Block, Figure, Folded, Page
+from expert.insight.page.contents import make_page
+from expert.insight.page.html import page_html
+from expert.insight.page.markdown import page_markdown
+from expert.jobs.reporting import gather
+
+GIB = 2**30
+START = 1_800_000_000.0
+GPU_FIGURES = {"utilisation", "memory", "power"}
+FIGURES = {
+    "loss",
+    "accuracy",
+    "rate",
+    "gradient-norm",
+    "throughput",
+    "average-step",
+    "phases",
+    "whole-run",
+    "story",
+}
+"""Of every run with evaluations and timed updates."""
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onload='alert(1)",
+    "]]><svg/onload=alert(1)>",
+    "javascript:alert(1)",
+    "../../../etc/passwd",
+    "\u202eevil\u202c",
+    "</style></title><b>",
+    "a|b `c` [d](http://evil.example/x) <http://evil.example>",
+    "\x00\x1b[31m\ud800",
+)
+
+
+def step_event(step: int, *, gpu: bool = False, **more: Any) -> dict[str, Any]:
+    """A line of an update that took half a second."""
+    loss = 0.5 + 2 * math.exp(-step / 20)
+    event = {
+        "event": "step",
+        "time": START + step,
+        "step": step,
+        "loss": loss,
+        "mean_loss": loss,
+        "rate": 1e-4,
+        "grad_norm": 0.5,
+        "tokens": 1000,
+        "targets": 600,
+        "examples": 4,
+        "tokens_per_second": 2000.0,
+        "samples_per_second": 8.0,
+        "seconds": 0.5,
+        "epoch": step / 100,
+        "mfu": 0.4 if gpu else None,
+        "time_data_wait": 0.01,
+        "time_copy": 0.002,
+        "time_forward": 0.15,
+        "time_backward": 0.3,
+        "time_optimizer": 0.02,
+        "time_other": 0.02,
+        "updates": 1,
+    }
+    if gpu:
+        event |= {"gpu_utilization": 93.0, "gpu_memory_bytes": 9 * GIB, "power_watts": 300.0}
+        event |= {"peak_reserved_bytes": 8 * GIB, "peak_allocated_bytes": 7 * GIB}
+    return {**event, **more}
+
+
+def eval_event(step: int) -> dict[str, Any]:
+    facts = {"loss": 1.0, "perplexity": 2.7, "token_accuracy": 0.8, "split": "validation"}
+    return {"event": "eval", "time": START + step, "step": step, "seconds": 0.3, **facts}
+
+
+def started(**more: Any) -> dict[str, Any]:
+    facts = {"expert": "demo", "model": "tiny", "device": "a card", "total_steps": 30}
+    return {"event": "started", "time": START, "step": 0, **facts, **more}
+
+
+def finished(step: int, **more: Any) -> dict[str, Any]:
+    facts = {"loss": 0.8, "eval_loss": 1.0, "seconds": 15.0, "tokens_per_second": 1900.0}
+    return {"event": "finished", "time": START + step, "step": step, **facts, **more}
+
+
+def usual(steps: int = 30, *, gpu: bool = False) -> list[dict[str, Any]]:
+    """The events of a run that went well."""
+    lines = [step_event(number, gpu=gpu) for number in range(1, steps + 1)]
+    return [started(), *lines, eval_event(steps), finished(steps)]
+
+
+def write_run(
+    folder: Path, events: Iterable[dict[str, Any]], *, gpu: bool = False, **files: Any
+) -> Path:
+    """A run folder with these events; `files` are JSON files of it by their first names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = {
+        "expert": "demo",
+        "kernels": {"device": "cuda" if gpu else "cpu"},
+        "optim": {"learning_rate": 1e-4},
+        "decisions": [
+            {"path": "kernels.device", "value": "cpu", "because": "no GPU", "source": "machine"},
+            {"path": "optim.seed", "value": 42, "because": "the default", "source": "preset"},
+        ],
+        "remarks": [],
+    }
+    text = "".join(json.dumps(event) + "\n" for event in events)
+    (folder / "events.jsonl").write_text(text, encoding="utf-8")
+    for name, content in {"plan": plan, **files}.items():
+        (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def page_of(folder: Path, *others: Path, ladder: Path | None = None) -> Page:
+    return make_page(gather(folder, compare=others, ladder=ladder, now=START))
+
+
+def html_of(folder: Path, *others: Path) -> str:
+    return page_html(page_of(folder, *others))
+
+
+def markdown_of(folder: Path) -> str:
+    return page_markdown(page_of(folder))
+
+
+def all_blocks(blocks: Iterable[Block]) -> list[Block]:
+    """Every block, folded ones too."""
+    found: list[Block] = []
+    for block in blocks:
+        found.append(block)
+        if isinstance(block, Folded):
+            found += all_blocks(block.inside)
+    return found
+
+
+def blocks_of(page: Page) -> list[Block]:
+    return [block for section in page.sections for block in all_blocks(section.inside)]
+
+
+def figures_of(page: Page) -> dict[str, Figure]:
+    return {block.name: block for block in blocks_of(page) if isinstance(block, Figure)}
+
+
+class Tags(HTMLParser):
+    """Every tag with its attributes, the text, and the tags left open."""
+
+    EMPTY = ("meta", "br", "hr")
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str]]] = []
+        self.texts: list[str] = []
+        self.open: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)

@@ -1,0 +1,143 @@
+"""Where the time of a run and of its updates went, by its events."""
+
+from __future__ import annotations
+
+import pytest
+
+from expert.insight.anatomy import StepAnatomy, dissect, log_lines, run_times
+from tests.insight.records import PLAN, finished_events, planned, record, step_events
+
+
+def test_a_given_timeline_adds_up():
+    step = StepAnatomy(phases={"data_wait": 0.2, "copy": 0.03, "compute": 0.05})
+    assert step.wall == pytest.approx(0.28)
+    assert step.idle_share == pytest.approx(1 - 50 / 280)
+    assert step.share("copy") == pytest.approx(30 / 280)
+
+
+def test_copies_beside_the_computation_take_no_time():
+    step = StepAnatomy(phases={"copy": 0.03, "compute": 0.05}, copies_beside=True)
+    assert (step.wall, step.exposed_copy, step.idle_share) == (0.05, 0.0, 0.0)
+
+
+def test_an_update_is_the_median_of_the_settled_lines():
+    slow = {"seconds": 100.0, "time_forward": 99.0}
+    steps = step_events(9)
+    steps[0] |= slow  # updates 1 to 5 compile
+    steps[5] |= slow  # a hiccup
+    step = dissect(record(finished_events(steps))).step
+    assert step is not None
+    assert step.settled
+    assert step.updates == 40
+    assert step.of("forward") == pytest.approx(0.668 / 5)
+    # What the clock has more than the phases lies between the updates.
+    assert step.wall == pytest.approx(1.4934 / 5)
+    assert step.of("other") == pytest.approx((1.4934 - 0.668 - 0.821 - 0.0032 - 6.6e-6) / 5)
+    assert (step.mfu, step.gpu_utilization) == (0.2917, 1.0)
+
+
+def test_lines_after_a_compilation_or_a_fallback_have_not_settled():
+    steps = step_events(6, every=1, updates=1)
+    change = {"event": "fell_back", "step": 4}
+    again = {"event": "compiled", "step": 5}
+    events = [{"event": "started", "step": 0}, *steps[:4], change, again, *steps[4:]]
+    assert [line.settled for line in log_lines(events)] == [False] * 3 + [True, False, False]
+
+
+def test_an_old_run_without_counts_is_counted_by_its_numbers():
+    steps = step_events(4, every=10, updates=None)
+    assert [line.updates for line in log_lines(steps)] == [10, 10, 10, 10]
+
+
+def test_a_rollback_does_not_count_backwards():
+    steps = step_events(3, updates=None)
+    again = step_events(2, updates=None)[1]
+    events = [*steps, {"event": "rolled_back", "step": 5}, again]
+    assert [line.updates for line in log_lines(events)] == [5, 5, 5, 5]
+
+
+def test_a_run_of_one_update_is_judged_by_it():
+    step = dissect(record(finished_events(step_events(1, every=1, updates=1)))).step
+    assert step is not None
+    assert not step.settled
+    assert step.updates == 1
+
+
+def test_without_phases_only_the_clock_is_known():
+    gone = dict.fromkeys([f"time_{n}" for n in ("data_wait", "copy", "forward")])
+    gone |= dict.fromkeys([f"time_{n}" for n in ("backward", "optimizer", "other", "feed")])
+    step = dissect(record(finished_events(step_events(4, **gone)))).step
+    assert step is not None
+    assert dict(step.phases) == {"update": pytest.approx(1.4934 / 5)}
+    assert step.idle_share is None
+
+
+def test_without_an_update_there_is_no_step():
+    found = dissect(record([{"event": "started", "time": 1.0}, {"event": "failed", "time": 4.0}]))
+    assert found.step is None
+    assert found.run.total == 3.0
+
+
+def test_numbers_that_are_none_are_left_out():
+    steps = step_events(4)
+    steps[1] |= {"seconds": "nan", "time_forward": None, "mfu": True}
+    steps[2] |= {"step": "x"}
+    step = dissect(record(finished_events(steps))).step
+    assert step is not None
+    assert step.mfu == 0.2917
+
+
+def test_a_cpu_has_no_copies_beside():
+    run = record(finished_events(step_events(4)), planned(kernels__device="cpu"))
+    step = dissect(run).step
+    assert step is not None
+    assert not step.copies_beside
+
+
+def test_the_whole_run_is_split_by_purpose():
+    events = [
+        {"event": "started", "time": 0.0, "step": 0},
+        {"event": "loaded", "time": 10.0, "seconds": 9.0},
+        {"event": "compiled", "time": 31.0, "step": 1, "seconds": 21.0},
+        {"event": "step", "time": 40.0, "step": 10, "seconds": 30.0},
+        {"event": "eval", "time": 45.0, "step": 10, "seconds": 5.0},
+        {"event": "saved", "time": 47.0, "step": 10, "seconds": 2.0},
+        {"event": "finished", "time": 50.0, "step": 12, "seconds": 32.0},
+    ]
+    times = run_times(events, usual_update=1.0)
+    assert times.as_dict() == {
+        "loading": 9.0,
+        "compiling": 20.0,
+        "training": 12.0,
+        "evaluating": 5.0,
+        "saving": 2.0,
+        "total": 50.0,
+        "rest": 2.0,
+    }
+
+
+def test_an_old_run_is_split_by_the_times_of_its_events():
+    events = [
+        {"event": "started", "time": 0.0, "step": 0},
+        {"event": "step", "time": 20.0, "step": 10, "seconds": 10.0},
+        {"event": "eval", "time": 27.0, "step": 12, "loss": 1.0},
+        {"event": "stopped", "time": 27.0, "step": 12},
+    ]
+    times = run_times(events, usual_update=1.0)
+    assert (times.loading, times.training, times.evaluating) == (10.0, 10.0, 5.0)
+
+
+def test_the_time_between_two_sessions_is_nobodys():
+    events = [
+        {"event": "started", "time": 0.0},
+        {"event": "step", "time": 5.0, "step": 1, "seconds": 5.0},
+        {"event": "started", "time": 1000.0},
+        {"event": "step", "time": 1005.0, "step": 2, "seconds": 5.0},
+    ]
+    times = run_times(events)
+    assert (times.total, times.training) == (10.0, 10.0)
+
+
+def test_a_plan_is_not_needed():
+    assert dissect(record(finished_events(step_events(4)), {})).step is not None
+    assert PLAN["kernels"]["device"] == "cuda"

@@ -1,0 +1,356 @@
+"""The rules for what no CPU can show: events of a card made up, each from a healthy run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.insight.faults import RULES, find_faults
+from expert.insight.record import RunRecord
+from tests.insight.records import (
+    CPU,
+    GIB,
+    H200,
+    evidence,
+    finished_events,
+    found_in,
+    planned,
+    record,
+    step_events,
+)
+
+ALARMS = ("error", "warning")
+FP32 = {"kernels__precision": "fp32"}
+FULL = {"kernels__checkpointing": "full", "kernels__recomputed_blocks": 28}
+
+
+def alarms(run: RunRecord) -> set[str]:
+    return {name for name, finding in found_in(run).items() if finding.severity in ALARMS}
+
+
+def test_a_healthy_run_on_a_card_draws_no_alarm():
+    assert alarms(record(finished_events(step_events()))) == set()
+
+
+def growing(name: str, each: float, **changes: Any) -> list[dict[str, Any]]:
+    """Lines on which a count grows."""
+    steps = step_events(**changes)
+    for number, step in enumerate(steps):
+        step[name] = each * number
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "says"),
+    [
+        (
+            "host-sync",
+            record(
+                finished_events(
+                    step_events(ran_dry=1.0),
+                    {"event": "syncs", "step": 4, "count": 1, "places": ["loop.py:9"]},
+                )
+            ),
+            "loop.py:9",
+        ),
+        ("launch-bound", record(finished_events(step_events(ran_dry=1.0))), "ran dry in 100 %"),
+        (
+            "other-process",
+            record(finished_events(step_events(gpu_memory_bytes=60 * GIB))),
+            "14.5 GiB are another's",
+        ),
+        (
+            "other-process",
+            record(
+                finished_events(
+                    step_events(gpu_memory_bytes=60 * GIB, gpu_process_memory_bytes=None)
+                )
+            ),
+            "are another's",
+        ),
+        (
+            "fp32-on-a-bf16-card",
+            record(finished_events(step_events()), planned(**FP32)),
+            "NVIDIA H200",
+        ),
+        (
+            "tf32-off",
+            record(
+                finished_events(step_events()),
+                planned(("kernels.tf32",), **FP32, kernels__tf32=False),
+            ),
+            "you set use_tf32: false",
+        ),
+        (
+            "needless-recomputing",
+            record(
+                finished_events(step_events(peak_reserved_bytes=5 * GIB)),
+                planned(
+                    ("kernels.checkpointing",),
+                    **FULL,
+                    memory__parts={"activations": 2 * GIB},
+                ),
+            ),
+            "61.8 GiB",  # 5 and the context's 0.8, and 28 times 2
+        ),
+        (
+            "recompiling",
+            record(finished_events(growing("recompiles", 5))),
+            "55 graphs",
+        ),
+        (
+            "memory-full",
+            record(finished_events(growing("allocator_retries", 4))),
+            "44 times",
+        ),
+        ("throttled", record(finished_events(step_events(throttled_heat=0.5))), "50 %"),
+        (
+            "small-micro-batch",
+            record(
+                finished_events(step_events(tokens=5 * 16 * 500)),
+                planned(
+                    ("batch.micro_batch",),
+                    batch__micro_batch=1,
+                    batch__accumulation=16,
+                    memory__parts={"activations": 2 * GIB},
+                ),
+            ),
+            "you set micro_batch_size: 1",
+        ),
+        (
+            "slow-copies",
+            record(
+                finished_events(step_events(time_data_wait=1.5, time_copy=1.6, seconds=3.0)),
+                planned(("loader.pin_memory",), loader__pin_memory=False),
+            ),
+            "you set dataloader_pin_memory: false",
+        ),
+        (
+            "plain-optimizer",
+            record(
+                finished_events(step_events(time_optimizer=0.2)),
+                planned(("optim.optimizer",), optim__optimizer="adamw_torch"),
+            ),
+            "you set optim: adamw_torch",
+        ),
+        (
+            "gpu-unused",
+            record(
+                finished_events(step_events()),
+                planned(**{f"kernels__{key}": value for key, value in CPU.items()}),
+            ),
+            "NVIDIA H200 is there",
+        ),
+        (
+            "too-short-to-compile",
+            record(
+                finished_events(
+                    step_events(4), {"event": "compiled", "time": 99, "step": 1, "seconds": 30.0}
+                ),
+                planned(("kernels.compile",), kernels__compile=True),
+            ),
+            "you set torch_compile: true",
+        ),
+        (
+            "compile-off",
+            record(finished_events(step_events(100)), planned(("kernels.compile",))),
+            "you set torch_compile: false",
+        ),
+        (
+            "fp16-skips",
+            record(
+                finished_events([*step_events(), *step_events(4, grad_norm="inf")]),
+                planned(kernels__precision="fp16"),
+            ),
+            "4 of 16 log lines",
+        ),
+        (
+            "too-many-workers",
+            record(
+                finished_events(
+                    step_events(time_data_wait=1.0, seconds=2.5),
+                    {"event": "feed", "kind": "padded", "workers": 64},
+                ),
+                planned(data__packing="none"),
+            ),
+            "64 workers on 16 cores",
+        ),
+        (
+            "kernel-fell-back",
+            record(
+                finished_events(
+                    step_events(),
+                    {"event": "fell_back", "failure": "KernelUnavailable", "reason": "no flash"},
+                )
+            ),
+            "no flash",
+        ),
+        (
+            "below-measured-rate",
+            record(
+                finished_events(step_events(tokens_per_second=50_000.0)),
+                planned(length__seconds=30.0)
+                | {
+                    "decisions": [
+                        {
+                            "path": "length.seconds",
+                            "because": "100,000 tokens/s measured on 2026-01-01",
+                            "source": "measurement",
+                        }
+                    ]
+                },
+            ),
+            "100,000 tokens/s measured",
+        ),
+        (
+            "below-the-band",
+            record(finished_events(step_events(tokens_per_second=20_000.0))),
+            "20,000 tokens/s",
+        ),
+        (
+            "short-rows-alone",
+            record(
+                finished_events(step_events(), {"event": "feed", "kind": "padded", "workers": 4}),
+                planned(("data.packing",), data__packing="none", data__max_seq_length=8192),
+            ),
+            "you set packing: none",
+        ),
+        (
+            "failed",
+            record([*step_events(4), {"event": "failed", "error": "ValueError: a row"}]),
+            "ValueError: a row",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_fault_is_named_with_its_evidence(name, run, says):
+    found = found_in(run)[name]
+    assert found.severity in ALARMS
+    assert says in found.evidence
+    assert found.fix
+    assert found.consequence
+
+
+def test_recomputing_is_left_alone_where_memory_is_short():
+    parts = {"activations": 20 * GIB}
+    steps = step_events(peak_reserved_bytes=60 * GIB)
+    plan = planned(("kernels.checkpointing",), **FULL, memory__parts=parts)
+    assert "needless-recomputing" not in found_in(record(finished_events(steps), plan))
+    # The planner knows the shape: where it said before the run that all would fit, it is believed.
+    plan["remarks"] = [
+        {"kind": "advice", "path": "kernels.checkpointing", "text": "16 at once fit"}
+    ]
+    assert (
+        "16 at once fit"
+        in found_in(record(finished_events(steps), plan))["needless-recomputing"].evidence
+    )
+
+
+def test_a_card_at_its_power_limit_is_a_note_only():
+    found = found_in(record(finished_events(step_events(throttled_power=1.0))))
+    assert found["power-limit"].severity == "note"
+
+
+def test_reads_that_cost_nothing_are_a_note_only():
+    syncs = {"event": "syncs", "step": 4, "count": 1, "places": ["a.py:1"]}
+    plan = planned(batch__micro_batch=4, batch__accumulation=4)
+    found = found_in(record(finished_events(step_events(), syncs), plan))
+    assert found["host-sync"].severity == "note"
+
+
+def test_a_failure_that_the_run_got_over_is_no_fault():
+    events = [{"event": "failed", "error": "x"}, *finished_events(step_events())]
+    assert "failed" not in found_in(record(events))
+
+
+def test_what_a_run_learnt_is_worth_a_note():
+    steps = step_events(20)
+    evals = [
+        {"event": "eval", "split": "validation", "step": n, "loss": loss, "seconds": 0.1}
+        for n, loss in enumerate([2.0, 1.0, 1.5])
+    ]
+    found = found_in(record(finished_events(steps, *evals)))
+    assert (found["loss-stays"].severity, found["overfits"].severity) == ("note", "note")
+
+
+def test_a_single_long_evaluation_at_the_end_is_not_too_often():
+    once = {"event": "eval", "step": 60, "seconds": 100.0}
+    run = record(finished_events(step_events(), once), planned(("watch.eval_steps",)))
+    assert "evaluation-often" not in found_in(run)
+    twice = record(finished_events(step_events(), once, once), planned(("watch.eval_steps",)))
+    assert found_in(twice)["evaluation-often"].severity == "warning"
+
+
+def test_logging_faster_than_anybody_reads_is_a_note():
+    steps = step_events(seconds=0.05, time_forward=0.01, time_backward=0.01)
+    found = found_in(record(finished_events(steps), planned(watch__logging_steps=1)))
+    assert found["logging-often"].severity == "note"
+
+
+def test_the_gain_of_a_mended_feed_is_the_time_it_takes():
+    steps = step_events(time_data_wait=1.5, seconds=3.0, time_feed=3.0)
+    found = found_in(record(finished_events(steps)))["slow-disk"]
+    assert found.gain == pytest.approx(2.0, abs=0.01)
+    assert found.numbers["tokens_read_per_second"] == pytest.approx(130_000 / 3)
+
+
+def test_other_holders_are_named_as_the_start_saw_them():
+    holders = [
+        {"pid": 7, "name": "python", "used_bytes": 1},
+        {"pid": 99, "name": "blender", "used_bytes": 2},
+    ]
+    card = {**H200, "holders": {"value": holders, "source": "NVML"}}
+    steps = step_events(gpu_memory_bytes=60 * GIB)
+    found = found_in(record(finished_events(steps), gpus=(card,)))["other-process"]
+    assert found.evidence.endswith("at the start: blender (pid 99)")
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [{"event": "step"}],
+        [{"event": "step", "step": "nan", "seconds": "inf", "updates": 0}],
+        [{"event": "feed", "kind": 3}, {"event": "syncs", "count": "x", "places": 5}],
+        [{"event": "fell_back"}, {"event": "not_finite"}, {"event": "spike"}, {"event": "saved"}],
+        [{"event": "rolled_back", "from_step": "a"}, {"event": "failed"}, {"event": "eval"}],
+    ],
+    ids=range(6),
+)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        {"kernels": 5, "decisions": 7, "remarks": "x", "memory": {"parts": [1]}},
+        {
+            "kernels": {"device": "cuda", "checkpointing": "full", "attention": "eager"},
+            "memory": {"budget_bytes": "x", "parts": {"activations": "y"}},
+            "batch": {"micro_batch": 0, "sequences_per_update": True},
+            "decisions": [3, {"path": "batch.micro_batch"}],
+        },
+    ],
+    ids=["empty", "wrong", "odd"],
+)
+def test_no_rule_stumbles_over_a_damaged_run(events, plan):
+    run = RunRecord(
+        folder=Path("run"),
+        manifest={},
+        plan=plan,
+        environment={"machine": {"gpus": [3, {"name": 1}], "cores_available": 2}},
+        events=tuple(events),
+        damaged_lines=2,
+        validation=None,
+    )
+    found = evidence(run)
+    assert {each.name for each in find_faults(found)} <= {
+        "damaged-files",
+        "eager-attention",
+        "not-finite",
+        "loss-spikes",
+    }
+
+
+def test_every_rule_is_in_the_table_once():
+    assert len(RULES) == len(set(RULES)) > 30

@@ -1,0 +1,151 @@
+"""Reading, judging, printing and comparing what a benchmark found."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from expert.insight.ladder import (
+    COLUMNS,
+    NoLadder,
+    as_markdown,
+    compare,
+    headline,
+    loss_difference,
+    read_ladder,
+    spread_of,
+    table_rows,
+    verdict,
+)
+from tests.insight.ladders import ladder, measured, rung
+
+CLIMBED = ladder(
+    rung("baseline", 100.0, cumulative=1.0),
+    rung("packing", 250.0, gain=2.5, cumulative=2.5, loss_difference=0.001, tolerance=0.05),
+    rung("compile", None, "not here"),
+    rung("attention", 90.0, "slower", gain=0.36, cumulative=0.9),
+)
+
+
+@pytest.mark.parametrize(
+    ("here", "status", "words"),
+    [
+        (measured(150.0), "kept", ""),
+        (measured(99.0), "kept", ""),  # inside the two per cent that no clock tells apart
+        (measured(97.0), "slower", "0.97x as fast as the rung below"),
+        (measured(91.0, spread=20.0), "kept", ""),  # inside the spread of the two
+        (measured(89.0, spread=20.0), "slower", "0.89x as fast as the rung below"),
+        (measured(150.0, loss=2.0019), "kept", ""),
+        (
+            measured(150.0, loss=2.0021),
+            "disagrees",
+            "the loss differs by +0.10%, allowed is 0.1%",
+        ),
+        (measured(150.0, loss=1.99), "disagrees", "the loss differs by -0.50%, allowed is 0.1%"),
+        (
+            measured(150.0, loss=float("nan")),
+            "disagrees",
+            "the loss on the held-out rows is not a number",
+        ),
+        (measured(50.0, loss=1.99), "disagrees", "the loss differs by -0.50%, allowed is 0.1%"),
+    ],
+)
+def test_a_rung_holds_when_its_loss_agrees_and_it_is_no_slower(here, status, words):
+    assert verdict(measured(100.0), here, 0.001) == (status, words)
+
+
+def test_without_held_out_rows_speed_alone_decides():
+    here = measured(150.0, loss=None)
+    assert loss_difference(measured(100.0, loss=None), here) is None
+    assert verdict(measured(100.0, loss=None), here, 0.001) == ("kept", "")
+
+
+def test_the_spread_is_the_distance_of_the_quartiles():
+    assert spread_of([1.0, 2.0, 3.0, 4.0, 5.0]) == 2.0
+    assert spread_of([7.0]) == 0.0
+
+
+def test_a_result_is_read_back_as_it_was_written(tmp_path):
+    (tmp_path / "ladder.json").write_text(CLIMBED.model_dump_json(), encoding="utf-8")
+    assert read_ladder(tmp_path) == CLIMBED
+    assert read_ladder(tmp_path / "ladder.json").winner == CLIMBED.rungs[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "no result of expert benchmark"),
+        ("[]", "no result of expert benchmark: the whole"),
+        ('{"format": 99}', "is of format 99, newer than 1"),
+        ('{"format": 1, "kind": "song"}', "no result of expert benchmark: kind"),
+    ],
+)
+def test_what_is_no_result_is_refused_in_words(tmp_path, text, words):
+    file = tmp_path / "ladder.json"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(NoLadder, match=words):
+        read_ladder(file)
+
+
+def test_every_rung_has_a_row_of_the_tables_width():
+    rows = table_rows(CLIMBED)
+    assert [row[0] for row in rows] == ["baseline", "packing", "compile", "attention"]
+    assert {len(row) for row in rows} == {len(COLUMNS)}
+    by = dict(zip(COLUMNS, rows[1], strict=True))
+    assert (by["tokens/s"], by["gain"], by["in all"]) == ("250", "2.50x", "2.50x")
+    assert by["loss"] == "2.0000 (+0.10%, ±5.0%)"
+    assert rows[2][-1] == "–: for a reason"
+    assert rows[3][-1] == "↓ slower: for a reason"
+
+
+def test_the_headline_is_the_last_rung_that_held():
+    assert headline(CLIMBED) == (
+        "demo on Test CPU: 250 tokens/s, 2.5 times the baseline; the loss agrees on all 1 rungs "
+        "that were kept"
+    )
+    nothing = ladder(rung("baseline", None, "failed"))
+    assert headline(nothing) == "demo on Test CPU: nothing could be measured"
+
+
+def test_a_name_cannot_break_out_of_the_markdown_table():
+    hostile = ladder(name="a | b\n# <script>x</script>")
+    text = as_markdown(hostile)
+    assert text.startswith("# a \\| b # &lt;script>x&lt;/script>: tiny on Test CPU\n")
+    assert "<script>" not in text
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(table) == 3
+
+
+def test_two_results_are_compared_rung_by_rung(tmp_path):
+    other = ladder(rung("baseline", 200.0), rung("loader", 220.0))
+    for name, one in (("a.json", CLIMBED), ("b.json", other)):
+        (tmp_path / name).write_text(one.model_dump_json(), encoding="utf-8")
+    found = {row[0]: row[1:] for row in compare(tmp_path / "a.json", tmp_path / "b.json")}
+    assert found["baseline: tokens/s"] == (100.0, 200.0, 2.0)
+    assert found["packing: tokens/s"] == (250.0, None, None)
+    assert found["loader: tokens/s"] == (None, 220.0, None)
+    assert found["baseline: loss"] == (2.0, 2.0, 1.0)
+
+
+def test_two_runs_are_compared_by_their_settled_steps(tmp_path):
+    for name, rate in (("one", 100.0), ("two", 150.0)):
+        (tmp_path / name).mkdir()
+        lines = [{"event": "step", "step": 1, "tokens_per_second": 1.0, "mean_loss": 3.0}]
+        lines += [
+            {"event": "step", "step": n, "tokens_per_second": rate, "mean_loss": 2.0}
+            for n in range(2, 8)
+        ]
+        lines.append({"event": "finished", "seconds": 4.0})
+        text = "".join(json.dumps({"time": 0.0, **line}) + "\n" for line in lines)
+        (tmp_path / name / "events.jsonl").write_text(text, encoding="utf-8")
+    found = {row[0]: row[1:] for row in compare(tmp_path / "one", tmp_path / "two")}
+    assert found["tokens per second"] == (100.0, 150.0, 1.5)
+    assert found["training loss"] == (2.0, 2.0, 1.0)
+    assert found["seconds"] == (4.0, 4.0, 1.0)
+
+
+def test_a_run_is_not_compared_with_a_result(tmp_path):
+    (tmp_path / "events.jsonl").write_text("", encoding="utf-8")
+    with pytest.raises(NoLadder, match="are not of one kind"):
+        compare(tmp_path, tmp_path / "ladder.json")

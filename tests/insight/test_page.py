@@ -1,0 +1,476 @@
+"""The page of a run: what stands on it, what is left out with a reason, and what cannot get in."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.insight.ladder import Ladder, Measured, RungResult
+from expert.insight.page.blocks import Card, Cards, Example, Folded, Grid, LineChart, Page, Words
+from expert.insight.page.contents import ladder_page
+from expert.insight.page.html import page_html
+from expert.insight.page.markdown import page_markdown
+from expert.insight.page.prepared import FIRST_EDGE
+from tests.insight.pages import (
+    FIGURES,
+    GPU_FIGURES,
+    HOSTILE,
+    START,
+    Tags,
+    blocks_of,
+    eval_event,
+    figures_of,
+    finished,
+    html_of,
+    markdown_of,
+    page_of,
+    started,
+    step_event,
+    usual,
+    write_run,
+)
+from tests.jobs.trained_runs import finished as finished_run
+from tests.jobs.trained_runs import finished_characters
+
+ALLOWED = {"html", "head", "meta", "title", "style", "body", "header", "main", "nav", "footer"}
+ALLOWED |= {"section", "h1", "h2", "p", "div", "span", "strong", "b", "i", "small", "a"}
+ALLOWED |= {"figure", "figcaption", "svg", "g", "path", "rect", "ul", "li", "details", "summary"}
+ALLOWED |= {"table", "thead", "tbody", "tr", "th", "td", "dl", "dt", "dd"}
+PLACE = re.compile(r"(left|bottom|width):-?\d+\.\d\d%(;(left|bottom|width):-?\d+\.\d\d%)*")
+
+
+def check_harmless(html: str) -> Tags:
+    """Only tags we make, no handler, no address, no style but a place: nothing can act or load."""
+    tags = Tags(html)
+    assert tags.open == []
+    assert {name for name, _ in tags.found} <= ALLOWED
+    for name, attributes in tags.found:
+        for key, value in attributes.items():
+            assert not key.startswith("on"), (name, key)
+            assert key not in ("src", "srcset", "action", "xlink:href", "background", "srcdoc")
+            assert key != "href" or re.fullmatch(r"#[a-z-]+", value), value
+            assert key != "style" or PLACE.fullmatch(value), value
+    sheets = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
+    assert len(sheets) == 1
+    assert "url(" not in sheets[0]
+    assert "@import" not in sheets[0]
+    return tags
+
+
+def cards_of(page: Page) -> dict[str, Card]:
+    found = [card for b in blocks_of(page) if isinstance(b, Cards) for card in b.cards]
+    return {card.name: card for card in found}
+
+
+def words_of(page: Page) -> str:
+    return "\n".join(block.text for block in blocks_of(page) if isinstance(block, Words))
+
+
+def grids_of(page: Page, section: str) -> list[Grid]:
+    parts = [part for part in page.sections if part.name == section]
+    assert parts, section
+    return [b for b in blocks_of(Page(**{**vars(page), "sections": parts})) if isinstance(b, Grid)]
+
+
+# --- what stands on it ---------------------------------------------------------------------------
+
+
+def test_a_real_run_has_every_figure_of_a_cpu_its_data_and_its_hashes():
+    page = page_of(finished_run("lora"))
+    assert set(figures_of(page)) == FIGURES | {"row-lengths"}
+    names = [section.name for section in page.sections]
+    order = ["numbers", "learning", "speed", "time", "story", "kernels", "plan", "data"]
+    assert [name for name in names if name in order] == order
+    assert names[-1] == "environment"
+    [hashes] = [grid for grid in grids_of(page, "environment") if "sha256" in grid.columns]
+    listed = json.loads((finished_run("lora") / "final" / "DONE").read_text(encoding="utf-8"))
+    assert {row[0]: row[2] for row in hashes.rows} == {n: f["sha256"] for n, f in listed.items()}
+    assert page.kind
+    assert "The run finished." in page.reasons
+
+
+def test_a_run_of_a_character_model_has_its_page_too():
+    page = page_of(finished_characters())
+    assert {"loss", "rate", "throughput", "average-step", "story"} <= set(figures_of(page))
+    check_harmless(page_html(page))
+
+
+def test_a_cpu_run_leaves_out_what_a_gpu_would_tell_and_says_why(tmp_path: Path):
+    page = page_of(write_run(tmp_path / "run", usual()))
+    assert not GPU_FIGURES & set(figures_of(page))
+    assert not {"GPU utilisation", "MFU", "Memory peak"} & set(cards_of(page))
+    assert "GPU utilisation: the run had no GPU" in words_of(page)
+    assert "MFU: the peak of this processor is not known" in words_of(page)
+
+
+def test_a_gpu_run_has_utilisation_memory_and_power(tmp_path: Path):
+    page = page_of(write_run(tmp_path / "run", usual(gpu=True), gpu=True))
+    assert set(figures_of(page)) >= FIGURES | GPU_FIGURES
+    cards = cards_of(page)
+    assert cards["GPU utilisation"].value == "93 %"
+    assert cards["MFU"].value == "40 %"
+    assert cards["Memory peak"].value == "8.0 GiB"
+
+
+def test_key_numbers_are_sums_over_sums_after_the_warm_up(tmp_path: Path):
+    lines = [step_event(number, tokens=1000, seconds=0.5) for number in range(1, 20)]
+    lines += [step_event(20, tokens=5000, seconds=0.5)]
+    cards = cards_of(page_of(write_run(tmp_path / "run", [started(), *lines, finished(20)])))
+    # Three updates warm up; then 16 × 1,000 and 5,000 tokens in 17 half seconds.
+    assert cards["Tokens a second"].value == f"{21_000 / 8.5:,.0f}"
+    assert cards["Updates"].value == "20"
+    assert "of 30" in cards["Updates"].note
+
+
+def test_missing_numbers_are_never_shown_as_zero(tmp_path: Path):
+    bare = [started(), {"event": "step", "step": 1, "time": START, "loss": "nan"}]
+    page = page_of(write_run(tmp_path / "run", bare))
+    assert set(cards_of(page)) <= {"Duration", "Updates"}
+    text = words_of(page)
+    assert "loss: no finite loss was logged" in text
+    assert "validation loss: nothing was evaluated" in text
+    assert "tokens a second: no update was timed" in text
+
+
+def test_the_smoothed_loss_is_drawn_over_the_single_updates_and_evaluations_beside(tmp_path: Path):
+    chart = figures_of(page_of(write_run(tmp_path / "run", usual())))["loss"].chart
+    assert isinstance(chart, LineChart)
+    assert [(line.name, line.look) for line in chart.series] == [
+        ("loss of one update", "faint"),
+        ("training, smoothed", "line"),
+        ("validation", "dots"),
+    ]
+
+
+def test_of_an_update_taken_twice_the_second_is_drawn(tmp_path: Path):
+    again = [step_event(n, loss=9.0) for n in range(5, 11)]
+    back = {"event": "rolled_back", "time": START, "step": 4, "from_step": 10, "to_step": 4}
+    events = [started(), *(step_event(n) for n in range(1, 11)), back, *again, finished(10)]
+    page = page_of(write_run(tmp_path / "run", events))
+    chart = figures_of(page)["loss"].chart
+    assert isinstance(chart, LineChart)
+    points = chart.series[0].points
+    assert [x for x, _ in points] == list(range(1, 11))
+    assert {y for x, y in points if x >= 5} == {9.0}
+    [told] = [row for grid in grids_of(page, "story") for row in grid.rows if "rolled back" in row]
+    assert told[3] == "from step 10 back to 4"
+
+
+def test_a_pause_before_a_resume_takes_no_place_on_the_time_line(tmp_path: Path):
+    day = 86_400.0
+    events = [
+        started(),
+        {"event": "stopped", "time": START + 10, "step": 5, "reason": "signal"},
+        started(time=START + day),
+        {"event": "resumed", "time": START + day, "step": 5, "path": "x"},
+        finished(9, time=START + day + 20),
+    ]
+    page = page_of(write_run(tmp_path / "run", events))
+    assert cards_of(page)["Duration"].value == "30 s"
+
+
+def test_fallbacks_and_warnings_are_told_with_their_reasons(tmp_path: Path):
+    change = {"path": "batch.micro_batch", "value": 2, "because": "b", "source": "fallback"}
+    fell = {"event": "fell_back", "time": START + 5, "step": 3, "failure": "OutOfMemory"}
+    fell |= {"reason": "1 GiB too much", "changes": [change]}
+    warned = {"event": "warning", "time": START + 6, "text": "the disk is nearly full"}
+    page = page_of(write_run(tmp_path / "run", [*usual()[:5], fell, warned, finished(9)]))
+    texts = [row[3] for grid in grids_of(page, "story") for row in grid.rows]
+    assert "OutOfMemory – 1 GiB too much – batch.micro_batch = 2" in texts
+    assert "the disk is nearly full" in texts
+    assert "No fallback" not in words_of(page)
+
+
+def test_decisions_stand_in_groups_and_defaults_are_apart(tmp_path: Path):
+    page = page_of(write_run(tmp_path / "run", usual()))
+    folded = [block.title for block in blocks_of(page) if isinstance(block, Folded)]
+    assert "Kernels: device cpu" in folded
+    assert "1 at their defaults or without meaning here" in folded
+    first, defaults = grids_of(page, "plan")
+    assert first.rows == (("kernels.device", "cpu", "no GPU", "machine"),)
+    assert defaults.rows == (("optim.seed", "42", "the default", "preset"),)
+
+
+def test_validation_shows_its_accuracy_and_the_wrong_answers_first(tmp_path: Path):
+    cases = [
+        {"prompt": "p1", "expected": "e1", "answer": "a1", "passed": True},
+        {"prompt": "p2", "expected": "e2", "answer": "<b>a2</b>", "passed": False},
+    ]
+    facts = {"accuracy": 0.5, "interval": [0.1, 0.9], "cases": cases, "odd": {"x": 1}}
+    page = page_of(write_run(tmp_path / "run", usual(), validation=facts))
+    card = cards_of(page)["Answers right"]
+    assert (card.value, card.note) == ("50.0%", "10.0% to 90.0%")
+    examples = [block for block in blocks_of(page) if isinstance(block, Example)]
+    assert [example.passed for example in examples] == [False, True]
+    assert "&lt;b&gt;a2&lt;/b&gt;" in page_html(page)
+
+
+@pytest.mark.parametrize("facts", [{}, {"accuracy": "x", "cases": "y"}, {"cases": [1, None]}])
+def test_a_validation_of_another_shape_does_no_harm(tmp_path: Path, facts: dict[str, Any]):
+    assert html_of(write_run(tmp_path / "run", usual(), validation=facts))
+
+
+# --- data ----------------------------------------------------------------------------------------
+
+
+def data_event(folder: str) -> dict[str, Any]:
+    return {"event": "data", "time": START, "split": "train", "folder": folder, "hit": True}
+
+
+def test_the_edges_of_the_histogram_are_those_the_data_was_counted_with():
+    from expert.data.statistics import EDGES
+
+    assert [FIRST_EDGE << power for power in range(len(EDGES))] == list(EDGES)
+
+
+def test_a_relative_data_folder_is_found_from_where_the_run_was_started(tmp_path: Path):
+    data = tmp_path / "tokens-1"
+    data.mkdir()
+    counts = [0, 3, 0, 2] + [0] * 9
+    facts = {"rows_in": 5, "documents": 5, "tokens": 200, "trainable_tokens": 50, "longest": 99}
+    text = json.dumps({**facts, "histogram": counts, "dropped": {"too long": 2}})
+    (data / "statistics.json").write_text(text, encoding="utf-8")
+    (data / "rejects.jsonl").write_text('{"line": 7, "why": "<i>bad</i>"}\n', encoding="utf-8")
+    run = write_run(tmp_path / "runs" / "run", [started(), data_event("tokens-1"), *usual()[1:]])
+    page = page_of(run)
+    chart: Any = figures_of(page)["row-lengths"].chart
+    assert (chart.labels, chart.counts) == (("≤32", "≤64", "≤128"), (3, 0, 2))
+    assert cards_of(page)["Tokens that are learnt"].note == "25.0% of all"
+    assert cards_of(page)["Rows left out"].value == "2"
+    assert "why: &lt;i&gt;bad&lt;/i&gt;" in page_html(page)
+
+
+def test_data_that_is_gone_is_said_to_be_gone(tmp_path: Path):
+    run = write_run(tmp_path / "run", [started(), data_event("/no/such/folder"), *usual()[1:]])
+    assert "/no/such/folder is no longer there" in words_of(page_of(run))
+
+
+# --- however little is left ----------------------------------------------------------------------
+
+
+def test_a_run_with_one_update_has_its_figures(tmp_path: Path):
+    page = page_of(write_run(tmp_path / "run", [started(), step_event(1), finished(1)]))
+    assert {"loss", "rate", "throughput", "average-step", "phases"} <= set(figures_of(page))
+    check_harmless(page_html(page))
+
+
+def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path):
+    page = page_of(write_run(tmp_path / "run", [started()]))
+    assert "No update was logged" in words_of(page)
+    assert page.kind == "unknown"
+
+
+def test_a_killed_run_says_so(tmp_path: Path):
+    page = page_of(write_run(tmp_path / "run", usual()[:-1]))
+    assert "ended without a word" in page.reasons
+    assert page.tone == "error"
+
+
+def test_damaged_files_are_told_and_the_rest_is_shown(tmp_path: Path):
+    run = write_run(tmp_path / "run", usual())
+    with (run / "events.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write("not json\n[1, 2]\n" + '{"event": "step", "step": 31, "lo')
+    (run / "plan.json").write_text("{", encoding="utf-8")
+    page = page_of(run)
+    text = words_of(page)
+    assert "2 lines of events.jsonl are damaged" in text
+    assert "plan.json is missing or damaged" in text
+    assert "environment.json is missing or damaged" in text
+    assert "loss" in figures_of(page)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"step": "x"},
+        {"step": None},
+        {"step": int("9" * 400)},
+        {"loss": "nan", "grad_norm": "inf", "mean_loss": []},
+        {"time": "yesterday"},
+        {"tokens": -5, "seconds": 0, "updates": 0},
+        {"event": ["step"]},
+        {"time_forward": {}, "gpu_utilization": "x"},
+    ],
+    ids=lambda odd: "-".join(odd),
+)
+def test_odd_values_in_events_do_no_harm(tmp_path: Path, odd: dict[str, Any]):
+    events = [started(), step_event(1), {**step_event(2), **odd}, step_event(3), finished(3)]
+    check_harmless(html_of(write_run(tmp_path / "run", events)))
+
+
+def test_every_kind_of_event_may_be_empty(tmp_path: Path):
+    kinds = (
+        "started data eval saved fell_back rolled_back not_finite spike warning resumed rejected"
+    )
+    kinds += (
+        " took_best finished stopped failed kernels compiled loaded syncs feed epoch log_failed"
+    )
+    events = [{"event": kind} for kind in kinds.split()]
+    check_harmless(html_of(write_run(tmp_path / "run", events)))
+
+
+@pytest.mark.parametrize("value", [[], 3, "x", {"kernels": 1, "decisions": [1, {"path": 3}]}])
+def test_json_files_of_another_shape_do_no_harm(tmp_path: Path, value: Any):
+    files = dict.fromkeys(("plan", "environment", "manifest", "validation"), value)
+    check_harmless(html_of(write_run(tmp_path / "run", usual(), **files)))
+
+
+def test_a_long_run_stays_a_small_file(tmp_path: Path):
+    events = [started(), *(step_event(n, gpu=True) for n in range(1, 20_001)), finished(20_000)]
+    html = html_of(write_run(tmp_path / "run", events, gpu=True))
+    assert len(html) < 400_000  # 100,000 lines made 260 kB; nothing in it grows with their number
+
+
+# --- what cannot get in --------------------------------------------------------------------------
+
+
+def hostile_run(folder: Path, text: str) -> Path:
+    """A run with the text wherever text can stand."""
+    events = [
+        started(expert=text, model=text, device=text),
+        {"event": "kernels", "time": START, "lines": [f"✓ {text}", text]},
+        {**data_event(text), "because": text, "split": text},
+        *(step_event(n) for n in range(1, 5)),
+        {**eval_event(4), "split": text},
+        {"event": "saved", "time": START, "path": text},
+        {"event": "warning", "time": START, "text": text},
+        {
+            "event": "fell_back",
+            "time": START,
+            "failure": text,
+            "reason": text,
+            "changes": [{"path": text, "value": text}],
+        },
+        {"event": "not_finite", "time": START, "step": 2, "rows": [text]},
+        {"event": "failed", "time": START + 9, "step": 4, "error": text},
+    ]
+    decision = {"path": f"kernels.{text}", "value": text, "because": text, "source": text}
+    plan = {
+        "expert": text,
+        "model": {"name": text},
+        "kernels": {"device": "cpu", text: text},
+        "decisions": [decision, {**decision, "path": text}],
+        "remarks": [{"kind": text, "path": text, "text": text}],
+    }
+    machine = {"gpus": [{"name": {"value": text}}], "cpu_model": {"value": text}}
+    environment = {"versions": {text: text}, "machine": machine, "python": text}
+    case = {"prompt": text, "expected": text, "answer": text, "passed": False}
+    return write_run(
+        folder,
+        events,
+        plan=plan,
+        environment=environment,
+        manifest={text: text},
+        validation={"accuracy": 0.1, "cases": [case]},
+    )
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_text_stays_text_on_the_page(tmp_path: Path, text: str):
+    plain = check_harmless(html_of(hostile_run(tmp_path / "a", "harmless")))
+    tags = check_harmless(html_of(hostile_run(tmp_path / "b", text)))
+    assert [name for name, _ in tags.found] == [name for name, _ in plain.found]
+    assert not re.search("[\u202a-\u202e\u2066-\u2069\x00\x1b\ud800]", "".join(tags.texts))
+    "".join(tags.texts).encode("utf-8")
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_text_stays_text_in_markdown(tmp_path: Path, text: str):
+    plain = markdown_of(hostile_run(tmp_path / "a", "harmless")).splitlines()
+    lines = markdown_of(hostile_run(tmp_path / "b", text)).splitlines()
+    assert len(lines) == len(plain)
+    for line, harmless in zip(lines, plain, strict=True):
+        cells = re.sub(r"\\.", "", line)
+        assert cells.count("|") == re.sub(r"\\.", "", harmless).count("|")
+        assert cells.count("`") == harmless.count("`")
+        assert not set(cells) & set("<>[")
+        assert "://" not in line
+        assert "javascript:" not in line
+
+
+def test_a_hostile_folder_name_stays_text(tmp_path: Path):
+    folder = tmp_path / "runs" / "<script>alert(1)< script>'\"`|-20260101-000000"
+    check_harmless(html_of(write_run(folder, usual())))
+
+
+def test_the_policy_of_the_page_lets_nothing_load(tmp_path: Path):
+    tags = check_harmless(html_of(write_run(tmp_path / "run", usual())))
+    [policy] = [
+        a["content"] for _, a in tags.found if a.get("http-equiv") == "Content-Security-Policy"
+    ]
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; img-src data:")
+    assert "script-src" not in policy
+
+
+# --- several runs, a ladder ----------------------------------------------------------------------
+
+
+def test_compared_runs_share_their_axes_and_differ_in_a_table(tmp_path: Path):
+    slow = [{**event, "seconds": 1.0} if event["event"] == "step" else event for event in usual()]
+    changed = {"expert": "demo", "kernels": {"device": "cpu"}, "optim": {"learning_rate": 5e-5}}
+    one = write_run(tmp_path / "runs" / "one", usual())
+    two = write_run(tmp_path / "runs" / "two", slow, plan=changed)
+    page = page_of(one, two, one)
+    figures = figures_of(page)
+    for name in ("loss-by-step", "loss-by-tokens", "loss-by-time", "evals-by-step"):
+        chart = figures[name].chart
+        assert isinstance(chart, LineChart)
+        assert [line.name for line in chart.series] == ["one", "two", "one (2)"]
+    by_time = figures["loss-by-time"].chart
+    assert isinstance(by_time, LineChart)
+    assert [line.points[-1][0] for line in by_time.series] == [15.0, 30.0, 15.0]
+    numbers, plans = grids_of(page, "comparison")
+    rows = {row[0]: row[1:] for row in numbers.rows}
+    assert rows["tokens a second"] == ("2,000", "1,000", "0.50×", "2,000", "1.00×")
+    assert ("optim.learning_rate", "0.0001", "5e-05", "0.0001") in plans.rows
+    assert all(row[0] == "optim.learning_rate" for row in plans.rows)
+    check_harmless(page_html(page))
+
+
+def ladder() -> Ladder:
+    seen = Measured(
+        tokens_per_second=100.0, windows=[100.0], spread=0.0, samples_per_second=1.0,
+        seconds_per_update=1.0, seconds_per_epoch=10.0, gpu_utilization=None,
+        peak_memory_bytes=None, mfu=None, mfu_because="no GPU", padding=None, data_wait=None,
+        examples_per_update=4, updates_measured=5, updates_before=2, updates_learnt=7,
+        compile_seconds=None, loss=1.0, micro_batch=4, accumulation=1, fallbacks=[],
+    )  # fmt: skip
+    common: dict[str, Any] = {
+        "adds": "",
+        "changes": {},
+        "settings": {},
+        "plan_hash": "",
+        "seconds": 1.0,
+    }
+    rungs = [
+        RungResult(name="baseline", status="kept", because="", measured=seen, **common),
+        RungResult(name="<b>", status="failed", because="no <room>", **common),
+    ]
+    return Ladder(
+        name="demo", date="2026-01-01", command="expert benchmark", version="1", card="a card",
+        device="cpu", model="tiny", parameters=None, adapter="lora", quantization="none",
+        dataset="d", training_rows=10, max_seq_length=64, examples_per_update=4, held_out_rows=2,
+        held_out_tokens=20, quick=True, seconds=3.0, environment={}, notes=[], rungs=rungs,
+    )  # fmt: skip
+
+
+def test_a_ladder_in_the_run_folder_is_drawn_as_bars(tmp_path: Path):
+    run = write_run(tmp_path / "run", usual())
+    (run / "ladder.json").write_text(ladder().model_dump_json(), encoding="utf-8")
+    page = page_of(run)
+    chart: Any = figures_of(page)["ladder"].chart
+    assert [(bar.name, bar.words, bar.marked) for bar in chart.bars] == [
+        ("baseline", "100", False),
+        ("<b>", "✗ failed", True),
+    ]
+    check_harmless(page_html(page))
+
+
+def test_a_ladder_alone_makes_a_page(tmp_path: Path):
+    page = ladder_page(ladder(), made=START)
+    check_harmless(page_html(page))
+    assert "demo on a card: 100 tokens/s" in page_markdown(page)

@@ -1,0 +1,237 @@
+"""Axes with round numbers, lines that keep their spikes, and figures that are whole."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expert.insight.page.blocks import (
+    Bar,
+    Bars,
+    Histogram,
+    LineChart,
+    Mark,
+    Marks,
+    Segment,
+    Series,
+    StackChart,
+    Unit,
+    WideBar,
+)
+from expert.insight.page.charts import draw
+from expert.insight.page.markdown import spark
+from expert.insight.page.scales import clock_words, labels, scale_of, si
+from expert.insight.page.thinning import BUCKETS, running_total, smoothed, thinned
+from tests.insight.pages import Tags
+
+FINITE = st.floats(min_value=-1e12, max_value=1e12)
+
+
+# --- axes ----------------------------------------------------------------------------------------
+
+
+def test_a_scale_ends_at_round_numbers_that_hold_every_value():
+    scale = scale_of([0.31, 2.7])
+    assert scale.ticks == pytest.approx((0, 1, 2, 3))
+    assert (scale.low, scale.high) == (0, 3)
+    assert scale.share(1.5) == 0.5
+
+
+@given(st.lists(FINITE, min_size=1, max_size=20), st.booleans())
+def test_every_value_lies_inside_its_scale(values: list[float], from_zero: bool):
+    scale = scale_of(values, from_zero=from_zero)
+    for value in values:
+        assert -1e-6 <= scale.share(value) <= 1 + 1e-6  # rounding of the ticks
+    assert 1 <= len(scale.ticks) <= 12
+
+
+def test_one_value_alone_lies_in_the_middle_of_its_scale():
+    assert scale_of([5.0], tight=True, whole=True).share(5.0) == 0.5
+
+
+def test_steps_get_whole_ticks_only():
+    assert scale_of([1, 3], whole=True, tight=True).ticks == (1, 2, 3)
+
+
+def test_bytes_get_ticks_that_are_powers_of_two():
+    scale = scale_of([0.0, 30 * 2**30], from_zero=True, binary=True)
+    assert labels(scale.ticks, "bytes") == ["0 GiB", "8 GiB", "16 GiB", "24 GiB", "32 GiB"]
+
+
+def test_a_clock_gets_ticks_at_half_minutes():
+    scale = scale_of([0.0, 170.0], clock=True, tight=True, wanted=6)
+    assert labels(scale.ticks, "seconds") == [
+        "0", "30 s", "1:00 min", "1:30 min", "2:00 min", "2:30 min"
+    ]  # fmt: skip
+
+
+def test_a_logarithmic_scale_has_powers_of_ten():
+    scale = scale_of([0.02, 50.0], log=True)
+    assert labels(scale.ticks, "number") == ["0.01", "0.1", "1", "10", "100"]
+    assert scale.share(1.0) == pytest.approx(0.5)  # of four powers the middle
+
+
+@pytest.mark.parametrize(
+    ("ticks", "unit", "expected"),
+    [
+        ((0.0, 0.25, 0.5), "number", ["0.00", "0.25", "0.50"]),
+        ((0.0, 0.2, 0.4), "number", ["0.0", "0.2", "0.4"]),
+        ((0.0, 5e-5, 1e-4), "number", ["0", "5e-5", "0.0001"]),
+        ((0.0, 0.5, 1.0), "percent", ["0 %", "50 %", "100 %"]),
+        ((0, 20000, 40000), "si", ["0", "20k", "40k"]),
+    ],
+)
+def test_labels_have_the_digits_their_distance_needs(
+    ticks: tuple[float, ...], unit: Unit, expected: list[str]
+):
+    assert labels(ticks, unit) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(0, "0"), (850, "850"), (9999, "9,999"), (12_000, "12k"), (1.5e6, "1.5M")]
+)
+def test_large_numbers_are_short_on_an_axis(value: float, words: str):
+    assert si(value) == words
+
+
+def test_a_time_is_told_in_its_unit():
+    assert [clock_words(t) for t in (0, 43.0857, 84, 4500)] == ["0", "43.1 s", "1:24 min", "1:15 h"]
+
+
+# --- long and noisy series -----------------------------------------------------------------------
+
+
+def test_a_long_series_keeps_its_spike_its_dip_and_its_ends():
+    values = [random.Random(0).random() for _ in range(100_000)]
+    values[33_333], values[77_777] = 99.0, -99.0
+    points = list(zip(map(float, range(100_000)), values, strict=True))
+    thin = thinned(points)
+    assert len(thin) <= 2 * BUCKETS + 2
+    assert {points[0], points[-1], points[33_333], points[77_777]} <= set(thin)
+    assert [x for x, _ in thin] == sorted(x for x, _ in thin)
+
+
+def test_a_stretch_without_values_stays_a_hole():
+    points = [(float(x), None if 20_000 <= x < 40_000 else 1.0) for x in range(60_000)]
+    assert any(value is None for _, value in thinned(points))
+
+
+def test_smoothing_is_the_mean_of_the_neighbours_by_their_tokens():
+    points = [(float(x), float(x % 7)) for x in range(100)]
+    weights = [float(1 + x % 3) for x in range(100)]
+    half = 2  # a twenty-fifth of 100 is 4: two on each side
+    for place in (0, 1, 50, 99):
+        near = range(max(0, place - half), min(100, place + half + 1))
+        plain = sum(points[n][1] * weights[n] for n in near) / sum(weights[n] for n in near)
+        # Sums from the start against a sum of five: 100 additions of numbers below 20.
+        assert smoothed(points, weights)[place][1] == pytest.approx(plain, rel=1e-12)
+
+
+def test_smoothing_passes_over_what_is_missing():
+    points = [(0.0, 1.0), (1.0, None), (2.0, 3.0)]
+    assert smoothed(points, [1.0, 1.0, 1.0]) == [(0.0, 1.0), (1.0, 2.0), (2.0, 3.0)]
+    assert running_total([1, 2, 3]) == [1, 3, 6]
+
+
+def test_a_course_becomes_a_line_of_blocks():
+    assert spark([0, 1, 2, 3, 4, 5, 6, 7]) == "▁▂▃▄▅▆▇█"
+    assert spark([5.0, 5.0]) == "▄▄"
+    assert len(spark(list(range(1000)))) == 48
+
+
+# --- drawings ------------------------------------------------------------------------------------
+
+
+def line_chart(*values: float | None, **more: object) -> LineChart:
+    points = [(float(place + 1), value) for place, value in enumerate(values)]
+    return LineChart(series=(Series(name="loss", points=points, colour=1),), **more)  # type: ignore[arg-type]
+
+
+def drawn_paths(chart: LineChart) -> list[str]:
+    tags = Tags(draw(chart))
+    assert tags.open == []
+    return [found["d"] for name, found in tags.found if name == "path" and "line" in found["class"]]
+
+
+def test_a_line_runs_from_edge_to_edge_and_goes_down_where_the_value_is_high():
+    assert drawn_paths(line_chart(0.0, 1.0)) == ["M0.0 1000L1000.0 0"]
+
+
+def test_a_line_is_broken_where_nothing_was_measured():
+    assert drawn_paths(line_chart(0.0, None, 1.0))[0].count("M") == 2
+
+
+def test_a_single_point_is_a_dot():
+    html = draw(line_chart(2.0))
+    assert 'class="dot c1" d="M500.0 500z"' in html
+
+
+def test_the_pointer_is_told_the_values_below_it():
+    assert "step 2\nloss 1.5" in draw(line_chart(0.5, 1.5, 2.0))
+
+
+def test_parts_of_a_stack_fill_the_whole_height():
+    chart = StackChart(
+        parts=("a", "b"), colours=(1, 2), at=(1.0, 2.0), columns=((1.0, 3.0), (2.0, 2.0))
+    )
+    fills = [
+        found["d"] for name, found in Tags(draw(chart)).found if "fill" in found.get("class", "")
+    ]
+    assert (
+        fills[0]
+        == "M0.0 750L500.0 750L500.0 500L1000.0 500L1000.0 1000L500.0 1000L500.0 1000L0.0 1000z"
+    )
+    assert fills[1].startswith("M0.0 0L500.0 0L500.0 0L1000.0 0L1000.0 500")
+
+
+def test_a_wide_bar_gives_every_part_its_share_and_names_it():
+    forward = Segment(name="forward", amount=3.0, words="3 ms", colour=1)
+    backward = Segment(name="backward", amount=1.0, words="1 ms", colour=4)
+    html = draw(WideBar(segments=(forward, backward)))
+    widths = [float(found["width"]) for name, found in Tags(html).found if name == "rect"]
+    assert widths == [750.0, 250.0]
+    assert "forward 3 ms, 75.0%" in html
+
+
+def test_the_longest_bar_is_as_wide_as_its_space_and_a_marked_one_stands_back():
+    bars = Bars(bars=(
+        Bar(name="low", amount=10.0, words="10"),
+        Bar(name="top", amount=40.0, words="40"),
+        Bar(name="bad", amount=None, words="failed", marked=True),
+    ))  # fmt: skip
+    html = draw(bars)
+    rects = [found for name, found in Tags(html).found if name == "rect"]
+    assert [float(rect["width"]) for rect in rects] == [250.0, 1000.0, 0.0]
+    assert rects[2]["class"] == "fill c7"
+
+
+def test_a_histogram_has_a_column_for_every_count():
+    html = draw(Histogram(labels=("≤16", "≤32"), counts=(5, 10), what="rows"))
+    heights = [
+        float(f["height"])
+        for name, f in Tags(html).found
+        if name == "rect" and "fill" in f["class"]
+    ]
+    assert heights == [500.0, 1000.0]
+    assert "≤16: 5 rows" in html
+
+
+def test_marks_stand_where_they_happened():
+    marks = Marks(
+        lanes=("saves",), counts=(7,), marks=(Mark(lane="saves", at=5.0, words="x"),), end=10.0
+    )
+    html = draw(marks)
+    assert "M500.0 500z" in html
+    assert "<small>7</small>" in html
+
+
+@pytest.mark.parametrize("values", [(1.0,), (0.0, 0.0), (-1.0, 1.0), (1e-9, 1e9), (1e300, 1e300)])
+@pytest.mark.parametrize("log", [False, True])
+def test_no_value_makes_a_drawing_fail(values: tuple[float, ...], log: bool):
+    html = draw(line_chart(*values, log=log))
+    assert not any(word in html for word in ("nan", "inf"))
+    assert math.isfinite(len(html))

@@ -1,0 +1,326 @@
+"""The ladder climbed for real on a CPU, and how it goes on where a rung does not hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.insight.ladder import Ladder, RungResult, read_ladder
+from expert.jobs import rungs
+from expert.jobs.benchmarking import (
+    Asked,
+    CannotClimb,
+    NothingMeasured,
+    Watcher,
+    benchmark,
+    remember,
+    write_result,
+)
+from expert.jobs.climbing import Climb
+from expert.jobs.rig import Seen
+from expert.manifest.reader import read_manifest
+from expert.planning.ladder import BASELINE, RUNGS, TOLERANCE_FP32
+from expert.planning.measurements import read_rates
+from tests.insight.ladders import measured
+from tests.jobs.runs import base_model, events_of, write_expert
+from tests.jobs.trained_runs import CORPUS
+
+# As short as can be: what is measured here is whether it works, not how fast it is.
+BRISK = rungs.Pace(
+    learn_seconds=0.1,
+    most_learnt=6,
+    windows=3,
+    measure_seconds=0.05,
+    least_measured=3,
+    held_out=8,
+    limit_seconds=300.0,
+)
+NAMES = [rung.name for rung in (BASELINE, *RUNGS)]
+
+
+@pytest.fixture(autouse=True)
+def brisk(monkeypatch, tmp_path):
+    monkeypatch.setattr(rungs, "QUICK", BRISK)
+    monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return base_model(tmp_path_factory.mktemp("models"))
+
+
+def asked(path: Path, *overrides: str, **more: Any) -> Asked:
+    return Asked(
+        read=lambda further: read_manifest(path, overrides=(*overrides, *further)),
+        command="expert benchmark",
+        quick=True,
+        **more,
+    )
+
+
+class Heard(Watcher):
+    """Keeps what was told."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.done: list[str] = []
+        self.doing: set[str] = set()
+
+    def begins(self, rung: Any, number: int, of: int) -> None:
+        self.begun.append(rung.name)
+
+    def goes_on(self, doing: str, done: int, of: int) -> None:
+        self.doing.add(doing)
+
+    def ends(self, result: RungResult) -> None:
+        self.done.append(result.name)
+
+
+def test_the_ladder_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
+    # Whether a rung is faster is not for a test: on a machine that does other things all hold.
+    monkeypatch.setattr("expert.insight.ladder.AS_FAST", 1.0)
+    path = write_expert(tmp_path / "expert", base, {"batch_size": 8, "epochs": 1})
+    heard = Heard()
+    found = benchmark(asked(path), folder=tmp_path / "out", watcher=heard)
+    by = {rung.name: rung for rung in found.rungs}
+    assert list(by) == NAMES == heard.done
+    passed = {name: rung.status for name, rung in by.items() if rung.measured is None}
+    assert passed == dict.fromkeys(["bf16 + TF32", "fused AdamW", "compile"], "not here") | {
+        name: "not here" for name in ("batch size",) if name in passed
+    }
+    assert heard.begun == [name for name in NAMES if name not in passed]
+    assert {"starting", "opening the data", "loading the model", "training"} <= heard.doing
+    for rung in found.kept[1:]:
+        assert rung.tolerance is not None
+        assert rung.loss_difference is not None
+        assert abs(rung.loss_difference) <= rung.tolerance, rung.name
+    same = [rung for rung in found.kept[1:] if rung.same_rows]
+    assert {rung.tolerance for rung in same} == {TOLERANCE_FP32}
+    assert by["packing"].same_rows is False
+    assert by["baseline"].measured is not None
+    assert by["pre-tokenised"].measured is not None
+    # What is judged has learnt: the loss of the first update was that of the untrained model.
+    [run] = (tmp_path / "out" / "runs").glob("baseline-*")
+    first = events_of(run, "step")[0]["loss"]
+    assert by["baseline"].measured.loss is not None
+    assert by["baseline"].measured.loss < 0.95 * first
+    # The same rows in the same order: not one bit may differ.
+    assert by["pre-tokenised"].measured.loss == by["baseline"].measured.loss
+    learnt = {rung.measured.updates_learnt for rung in found.rungs if rung.measured}
+    assert len(learnt) == 1
+    assert by["pre-tokenised"].changes == {"data.tokenize": ("late", "ahead")}
+    assert read_ladder(tmp_path / "out").rungs == found.rungs
+
+
+def test_rungs_are_real_runs_that_leave_no_weights(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {})
+    benchmark(asked(path, only=("pre-tokenised",)), folder=tmp_path / "out")
+    runs = sorted((tmp_path / "out" / "runs").iterdir())
+    assert [run.name.rpartition("-2")[0] for run in runs] == ["baseline", "pre-tokenised"]
+    for run, kind in zip(runs, ("late", "padded"), strict=True):
+        assert {event["kind"] for event in events_of(run, "feed")} == {kind}
+        assert events_of(run, "saved", "eval", "finished") == []
+        assert not (run / "checkpoints").exists()
+        assert not (run / "final").exists()
+        assert (run / "plan.json").is_file()
+
+
+def test_the_character_model_has_a_ladder_too(tmp_path):
+    (tmp_path / "corpus.txt").write_text(CORPUS, encoding="utf-8")
+    shape = {"layers": 1, "heads": 2, "width": 32, "block_size": 16}
+    data = {
+        "name": "letters",
+        "base_model": {"name": "char-gpt", "architecture": shape},
+        "training": {
+            "dataset": {"path": "corpus.txt"},
+            "config": {"adapter_type": "full", "batch_size": 16},
+        },
+    }
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    found = benchmark(asked(path, remember=False), folder=tmp_path / "out")
+    by = {rung.name: rung for rung in found.rungs}
+    assert by["baseline"].status == "kept"
+    assert by["attention"].measured is not None
+    assert by["pre-tokenised"].because == "a corpus of characters needs no tokenizer"
+    assert by["packing"].because == "a corpus of characters is cut into blocks"
+    assert found.examples_per_update == 16
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_stream_cannot_be_climbed_on(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {}, dataset={"streaming": True})
+    with pytest.raises(CannotClimb, match="a stream has no rows that every rung could see again"):
+        benchmark(asked(path), folder=tmp_path / "out")
+
+
+def test_an_unknown_rung_is_refused_with_those_there_are(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {})
+    with pytest.raises(CannotClimb, match=r"--only rocket: .*rungs: baseline, pre-tokenised"):
+        benchmark(asked(path, only=("rocket",)), folder=tmp_path / "out")
+
+
+def test_a_model_that_cannot_be_loaded_fails_every_rung_and_the_first_says_why(tmp_path, base):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in base.iterdir():
+        if file.suffix != ".safetensors":
+            (broken / file.name).write_bytes(file.read_bytes())
+    (broken / "model.safetensors").write_bytes(b"not weights")
+    path = write_expert(tmp_path / "expert", broken, {})
+    with pytest.raises(NothingMeasured, match="no rung could be measured: "):
+        benchmark(asked(path, only=("pre-tokenised",)), folder=tmp_path / "out")
+
+
+# --- what holds, decided on rates that are made up -----------------------------------------------
+
+
+class PlayedRig:
+    """Answers with what a function of the plan says, at once."""
+
+    environment: dict[str, Any] = {}
+
+    def __init__(self, answer: Callable[[str, dict[str, Any]], Seen]) -> None:
+        self.answer = answer
+        self.plans: dict[str, dict[str, Any]] = {}
+
+    def measure(self, work: rungs.Work, tell: Any) -> Seen:
+        self.plans[work.name] = work.plan
+        return self.answer(work.name, work.plan)
+
+
+def climbed(
+    path: Path, place: Path, answer: Callable[[str, dict[str, Any]], Seen], **more: Any
+) -> tuple[Ladder, PlayedRig, Climb]:
+    climb = Climb(asked(path, **more), Watcher())
+    rig = PlayedRig(answer)
+    place.mkdir(parents=True)
+    return climb.run(rig, place), rig, climb  # type: ignore[arg-type]
+
+
+def rising() -> Callable[[str], float]:
+    """100, 200, 300, … for one rung after the other."""
+    seen: list[str] = []
+
+    def rate(name: str) -> float:
+        seen.append(name)
+        return 100.0 * len(seen)
+
+    return rate
+
+
+def test_rungs_that_fail_are_slower_or_disagree_are_left_out_of_those_above(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    rate = rising()
+
+    def answer(name: str, plan: dict[str, Any]) -> Seen:
+        if name == "loader":
+            return Seen(because="out of memory")
+        if name == "attention":
+            return Seen(measured=measured(1.0))
+        if name == "fused-loss":
+            return Seen(measured=measured(10_000.0, loss=3.0))
+        return Seen(measured=measured(rate(name)))
+
+    found, rig, _ = climbed(path, tmp_path / "out", answer)
+    by = {rung.name: rung for rung in found.rungs}
+    assert (by["loader"].status, by["loader"].because) == ("failed", "out of memory")
+    assert by["attention"].status == "slower"
+    assert by["fused loss"].status == "disagrees"
+    top = rig.plans["no-checkpointing"]
+    assert top["loader"]["workers"] == 0
+    assert top["kernels"]["attention"] == "eager"
+    assert top["kernels"]["fused_loss"] is False
+    assert top["kernels"]["checkpointing"] == "none"
+    assert by["packing"].below == "pre-tokenised"
+    assert by["batch size"].below == "packing"
+    assert by["batch size"].gain == pytest.approx(4 / 3)
+    assert by["no checkpointing"].cumulative == pytest.approx(5.0)
+
+
+def test_a_baseline_that_fails_does_not_end_the_climb(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {})
+    rate = rising()
+
+    def answer(name: str, plan: dict[str, Any]) -> Seen:
+        if plan["kernels"]["attention"] == "eager":
+            return Seen(because="out of memory")
+        return Seen(measured=measured(rate(name)))
+
+    found, rig, _ = climbed(path, tmp_path / "out", answer)
+    by = {rung.name: rung for rung in found.rungs}
+    assert by["packing"].status == "failed"
+    assert (by["attention"].status, by["attention"].gain) == ("kept", None)
+    # Nothing below could be measured: packing is not to blame, and stays.
+    assert rig.plans["attention"]["data"]["packing"] == "best-fit"
+    assert by["no checkpointing"].cumulative is None
+
+
+def test_only_measures_a_rung_and_the_one_below(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {})
+    found, rig, _ = climbed(
+        path,
+        tmp_path / "out",
+        lambda name, plan: Seen(measured=measured(100.0)),
+        only=("fused loss", "loader"),
+    )
+    assert list(rig.plans) == ["pre-tokenised", "loader", "attention", "fused-loss"]
+    by = {rung.name: rung for rung in found.rungs}
+    assert (by["loader"].below, by["loader"].gain) == ("pre-tokenised", 1.0)
+    assert (by["attention"].below, by["fused loss"].below) == (None, "attention")
+    assert by["fused loss"].cumulative is None
+
+
+def test_the_winner_is_remembered_with_what_was_tried_and_no_more(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {})
+    rate = rising()
+    found, _, climb = climbed(
+        path, tmp_path / "out", lambda name, plan: Seen(measured=measured(rate(name)))
+    )
+    remember(climb, found)
+    [kept] = read_rates(tmp_path / "home" / "measurements.json")
+    assert kept.settings == {
+        "kernels.attention": "sdpa",
+        "kernels.checkpointing": "none",
+        "batch.micro_batch": 4,
+    }
+    assert kept.gains.keys() == kept.settings.keys()
+    assert found.winner is not None
+    assert found.winner.measured is not None
+    assert kept.tokens_per_second == found.winner.measured.tokens_per_second
+    again = Climb(asked(path), Watcher())
+    assert all(decision.source != "measurement" for decision in again.top.decisions)
+
+
+def test_an_update_has_as_many_rows_as_its_packed_sequences_hold(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {"batch_size": 2, "max_seq_length": 128})
+    climb = Climb(asked(path), Watcher())
+    ground = climb.footing.ground
+    assert climb.footing.examples == round(ground.sequences_per_update * ground.rows_per_sequence)
+    assert climb.footing.examples > 2
+    assert any("rows and not the 2 of the manifest" in note for note in climb.footing.notes)
+    assert climb._planned(climb.standing.values)[1].batch.micro_batch == 2
+
+
+def test_without_held_out_rows_some_are_held_out_and_it_is_said(tmp_path, base):
+    dataset = {"validation_split": 0}
+    path = write_expert(tmp_path / "expert", base, {}, dataset=dataset)
+    climb = Climb(asked(path), Watcher())
+    assert "training.dataset.validation_split=0.1" in climb.footing.overrides
+    assert climb.footing.notes[0].startswith("the manifest holds no rows out: 10% were")
+
+
+def test_the_result_is_written_as_data_words_and_a_page(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {})
+    found, _, _ = climbed(path, tmp_path / "out", lambda name, plan: Seen(measured=measured(100.0)))
+    files = write_result(found, tmp_path / "result.json")
+    assert [file.name for file in files] == ["result.json", "result.md", "result.html"]
+    assert read_ladder(files[0]) == found
+    assert "| baseline | 100 |" in files[1].read_text(encoding="utf-8")
+    page = files[2].read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>") or page.lower().startswith("<!doctype html>")
+    assert "no checkpointing" in page

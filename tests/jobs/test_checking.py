@@ -1,0 +1,176 @@
+"""The diagnosis before a run: machine, data and configuration together, on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.insight.finding import Finding
+from expert.jobs.checking import Check, check
+from expert.jobs.preparing import prepare
+from expert.manifest.reader import read_manifest
+from expert.planning.host import unknown
+from expert.planning.machine import Fact, describe_machine
+from tests.jobs.runs import ROWS, write_expert
+from tests.planning.test_machine import FakeNvml
+
+
+def checked(manifest: Path, **more: Any) -> dict[str, Finding]:
+    return {each.name: each for each in whole(manifest, **more).findings}
+
+
+def whole(manifest: Path, **more: Any) -> Check:
+    def read(overrides: tuple[str, ...] = ()) -> Any:
+        return read_manifest(manifest, overrides=overrides)
+
+    return check(read(), try_out=False, replan=read, **more)
+
+
+def test_a_machine_alone_can_be_looked_at():
+    found = check(try_out=False)
+    assert found.exit_code == 0
+    assert found.plan is None
+    assert "kernels-not-tried" in {each.name for each in found.findings}
+
+
+def test_rows_that_are_not_prepared_are_tried_and_then_counted(tmp_path):
+    manifest = write_expert(tmp_path, "tiny", {})
+    before = checked(manifest)
+    assert before["cache"].severity == "note"
+    assert "nothing was prepared yet" in before["cache"].evidence
+    assert not (tmp_path / "datasets_optimized").exists()
+    prepare(manifest)
+    after = checked(manifest)
+    assert after["cache"].severity == "good"
+    assert after["cache"].numbers["rows"] == len(ROWS)
+
+
+def test_a_cache_of_other_rows_says_what_changed(tmp_path):
+    prepare(write_expert(tmp_path, "tiny", {}))
+    manifest = write_expert(tmp_path, "tiny", {}, rows=ROWS[:-1])
+    assert "the data changed" in checked(manifest)["cache"].evidence
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_rows_that_will_be_cut_are_counted(tmp_path, ready):
+    long = [{"instruction": "say", "response": "one two " * 60} for _ in range(4)]
+    manifest = write_expert(tmp_path, "tiny", {}, rows=[*ROWS[:36], *long])
+    if ready:
+        prepare(manifest)
+    cut = checked(manifest)["rows-cut"]
+    assert cut.severity == "warning"
+    # Of the prepared rows those for validation are drawn apart, so some of the four may be there.
+    assert (cut.numbers["rows"] == 4) if not ready else (0 < cut.numbers["rows"] <= 4)
+
+
+def test_rows_that_the_checks_leave_out_are_counted(tmp_path):
+    dataset = {"validation": {"min_length": 7}}
+    found = checked(write_expert(tmp_path, "tiny", {}, dataset=dataset))["rows-left-out"]
+    short = sum(len(row["response"]) < 7 for row in ROWS)
+    assert found.evidence.startswith(f"{short} by the manifest's checks")
+
+
+def test_data_that_is_missing_is_an_error(tmp_path):
+    manifest = write_expert(tmp_path, "tiny", {})
+    (tmp_path / "train.jsonl").unlink()
+    found = whole(manifest)
+    assert found.exit_code == 2
+    assert {each.name for each in found.findings if each.severity == "error"} == {"data-missing"}
+
+
+def test_a_bad_row_is_an_error_unless_it_is_tolerated(tmp_path):
+    manifest = write_expert(tmp_path, "tiny", {})
+    with (tmp_path / "train.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write("\nnot json\n")
+    assert checked(manifest)["bad-rows"].severity == "error"
+    tolerant = write_expert(tmp_path / "b", "tiny", {}, dataset={"max_bad_rows": 1})
+    (tmp_path / "b" / "train.jsonl").write_text(
+        (tmp_path / "train.jsonl").read_text(encoding="utf-8"), encoding="utf-8"
+    )
+    assert checked(tolerant)["bad-rows"].severity == "note"
+
+
+def test_rows_without_answers_are_an_error(tmp_path):
+    rows = [{"messages": [{"role": "user", "content": "hello"}]}] * 8
+    found = checked(write_expert(tmp_path, "tiny", {}, rows=rows))["bad-rows"]
+    assert found.severity == "error"
+    assert "there is no assistant turn" in found.evidence
+
+
+def test_a_disk_that_is_too_small_is_an_error(tmp_path):
+    from dataclasses import replace
+
+    machine = replace(describe_machine(tmp_path), disk_free_bytes=Fact(10, "a test"))
+    found = checked(write_expert(tmp_path, "tiny", {}), machine=machine)
+    assert found["disk-full"].severity == "error"
+
+
+def test_a_disk_that_nobody_knows_is_not_judged(tmp_path):
+    from dataclasses import replace
+
+    machine = replace(describe_machine(tmp_path), disk_free_bytes=unknown("a test"))
+    found = checked(write_expert(tmp_path, "tiny", {}), machine=machine)
+    assert not {"disk", "disk-full"} & set(found)
+
+
+def test_cuda_that_was_asked_for_and_is_not_there_is_an_error(tmp_path):
+    found = whole(write_expert(tmp_path, "tiny", {"device": "cuda"}), machine=describe_machine())
+    if found.plan is not None and found.plan.kernels.device == "cuda":
+        pytest.skip("this machine has a GPU")
+    assert "cuda-asked" in {each.name for each in found.findings if each.severity == "error"}
+
+
+def test_a_named_card_is_checked_without_trials_and_gets_a_band(tmp_path):
+    manifest = write_expert(tmp_path, "Qwen/Qwen3-0.6B", {"rank": 16})
+    found = whole(manifest, gpu="rtx-4090")
+    names = {each.name: each for each in found.findings}
+    assert "not this machine's card" in names["kernels-not-tried"].evidence
+    assert "no-gpu" not in names
+    assert found.band is not None
+    assert not found.band.measured
+    assert names["band"].numbers["reference"] == found.band.reference
+    assert "updates" in names["length"].numbers
+
+
+def test_a_card_that_was_measured_gets_a_measured_band(tmp_path):
+    found = whole(write_expert(tmp_path, "Qwen/Qwen3-0.6B", {"rank": 16}), gpu="h200")
+    assert found.band is not None
+    assert found.band.measured
+
+
+def test_a_card_of_this_machine_is_looked_at_through_nvml(tmp_path):
+    from expert.jobs.gpu_memory import gpu_memory
+
+    nvml = FakeNvml()
+    machine = describe_machine(tmp_path, nvml=nvml, environ={})
+    manifest = write_expert(tmp_path, "tiny", {"logging_steps": 10})
+    found = checked(manifest, machine=machine, memory=gpu_memory(nvml))
+    assert found["gpu"].title == "there is a GPU: NVIDIA H100 80GB HBM3"
+
+
+def test_everything_found_is_json(tmp_path):
+    found = whole(write_expert(tmp_path, "tiny", {})).as_dict()
+    assert json.loads(json.dumps(found))["exit_code"] == 0
+
+
+def test_a_streamed_data_set_is_sampled(tmp_path):
+    dataset = {"streaming": True}
+    found = checked(write_expert(tmp_path, "tiny", {"max_steps": 4}, dataset=dataset))
+    assert "cache" not in found
+    assert "length" in found
+
+
+def test_a_character_corpus_is_looked_at(tmp_path):
+    (tmp_path / "corpus.txt").write_text("to be or not to be\n" * 100, encoding="utf-8")
+    (tmp_path / "manifest.yaml").write_text(
+        "name: letters\nbase_model: {name: char-gpt, architecture: {layers: 1, heads: 2, width: 32,"
+        " block_size: 16}}\ntraining:\n  dataset: {path: corpus.txt}\n"
+        "  config: {adapter_type: full, epochs: 2, batch_size: 4}\n",
+        encoding="utf-8",
+    )
+    found = whole(tmp_path / "manifest.yaml")
+    assert found.exit_code == 0
+    assert "rows-cut" not in {each.name for each in found.findings}

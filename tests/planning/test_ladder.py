@@ -1,0 +1,169 @@
+"""The rungs: what each asks for, where it changes a plan, and what two of them may differ in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from expert.manifest.config import TrainingConfig
+from expert.planning import ladder
+from expert.planning.ladder import BASELINE, RUNGS, Ground, as_overrides, changes, not_here
+from expert.planning.run_plan import RunPlan
+from tests.planning.planning import gpu, machine, manifest, plan
+
+GROUND = Ground(
+    on_gpu=True,
+    characters=False,
+    rows_at_once=4,
+    rows_per_sequence=8.0,
+    sequences_per_update=4,
+    packed=True,
+)
+CPU = replace(GROUND, on_gpu=False)
+CARD = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9)))
+
+
+def planned(values: dict[str, Any], *, on_gpu: bool = True) -> RunPlan:
+    config = {"batch_size": 32, "epochs": 50, **values}
+    here = CARD if on_gpu else machine()
+    return plan(manifest(config), None, machine=here)
+
+
+def climbed(ground: Ground) -> list[tuple[str, dict[str, Any], str]]:
+    """Every rung with what it changes, and why it changes nothing."""
+    values = BASELINE.values(ground)
+    below = planned(values, on_gpu=ground.on_gpu)
+    found: list[tuple[str, dict[str, Any], str]] = []
+    for rung in RUNGS:
+        reason = rung.needs(ground)
+        if reason:
+            found.append((rung.name, {}, reason))
+            continue
+        values = {**values, **rung.values(ground)}
+        here = planned(values, on_gpu=ground.on_gpu)
+        found.append((rung.name, dict(changes(below, here)), not_here(rung, below, here)))
+        below = here
+    return found
+
+
+def test_the_rungs_come_in_the_order_of_the_ladder():
+    assert [rung.name for rung in RUNGS] == [
+        *("pre-tokenised", "loader", "packing", "bf16 + TF32", "attention", "fused AdamW"),
+        *("fused loss", "compile", "batch size", "no checkpointing"),
+    ]
+
+
+def test_rungs_set_keys_that_exist_and_the_baseline_begins_with_every_one_of_them():
+    known = TrainingConfig.model_fields.keys()
+    set_above = {key for rung in RUNGS for key in rung.settings}
+    assert set_above <= BASELINE.settings.keys() <= known
+
+
+def test_every_rung_changes_what_it_is_about_on_a_card():
+    for rung, (name, changed, reason) in zip(RUNGS, climbed(GROUND), strict=True):
+        assert reason == "", name
+        assert set(rung.about) & changed.keys(), name
+
+
+def test_the_baseline_is_what_people_begin_with():
+    made = planned(BASELINE.values(GROUND))
+    assert (made.data.tokenize, made.data.packing, made.loader.workers) == ("late", "none", 0)
+    assert (made.kernels.precision, made.kernels.loss_scaling) == ("fp16", True)
+    assert (made.kernels.attention, made.optim.optimizer) == ("eager", "adamw_torch")
+    assert (made.kernels.tf32, made.kernels.compile, made.kernels.fused_loss) == (False,) * 3
+    assert (made.kernels.checkpointing, made.loader.pin_memory) == ("full", False)
+    assert (made.batch.micro_batch, made.batch.examples_per_update) == (4, 32)
+
+
+def test_the_top_of_the_ladder_is_the_plan_that_nobody_touched_but_compiled():
+    values = BASELINE.values(GROUND)
+    for rung in RUNGS:
+        values |= rung.values(GROUND)
+    assert changes(planned({"torch_compile": True}), planned(values)) == {}
+
+
+def test_rows_of_an_update_are_the_same_on_every_rung():
+    values = BASELINE.values(GROUND)
+    for rung in RUNGS:
+        values |= rung.values(GROUND)
+        assert planned(values).batch.examples_per_update == 32, rung.name
+
+
+def test_what_a_cpu_cannot_do_is_passed_over_with_the_plans_own_reason():
+    reasons = {name: reason for name, _, reason in climbed(CPU) if reason}
+    assert reasons == {
+        "bf16 + TF32": 'kernels.precision is "fp32" already: CPUs compute float32 best',
+        "fused AdamW": 'optim.optimizer is "adamw_torch" already: no GPU',
+        "compile": "compiling is not worth it on a CPU",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "ground", "words"),
+    [
+        ("pre-tokenised", replace(GROUND, not_late="rows are split"), "rows are split"),
+        ("packing", replace(GROUND, characters=True), "a corpus of characters is cut into blocks"),
+        ("compile", replace(GROUND, packed=False), "widths of padded rows vary"),
+        ("compile", replace(GROUND, windows=True), "Triton does not ship for Windows"),
+    ],
+)
+def test_a_rung_that_cannot_be_tried_says_why(name, ground, words):
+    rung = ladder.find_rung(name)
+    assert rung is not None
+    assert words in rung.needs(ground)
+
+
+def test_packing_takes_as_many_rows_at_once_as_before():
+    rung = ladder.find_rung("packing")
+    assert rung is not None
+    assert rung.values(replace(GROUND, rows_at_once=24))["micro_batch_size"] == 3
+    assert rung.values(replace(GROUND, rows_at_once=2))["micro_batch_size"] == 1
+    assert rung.values(replace(GROUND, rows_at_once=900))["micro_batch_size"] == 4
+
+
+def test_a_rung_is_found_however_it_is_written():
+    assert ladder.find_rung("BF16+tf32") is RUNGS[3]
+    assert ladder.find_rung("Fused-AdamW") is RUNGS[5]
+    assert ladder.find_rung("rocket") is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "share", "because"),
+    [
+        ({}, {"packing": False}, 0.05, "other rows share an update"),
+        ({"dropout": 0.1}, {"dropout": 0.1}, 0.05, "dropout draws other numbers"),
+        ({"fp16": True, "bf16": False}, {"bf16": True}, 0.01, "the same rows in 16 bits"),
+        (
+            {"bf16": False, "fp16": False, "use_tf32": False, "attention": "eager"},
+            {"bf16": False, "fp16": False, "use_tf32": False},
+            0.001,
+            "the same rows in float32",
+        ),
+        (
+            {"bf16": False, "fp16": False, "use_tf32": False},
+            {"bf16": False, "fp16": False},
+            0.01,
+            "the same rows in 16 bits",
+        ),
+    ],
+)
+def test_how_far_losses_may_differ_depends_on_what_differs(before, after, share, because):
+    assert ladder.tolerance(planned(before), planned(after)) == (share, because)
+
+
+def test_the_hash_of_a_plan_is_that_of_what_it_settles():
+    one = planned({})
+    reworded = one.with_values({"kernels.compile": one.kernels.compile}, "another reason", "preset")
+    assert ladder.plan_hash(one) == ladder.plan_hash(reworded)
+    other = planned({"torch_compile": not one.kernels.compile})
+    assert ladder.plan_hash(one) != ladder.plan_hash(other)
+
+
+def test_settings_become_overrides_as_json():
+    assert as_overrides({"packing": False, "attention": "auto", "micro_batch_size": 4}) == (
+        "training.config.packing=false",
+        'training.config.attention="auto"',
+        "training.config.micro_batch_size=4",
+    )

@@ -1,0 +1,174 @@
+"""What was measured: kept for later plans, and used where a manifest leaves the choice open."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.planning.measurements import MeasuredRate, read_rates, remember_rate
+from tests.planning.planning import decision, manifest, plan
+
+WON = {
+    "kernels.compile": False,
+    "kernels.attention": "sdpa",
+    "batch.micro_batch": 1,
+    "optim.optimizer": "adamw_torch",
+}
+
+
+def rate(**changes: Any) -> MeasuredRate:
+    facts: dict[str, Any] = {
+        "card": "rtx-4090",
+        "model": "qwen3-0.6b",
+        "adapter": "lora",
+        "quantization": "none",
+        "tokens_per_second": 1000.0,
+        "measured_on": "2026-01-02",
+        "command": "expert benchmark",
+        "max_seq_length": 2048,
+        "packing": "best-fit",
+        "parameters": 596_049_920,
+        "settings": WON,
+        "gains": {"kernels.attention": 1.25},
+    }
+    return MeasuredRate(**{**facts, **changes})
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home" / "measurements.json"
+
+
+def planned(home: Path, config: dict[str, Any] | None = None, **options: Any) -> Any:
+    data = manifest({"epochs": 50, **(config or {})})
+    return plan(data, environ={"EXPERT_HOME": str(home.parent)}, **options)
+
+
+def test_a_new_record_takes_the_place_of_an_older_one_of_the_same_shape_only(home):
+    for each in (rate(), rate(max_seq_length=512), rate(card="h200")):
+        remember_rate(home, each)
+    remember_rate(home, rate(tokens_per_second=2000.0))
+    found = read_rates(home)
+    assert len(found) == 3
+    assert found[-1].tokens_per_second == 2000.0
+    assert {(each.card, each.max_seq_length) for each in found} == {
+        ("rtx-4090", 2048),
+        ("rtx-4090", 512),
+        ("h200", 2048),
+    }
+
+
+def test_records_of_another_version_are_kept_to_the_letter(home):
+    home.parent.mkdir()
+    strange = [{"from": "the future", "x": [1, 2.5]}, 7]
+    home.write_text(json.dumps(strange), encoding="utf-8")
+    remember_rate(home, rate())
+    kept = json.loads(home.read_text(encoding="utf-8"))
+    assert kept[:2] == strange
+    assert len(kept) == 3
+    assert [each.card for each in read_rates(home)] == ["rtx-4090"]
+
+
+def test_a_damaged_file_is_put_aside_and_not_lost(home):
+    home.parent.mkdir()
+    home.write_text('[{"card": "half', encoding="utf-8")
+    remember_rate(home, rate())
+    assert len(read_rates(home)) == 1
+    [aside] = home.parent.glob("measurements.json.damaged-*")
+    assert aside.read_text(encoding="utf-8") == '[{"card": "half'
+
+
+def test_many_writers_at_once_lose_nothing(home):
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: remember_rate(home, rate(max_seq_length=n)), range(1, 41)))
+    assert sorted(each.max_seq_length or 0 for each in read_rates(home)) == list(range(1, 41))
+
+
+def test_records_without_settings_from_before_are_still_rates(home):
+    home.parent.mkdir()
+    old = {k: v for k, v in rate().model_dump().items() if k not in ("settings", "gains")}
+    for key in ("max_seq_length", "packing", "parameters"):
+        del old[key]
+    home.write_text(json.dumps([old]), encoding="utf-8")
+    assert read_rates(home)[0].tokens_per_second == 1000.0
+    assert decision(planned(home), "kernels.attention")[2] == "machine"
+
+
+def test_a_later_plan_takes_what_won_and_says_so(home):
+    remember_rate(home, rate())
+    made = planned(home)
+    words = "fastest in the ladder of 2026-01-02"
+    assert decision(made, "kernels.attention") == (
+        "sdpa",
+        f"{words}, 1.25x as fast as without",
+        "measurement",
+    )
+    assert decision(made, "kernels.compile") == (False, words, "measurement")
+    assert decision(made, "optim.optimizer") == ("adamw_torch", words, "measurement")
+
+
+def test_the_rows_at_once_that_won_are_taken_where_more_would_fit(home, tmp_path):
+    rows = "\n".join(json.dumps({"text": "word " * 300}) for _ in range(64))
+    (tmp_path / "train.jsonl").write_text(rows, encoding="utf-8")
+    before = planned(home, folder=tmp_path)
+    assert before.batch.micro_batch > 1
+    remember_rate(home, rate())
+    value, because, source = decision(planned(home, folder=tmp_path), "batch.micro_batch")
+    assert (value, source) == (1, "measurement")
+    assert because == "1 at once were fastest in the ladder of 2026-01-02"
+
+
+def test_recomputing_that_won_is_kept_although_less_would_fit(home):
+    remember_rate(home, rate(settings={"kernels.checkpointing": "full"}))
+    assert decision(planned(home), "kernels.checkpointing") == (
+        "full",
+        "fastest in the ladder of 2026-01-02",
+        "measurement",
+    )
+
+
+def test_what_the_manifest_says_is_not_overruled(home):
+    remember_rate(home, rate())
+    config = {
+        "attention": "flash",
+        "torch_compile": True,
+        "optim": "adamw_torch_fused",
+        "micro_batch_size": 2,
+    }
+    made = planned(home, config)
+    for path in ("kernels.attention", "kernels.compile", "optim.optimizer", "batch.micro_batch"):
+        assert decision(made, path)[2] == "manifest", path
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"card": "h200"},
+        {"model": "qwen3-1.7b"},
+        {"adapter": "dora"},
+        {"max_seq_length": 1024},
+        {"packing": "none"},
+        {"parameters": 5},
+        {"settings": {}},
+    ],
+)
+def test_a_ladder_of_something_else_settles_nothing(home, changes):
+    remember_rate(home, rate(**changes))
+    found = planned(home)
+    sources = {each.source for each in found.decisions if each.path.startswith("kernels.")}
+    assert "measurement" not in sources
+
+
+def test_a_short_run_is_not_compiled_although_compiling_won(home, tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "a few words"}\n' * 40, encoding="utf-8")
+    remember_rate(home, rate(settings={"kernels.compile": True}))
+    value, because, source = decision(planned(home, folder=tmp_path), "kernels.compile")
+    assert (value, source) == (False, "machine")
+    assert "run too short" in because
+    long = planned(home, {"epochs": 100_000}, folder=tmp_path)
+    assert decision(long, "kernels.compile")[0] is True
+    assert decision(long, "kernels.compile")[2] == "measurement"
