@@ -57,6 +57,7 @@ def resumable(folder: Path, model: str, attention: str, **more: Any) -> Path:
         "save_total_limit": None,
         "eval_steps": 3,
         "load_best_model_at_end": False,
+        "deterministic": True,
         **more,
     }
     return expert_of(folder, model, **config)
@@ -64,13 +65,13 @@ def resumable(folder: Path, model: str, attention: str, **more: Any) -> Path:
 
 @pytest.mark.parametrize(("model", "attention"), RUNS)
 def test_a_run_that_was_stopped_goes_on_to_the_last_bit(tmp_path, model, attention):
-    """With torch's deterministic kernels; every run has a process of its own."""
-    whole = in_own_process(resumable(tmp_path / "whole", model, attention), deterministic=True)
+    """With deterministic kernels; every run has a process of its own."""
+    whole = in_own_process(resumable(tmp_path / "whole", model, attention))
     manifest = resumable(tmp_path / "halved", model, attention)
-    stopped = in_own_process(manifest, deterministic=True, stop_after=5)
+    stopped = in_own_process(manifest, stop_after=5)
     assert (whole["exit_code"], stopped["exit_code"]) == (0, 143)
     assert 5 <= stopped["steps"] < 8
-    resumed = in_own_process(manifest, deterministic=True, resume="auto")
+    resumed = in_own_process(manifest, resume="auto")
     assert (resumed["exit_code"], resumed["folder"]) == (0, stopped["folder"])
     one, other = Path(whole["folder"]), Path(resumed["folder"])
     assert events_of(other, "resumed")[0]["step"] == stopped["steps"]

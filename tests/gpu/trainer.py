@@ -23,11 +23,9 @@ PATIENCE_SECONDS = 500
 
 
 def in_own_process(manifest: Path, **work: Any) -> dict[str, Any]:
-    """Train in a new process. `deterministic` and `stop_after` (an update that is saved) are ours,
-    the rest is for expert.train."""
+    """Train in a new process. `stop_after` (an update that is saved) is ours, the rest is for
+    expert.train."""
     environ = {**os.environ, "TRANSFORMERS_VERBOSITY": "error"}
-    if work.get("deterministic"):
-        environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     ended = subprocess.run(
         [sys.executable, "-m", "tests.gpu.trainer"],
         input=json.dumps({"manifest": str(manifest), **work}),
@@ -45,13 +43,9 @@ def in_own_process(manifest: Path, **work: Any) -> dict[str, Any]:
 
 def main() -> None:
     work = json.loads(sys.stdin.read())
-    deterministic, stop_after = work.pop("deterministic", False), work.pop("stop_after", None)
+    stop_after = work.pop("stop_after", None)
     with _watched_memory() as memory:
-        import torch
-
         from expert.jobs.training import train
-
-        torch.use_deterministic_algorithms(deterministic)
 
         def stop(event: Any) -> None:
             if event["event"] == "saved" and event["step"] == stop_after:

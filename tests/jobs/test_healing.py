@@ -70,6 +70,14 @@ def test_what_compiles_is_given_up_in_turn(error):
         assert failure.kernel == kernel
 
 
+def test_attention_that_is_not_deterministic_is_given_up_only_where_that_was_asked_for():
+    error = RuntimeError("flex backward does not have a deterministic implementation, but ...")
+    asked = plan(attention="flex", deterministic=True)
+    failure = failure_of(error, "training", asked)
+    assert failure == KernelUnavailable(kernel="attention", reason=str(error))
+    assert failure_of(error, "training", plan(deterministic=False)) is None
+
+
 def test_a_card_without_bf16_is_another_precision(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
     with pytest.raises(DoesNotRun) as caught:

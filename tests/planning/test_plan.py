@@ -131,6 +131,7 @@ CHANGES: dict[str, Any] = {
     "gradient_checkpointing_kwargs": {"use_reentrant": True},
     "activation_checkpointing": "attention_only",
     "cudnn_benchmark": False,
+    "deterministic": True,
     "use_unsloth": True,
     "memory_clear_every": 5,
     "vram_limit": "9GB",

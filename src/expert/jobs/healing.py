@@ -27,6 +27,7 @@ NO_MEMORY = (
     "CUDNN_STATUS_ALLOC_FAILED",
 )
 COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
+NOT_DETERMINISTIC = "does not have a deterministic implementation"
 
 
 class RunFailed(ExpertError):
@@ -59,6 +60,8 @@ def failure_of(
             return recovery.KernelUnavailable(kernel=one.optimizer, reason=one.reason)
         if _is_of_a_compiler(one):
             return _without_compiler(_said(one), plan)
+        if NOT_DETERMINISTIC in str(one) and plan is not None and plan.kernels.deterministic:
+            return recovery.KernelUnavailable(kernel="attention", reason=_said(one))
     return None
 
 

@@ -159,7 +159,10 @@ class TrainingConfig(StrictSection):
     activation_checkpointing: Literal["attention_only", "none", "full"] | None = None
     """Superseded by gradient_checkpointing."""
     cudnn_benchmark: Flag | Auto = AUTO
-    """cuDNN tries its algorithms first; auto: on a GPU."""
+    """cuDNN tries its algorithms first; auto: on a GPU, unless deterministic."""
+    deterministic: Flag = False
+    """Only kernels that add in the same order every time: a resumed run on a GPU ends with the same
+    bits, some speed is lost. On a CPU it is so anyway."""
     use_unsloth: Flag | None = None
     """Superseded: the kernels here need no Unsloth."""
     memory_clear_every: CountFromZero | None = None

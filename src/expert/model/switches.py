@@ -43,6 +43,10 @@ def set_switches(kernels: KernelPlan) -> None:
     """Set what torch keeps for the whole process."""
     torch.set_float32_matmul_precision("high" if kernels.tf32 else "highest")
     torch.backends.cudnn.benchmark = kernels.cudnn_benchmark
+    if kernels.deterministic:
+        # cuBLAS reads it when it starts, which is at the first product on the card.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(kernels.deterministic)
     if not fixed_segments(kernels.device):
         # The name in torch.cuda is deprecated from 2.11 on and the only one before.
         settle = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
@@ -88,6 +92,7 @@ def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
         _recomputation(plan, why.get("kernels.checkpointing", "")),
         _told("cuDNN autotuning", kernels.cudnn_benchmark, why.get("kernels.cudnn_benchmark", "")),
         Switch(name="gradients set to none", on=True),
+        *([Switch(name="deterministic kernels", on=True)] if kernels.deterministic else []),
         _told("memory segments that grow", not (fixed := fixed_segments(device.type)), fixed),
         _told(
             "page-locked buffers, copies beside the computation",

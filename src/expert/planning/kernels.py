@@ -214,11 +214,20 @@ def choose_switches(now: Situation, ledger: Ledger) -> bool:
         if not fused:
             text = "the whole logits are stored: 12 bytes for each token and vocabulary entry"
             ledger.warn("kernels.fused_loss", text)
-    if config.cudnn_benchmark == "auto":
-        because = "shapes are fixed" if now.on_gpu else "no GPU"
-        ledger.settle("kernels.cudnn_benchmark", now.on_gpu, because, "machine")
-    else:
-        ledger.settle(
-            "kernels.cudnn_benchmark", config.cudnn_benchmark, "set in the manifest", "manifest"
-        )
+    now.pass_on(ledger, "kernels.deterministic", "deterministic")
+    _choose_cudnn_search(now, ledger)
     return bool(fused)
+
+
+def _choose_cudnn_search(now: Situation, ledger: Ledger) -> None:
+    asked, path = now.config.cudnn_benchmark, "kernels.cudnn_benchmark"
+    if now.config.deterministic:
+        because = "deterministic: what is found fastest may differ from run to run"
+        ledger.settle(path, False, because, "manifest")
+        if asked is True:
+            ledger.supersede(path, f"cudnn_benchmark: {because}")
+    elif asked == "auto":
+        because = "shapes are fixed" if now.on_gpu else "no GPU"
+        ledger.settle(path, now.on_gpu, because, "machine")
+    else:
+        ledger.settle(path, asked, "set in the manifest", "manifest")

@@ -51,6 +51,7 @@ class KernelPlan(Slice):
     checkpointing: Literal["none", "selective", "full"]
     recomputed_blocks: int | None
     cudnn_benchmark: bool
+    deterministic: bool = False
 
 
 class DataPlan(Slice):
