@@ -215,6 +215,17 @@ def test_decoding_is_the_manifests_unless_it_is_given(tmp_path):
 # --- characters ----------------------------------------------------------------------------------
 
 
+def test_a_character_model_that_was_not_finished_can_be_asked_by_its_checkpoint(tmp_path):
+    unfinished = tmp_path / "run"
+    shutil.copytree(finished_characters(), unfinished)
+    asked = sample(finished_characters(), ["the cat"], checkpoint="best", seed=3).samples[0].text
+    shutil.rmtree(unfinished / "final")
+    assert sample(unfinished, ["the cat"], checkpoint="best", seed=3).samples[0].text == asked
+    (unfinished / "vocabulary.json").unlink()
+    with pytest.raises(NothingTrained, match=r"vocabulary\.json is missing"):
+        sample(unfinished, ["the cat"], checkpoint="best", seed=3)
+
+
 def test_a_character_model_continues_what_it_has_learnt():
     model, characters = load_char_gpt(finished_characters() / "final")
     assert characters is not None

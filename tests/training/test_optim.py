@@ -234,6 +234,16 @@ def test_an_optimizer_that_has_not_stepped_has_no_tensors_and_loads_none():
     assert optimizer_tensors(optimizer, named) == {}
 
 
+def test_the_weight_decay_of_sgd_shrinks_weights_and_is_not_multiplied_by_its_momentum():
+    matrix = Parameter(torch.full((4, 4), 2.0))
+    named = [("linear.weight", matrix)]
+    optimizer = made("sgd", named, learning_rate=0.1, weight_decay=0.5)
+    for _ in range(3):
+        matrix.grad = torch.zeros_like(matrix)
+        optimizer.step()
+    assert torch.allclose(matrix, torch.full((4, 4), 2.0 * 0.95**3))
+
+
 def saved_adamw() -> tuple[list[tuple[str, Parameter]], dict[str, Tensor]]:
     named = parameters()
     optimizer = made("adamw_torch", named)

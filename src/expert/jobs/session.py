@@ -115,6 +115,10 @@ class Session:
             self.folder.write_json("manifest.json", self.manifest.model_dump(mode="json"))
             self.folder.write_json("plan.json", plan.model_dump(mode="json"))
             self.folder.write_json("environment.json", environment())
+            characters = getattr(self.data.encoder, "characters", None)
+            if characters is not None:  # checkpoints of a character model are read with it
+                known = {"type": "characters", "characters": characters}
+                self.folder.write_json("vocabulary.json", known)
         except OSError as error:
             raise RunFolderError(
                 f"{self.folder.path}: cannot be written: {error.strerror}  (mend that, or name "

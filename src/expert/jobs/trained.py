@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -224,19 +225,29 @@ def _load_characters(
 ) -> LoadedModel:
     from expert.model.load import load_model
 
-    place = choice.path if choice.is_final else folder.final
-    if not (place / "vocabulary.json").is_file():
-        raise NothingTrained(
-            f"{folder.path}: the characters the model knows are kept with the finished expert  "
-            "(let the run finish with --resume)"
-        )
-    model = plan.model.model_copy(update={"place": "folder", "location": str(place)})
+    model, characters = plan.model, None
+    if choice.is_final:
+        model = model.model_copy(update={"place": "folder", "location": str(choice.path)})
+    else:
+        characters = _characters_of(folder)
     loaded = load_model(
-        model, plan.adapter, plan.kernels, vocabulary=None, device=device, seed=plan.optim.seed
+        model, plan.adapter, plan.kernels, vocabulary=characters, device=device, seed=0
     )
     if not choice.is_final:
         _take_checkpoint(loaded, choice.path)
     return loaded
+
+
+def _characters_of(folder: RunFolder) -> str:
+    """The characters a run knows; older runs kept them with the finished expert only."""
+    for place in (folder.path, folder.final):
+        file = place / "vocabulary.json"
+        if file.is_file():
+            return str(json.loads(file.read_text(encoding="utf-8"))["characters"])
+    raise NothingTrained(
+        f"{folder.path}: vocabulary.json is missing: nobody knows which characters the model has  "
+        "(let the run finish with --resume)"
+    )
 
 
 def _load_language_model(

@@ -124,10 +124,12 @@ class Workload:
             left = _factor(rows) * _factor(columns)
             right_in, right_out = rows // _factor(rows), columns // _factor(columns)
             return left + min(right_in * right_out, self.rank * (right_in + right_out))
-        size_of_pair = self.rank * (rows + columns)
+        # AdaLoRA begins with half as many ranks again and gives up the least useful ones.
+        rank = self.rank + (self.rank + 1) // 2 if self.adapter == "adalora" else self.rank
+        size_of_pair = rank * (rows + columns)
         if self.adapter == "dora":
             return size_of_pair + columns  # a magnitude per output
-        return size_of_pair + (self.rank if self.adapter == "adalora" else 0)
+        return size_of_pair + (rank if self.adapter == "adalora" else 0)
 
 
 def _factor(width: int) -> int:

@@ -79,8 +79,27 @@ def build_optimizer(named: Named, plan: OptimPlan, *, device: torch.device) -> O
         )
         return eight_bit
     if kind == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=MOMENTUM)
+        return DecoupledSgd(groups, lr=rate, momentum=MOMENTUM)
     raise ValueError(f"optim: {kind} is not known")
+
+
+class DecoupledSgd(torch.optim.SGD):
+    """SGD whose weight decay shrinks the weights, as AdamW's does; torch's adds it to the gradient,
+    where the momentum multiplies it by ten."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        decays = [group["weight_decay"] for group in self.param_groups]
+        for group in self.param_groups:
+            moved = [weight for weight in group["params"] if weight.grad is not None]
+            if group["weight_decay"] and moved:
+                torch._foreach_mul_(moved, 1 - group["lr"] * group["weight_decay"])
+            group["weight_decay"] = 0.0
+        try:
+            return super().step(closure)
+        finally:
+            for group, decay in zip(self.param_groups, decays, strict=True):
+                group["weight_decay"] = decay
 
 
 def _try_fused(named: Named) -> None:
