@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -101,47 +100,17 @@ class Session:
 
     def announce(self) -> None:
         """Write down what was asked, what was decided and on what, and say that it begins."""
-        from expert.core.publish import sweep
-        from expert.core.rundir import RunFolderError
-        from expert.jobs.building import environment
+        from expert.jobs.announcing import started_facts, write_down
         from expert.model.loss import loss_kernel_trouble
         from expert.model.switches import list_switches
 
-        plan = self.plan
-        for place in (self.folder.path, self.folder.checkpoints):
-            if place.is_dir():
-                sweep(place, alone=True)
-        try:
-            self.folder.write_json("manifest.json", self.manifest.model_dump(mode="json"))
-            self.folder.write_json("plan.json", plan.model_dump(mode="json"))
-            self.folder.write_json("environment.json", environment())
-            characters = getattr(self.data.encoder, "characters", None)
-            if characters is not None:  # checkpoints of a character model are read with it
-                known = {"type": "characters", "characters": characters}
-                self.folder.write_json("vocabulary.json", known)
-        except OSError as error:
-            raise RunFolderError(
-                f"{self.folder.path}: cannot be written: {error.strerror}  (mend that, or name "
-                "another folder in training.config.output_dir)"
-            ) from error
-        self.emit(
-            "started",
-            step=self.state.done,
-            expert=plan.expert,
-            model=plan.model.name,
-            device=plan.target,
-            total_steps=plan.length.total_steps,
-            epochs=plan.length.epochs,
-            run=str(self.folder.path),
-            trainable_parameters=plan.adapter.trainable_parameters,
-            tokens_per_epoch=plan.length.tokens_per_epoch,
-            pid=os.getpid(),
-        )
+        write_down(self.folder, self.plan, self.manifest, self.data)
+        self.emit("started", step=self.state.done, **started_facts(self.folder, self.plan))
         self._announced = True
         for text in self._warnings:
             self.emit("warning", text=text)
-        self.emit("kernels", lines=[str(line) for line in list_switches(plan, self.device)])
-        trouble = loss_kernel_trouble(self.device) if plan.kernels.fused_loss else ""
+        self.emit("kernels", lines=[str(line) for line in list_switches(self.plan, self.device)])
+        trouble = loss_kernel_trouble(self.device) if self.plan.kernels.fused_loss else ""
         if trouble:
             self.warn_once("loss kernel", f"the loss runs without its Triton kernel: {trouble}")
 

@@ -1,0 +1,51 @@
+"""What a run leaves in its folder before it begins, and the first thing it says."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from expert.core.rundir import RunFolder
+    from expert.jobs.feeding import RunData
+    from expert.manifest.schema import Manifest
+    from expert.planning.run_plan import RunPlan
+
+
+def write_down(folder: RunFolder, plan: RunPlan, manifest: Manifest, data: RunData) -> None:
+    """What was asked, what was decided and on what; leftovers of writers that died are removed."""
+    from expert.core.publish import sweep
+    from expert.core.rundir import RunFolderError
+    from expert.jobs.building import environment
+
+    for place in (folder.path, folder.checkpoints):
+        if place.is_dir():
+            sweep(place, alone=True)
+    try:
+        folder.write_json("manifest.json", manifest.model_dump(mode="json"))
+        folder.write_json("plan.json", plan.model_dump(mode="json"))
+        folder.write_json("environment.json", environment())
+        characters = getattr(data.encoder, "characters", None)
+        if characters is not None:  # checkpoints of a character model are read with it
+            known = {"type": "characters", "characters": characters}
+            folder.write_json("vocabulary.json", known)
+    except OSError as error:
+        raise RunFolderError(
+            f"{folder.path}: cannot be written: {error.strerror}  (mend that, or name "
+            "another folder in training.config.output_dir)"
+        ) from error
+
+
+def started_facts(folder: RunFolder, plan: RunPlan) -> dict[str, Any]:
+    """The fields of the event "started"."""
+    return {
+        "expert": plan.expert,
+        "model": plan.model.name,
+        "device": plan.target,
+        "total_steps": plan.length.total_steps,
+        "epochs": plan.length.epochs,
+        "run": str(folder.path),
+        "trainable_parameters": plan.adapter.trainable_parameters,
+        "tokens_per_epoch": plan.length.tokens_per_epoch,
+        "pid": os.getpid(),
+    }
