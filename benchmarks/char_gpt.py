@@ -130,6 +130,8 @@ def main() -> None:
         for batch in (128, 512):
             keep("speed", measure_speed(args.text, batch))
         keep("speed", measure_speed(args.text, 128, torch_compile=False))
+        graphs = {"torch_compile": True, "torch_compile_mode": "reduce-overhead"}
+        keep("speed", measure_speed(args.text, 128, **graphs))
     for seed in args.seeds:
         keep("loss", measure_loss(args.text, seed))
 

@@ -40,7 +40,10 @@ MORE |= {"window_size": (-1, 0)} if "window_size" in _OPTIONS else {"is_causal":
 def varlen(module: Any, q: Any, k: Any, v: Any, mask: Any, **options: Any) -> tuple[Any, None]:
     """Documents of a packed row by themselves, with the boundaries the collator makes."""
     rows, _, length, width = q.shape
-    q, k, v = (x.transpose(1, 2).reshape(rows * length, -1, width) for x in (q, k, v))
+    # Norms that TRL keeps in float32 beside a quantised base hand over float32.
+    q, k, v = (
+        x.transpose(1, 2).reshape(rows * length, -1, width).to(torch.bfloat16) for x in (q, k, v)
+    )
     edges, longest = options["cu_seq_lens_q"], options["max_length_q"]
     scale = options.get("scaling")
     out = varlen_attn(q, k, v, edges, edges, longest, longest, scale=scale, **MORE)
