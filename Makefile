@@ -18,20 +18,21 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-CARDS := --gpu rtx-4080-super --gpu rtx-4090 --gpu h200
+DEMO := experts/expert-json
+DEMO_OUT := build/demo
 
-demo: $(READY)        ## plan the example manifests for three cards
-	@$(BIN)/expert manifest check examples/*/*.json examples/*/*.yaml
-	@for manifest in examples/*/*.json examples/*/*.yaml; do \
-		echo; echo "expert plan --manifest $$manifest $(CARDS)"; \
-		$(BIN)/expert plan --manifest $$manifest $(CARDS) || exit $$?; \
-	done
-	@echo; echo "one of them in full: .venv/bin/expert plan --manifest examples/expert-json/manifest.json --gpu rtx-4090"
+demo: $(READY)        ## rows, tokens, a trained expert, the gate, a ladder, a report; about 4 minutes without a GPU
+	@$(BIN)/python $(DEMO)/make_data.py --rows 8000 --seed 7
+	@$(BIN)/expert pretokenize --manifest $(DEMO)/manifest.json
+	@$(BIN)/expert train --manifest $(DEMO)/manifest.json --output $(DEMO_OUT)/runs
+	@$(BIN)/expert validate --expert $(DEMO_OUT)/runs --baseline base --min-accuracy 0.95 --limit 200
+	@$(BIN)/expert benchmark --manifest $(DEMO)/manifest.json --quick --no-remember --to $(DEMO_OUT)/ladder.json
+	@$(BIN)/expert report $(DEMO_OUT)/runs --ladder $(DEMO_OUT)/ladder.json
 
 test: $(READY)        ## the test suite: CPU only, offline, minutes
 	@$(BIN)/python -m pytest -q -n auto
 
-slow-test: $(READY)   ## the long property tests
+slow-test: $(READY)   ## the long property tests, real models, every expert trained on the CPU
 	@HYPOTHESIS=search $(BIN)/python -m pytest -q -n auto -m slow
 
 gpu-test: $(READY)    ## what needs a CUDA card; skips with a reason where there is none
@@ -60,4 +61,4 @@ fix: $(READY)         ## write: formatting and what ruff can mend
 	@$(BIN)/ruff format .
 
 clean:          ## remove what the targets made
-	rm -rf $(VENV) $(BENCH) .pytest_cache .mypy_cache .ruff_cache .hypothesis build src/*.egg-info
+	rm -rf $(VENV) $(BENCH) build .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

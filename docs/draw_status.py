@@ -1,15 +1,18 @@
-"""Writes the performance section of STATUS.md from measured ladders: never typed, always made.
+"""Writes the performance section of STATUS.md from measured records: never typed, always made.
 
     .venv/bin/python docs/draw_status.py
 
-It reads docs/benchmarks/ladder-*.json, as `expert benchmark --to` writes them, and replaces what
-stands between the two marks in STATUS.md.
+It reads docs/benchmarks: ladders as `expert benchmark --to` writes them, and the records of the
+scripts under benchmarks/. It replaces what stands between the two marks in STATUS.md.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from expert.insight.ladder import Ladder, as_markdown, headline, read_ladder
 
@@ -19,6 +22,10 @@ STATUS = ROOT / "STATUS.md"
 BEGIN = "<!-- performance: made by docs/draw_status.py, do not edit -->"
 END = "<!-- end of performance -->"
 NEW = f"# Status\n\n## Performance\n\n{BEGIN}\n{END}\n"
+GB = 1e9
+SHAPES = {"qwen3-0.6b": "Qwen3-0.6B", "llama-8b": "Llama-3.1-8B"}
+
+Record = dict[str, Any]
 
 
 def ladders(folder: Path = BENCHMARKS) -> list[tuple[Path, Ladder]]:
@@ -27,12 +34,157 @@ def ladders(folder: Path = BENCHMARKS) -> list[tuple[Path, Ladder]]:
 
 
 def section(found: list[tuple[Path, Ladder]]) -> str:
-    """The section: one line for each ladder, then each of them whole."""
+    """The ladders: one line for each, then each of them whole."""
     lines = [
         f"- {headline(ladder)} ([data](docs/benchmarks/{path.name}))" for path, ladder in found
     ]
     whole = [as_markdown(ladder, level=3).rstrip() for _, ladder in found]
     return "\n\n".join(["\n".join(lines), *whole])
+
+
+def made(folder: Path = BENCHMARKS) -> str:
+    """All that the records in a folder say; a record that is not there leaves its part out."""
+    parts = []
+    for name, write in WRITERS.items():
+        path = folder / name
+        if path.exists():
+            record = json.loads(path.read_text(encoding="utf-8"))
+            parts.append(f"{write(record)}\n\nFrom [{name}](docs/benchmarks/{name}).")
+    found = ladders(folder)
+    if found:
+        parts.append(section(found))
+    return "\n\n".join(parts)
+
+
+def training_speed(record: Record) -> str:
+    """Whole runs through `expert train`."""
+    rows = []
+    for run in record["runs"]:
+        for one in run["results"]:
+            rows.append(
+                (
+                    SHAPES[one["shape"]],
+                    one["case"],
+                    f"{one['tokens_per_second']:,.0f}",
+                    f"{one['gpu_utilization']:.0f} %",
+                    f"{100 * one['data_wait']:.4f} %",
+                    f"{100 * one['mfu']:.0f} %",
+                    f"{one.get('most_process_bytes', one['peak_reserved_bytes']) / GB:.1f} GB",
+                )
+            )
+    head = ("shape", "case", "tokens/s", "GPU use", "waits for data", "of the peak", "memory")
+    versions = record["runs"][0]["environment"]
+    text = (
+        "LoRA (one case: DoRA) on all projections, real rows at length 2048, random weights of the "
+        "real shape. Padding does not count as tokens. Memory is that of the process where it was "
+        "recorded, else what the allocator held. `in 24GB` and `in 32GB` were held to that with "
+        "`--vram`."
+    )
+    return f"### Training on one {_card(versions)}\n\n{text}\n\n{_table(head, rows)}"
+
+
+def char_gpt(record: Record) -> str:
+    """The character GPT: speed at two sizes, and the loss of every seed."""
+    speed = [
+        (
+            f"{one['batch']} blocks, {'not ' if one.get('torch_compile') is False else ''}compiled",
+            f"{one['samples_per_second']:,.0f}",
+            f"{one['milliseconds']:.1f}",
+            f"{one['gpu_utilization']:.0f} %",
+        )
+        for one in record["speed"]
+    ]
+    loss = [
+        (one["seed"], f"{one['best_validation_loss']:.3f}", f"{one['at_update']:,}")
+        for one in record["loss"]
+    ]
+    return "\n\n".join(
+        [
+            f"### The character GPT on one {_card(record['environment'])}",
+            _table(("an update", "samples/s", "ms", "GPU use"), speed),
+            _table(("seed", "best validation loss", "at update"), loss),
+        ]
+    )
+
+
+def preparation(record: Record) -> str:
+    """Rows to packed tokens, against TRL's way."""
+    rows = [
+        (
+            one["data"],
+            f"{one['expert']['tokens']:,}",
+            f"{one['expert']['seconds']:.2f} s",
+            f"{one['trl']['seconds']:.2f} s",
+            f"{one['ratio']:.1f}",
+            f"{100 * one['expert']['fill']:.1f} %",
+        )
+        for one in record["results"]
+    ]
+    versions = record["environment"]["versions"]
+    text = (
+        f"On {record['environment']['cores']} cores, without fixed costs, the best of each side's "
+        f"runs; TRL {versions['trl']} with the number of processes that suited it best."
+    )
+    head = ("data", "tokens", "Expert", "TRL", "times as fast", "filled")
+    return f"### Preparing data\n\n{text}\n\n{_table(head, rows)}"
+
+
+def loading(record: Record) -> str:
+    """Feeding from prepared tokens, and what a row costs in memory."""
+    rows = []
+    for one in record["results"]:
+        for times in ("1x", "4x", "10x"):
+            warm = one[times]["warm"]
+            rows.append(
+                (
+                    one["data"],
+                    f"{warm['rows']:,}",
+                    f"{one[times]['cold']['first_batch_seconds']:.1f} s",
+                    f"{warm['first_batch_seconds']:.2f} s",
+                    f"{warm['tokens_per_second'] / 1e6:.0f} M",
+                    f"{warm['peak_anonymous_bytes'] / GB:.3f} GB",
+                )
+            )
+    head = ("data", "rows", "first batch, new", "first batch, prepared", "tokens/s fed", "memory")
+    return (
+        f"### Feeding prepared data\n\nOn {record['environment']['cores']} cores, after imports."
+        f"\n\n{_table(head, rows)}"
+    )
+
+
+def memory_runs(record: Record) -> str:
+    """Peaks of whole runs: what the process held, by case and sequences at once."""
+    cases: dict[tuple[str, str], list[str]] = {}
+    for one in record["results"]:
+        peaks = cases.setdefault((one["case"], one["segments"]), [])
+        peaks.append(f"{one['rows']}: {one['measured_bytes'] / GB:.1f}")
+    rows = [(case, segments, ", ".join(peaks)) for (case, segments), peaks in cases.items()]
+    head = ("case", "allocator's segments", "sequences of 2048 at once: GB")
+    text = (
+        "What the driver counts for the process at the peak. Without `recomputed` every activation "
+        "is kept. Segments grow by default; `fixed` is torch's own default."
+    )
+    title = f"### Memory of runs on one {_card(record['environment'])}"
+    return f"{title}\n\n{text}\n\n{_table(head, rows)}"
+
+
+WRITERS: dict[str, Callable[[Record], str]] = {
+    "training-speed-h200.json": training_speed,
+    "char-gpt-h200.json": char_gpt,
+    "data-preparation.json": preparation,
+    "data-loading.json": loading,
+    "memory-runs-h200.json": memory_runs,
+}
+
+
+def _card(environment: Record) -> str:
+    torch = environment.get("torch") or environment["versions"]["torch"]
+    return f"{environment['card']} (torch {torch}, {environment['date'][:10]})"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def status_with(text: str, made: str) -> str:
@@ -45,11 +197,8 @@ def status_with(text: str, made: str) -> str:
 
 
 def main() -> None:
-    found = ladders()
-    if not found:
-        sys.exit(f"there is no ladder-*.json in {BENCHMARKS}")
     text = STATUS.read_text(encoding="utf-8") if STATUS.exists() else NEW
-    STATUS.write_text(status_with(text, section(found)), encoding="utf-8")
+    STATUS.write_text(status_with(text, made()), encoding="utf-8")
 
 
 if __name__ == "__main__":

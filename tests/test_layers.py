@@ -13,7 +13,7 @@ LAYERS = (
     ("core",),
     ("manifest",),
     ("planning",),
-    ("data", "model", "parallel", "telemetry", "insight"),
+    ("data", "model", "parallel", "telemetry", "insight", "judging"),
     ("training",),
     ("jobs",),
     ("cli",),

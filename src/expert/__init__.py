@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from expert.jobs.planning import plan
     from expert.jobs.preparing import PreparedData, prepare
     from expert.jobs.training import RunResult, train
+    from expert.jobs.validated import Validation
+    from expert.jobs.validating import validate
     from expert.manifest.reader import ReadManifest, read_manifest
     from expert.planning.machine import Machine, describe_machine
     from expert.planning.run_plan import RunPlan
@@ -32,11 +34,13 @@ __all__ = [
     "ReadManifest",
     "RunPlan",
     "RunResult",
+    "Validation",
     "describe_machine",
     "plan",
     "prepare",
     "read_manifest",
     "train",
+    "validate",
 ]
 
 _HOMES = {
@@ -51,6 +55,8 @@ _HOMES = {
     "PreparedData": "expert.jobs.preparing",
     "RunResult": "expert.jobs.training",
     "train": "expert.jobs.training",
+    "Validation": "expert.jobs.validated",
+    "validate": "expert.jobs.validating",
     "read_manifest": "expert.manifest.reader",
 }
 

@@ -10,12 +10,11 @@ import pytest
 from rich.console import Console
 
 from expert.cli.benchmark_view import ClimbView, line_of, show_ladder
-from expert.jobs import rungs
 from expert.planning.ladder import RUNGS
 from tests.cli.running import Runner
 from tests.insight.ladders import ladder, rung
+from tests.jobs.rigs import be_brisk
 from tests.jobs.runs import base_model, write_expert
-from tests.jobs.test_benchmarking import BRISK
 
 CLIMBED = ladder(
     rung("baseline", 100.0, cumulative=1.0),
@@ -32,7 +31,7 @@ def manifest(tmp_path: Path) -> str:
 def test_two_rungs_measured_for_real_and_written_where_asked(
     run: Runner, manifest, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(rungs, "QUICK", BRISK)
+    be_brisk(monkeypatch)
     to = tmp_path / "results" / "mine.json"
     more = ("--only", "attention", "--to", str(to), "--json", "--device", "cpu")
     ran = run("benchmark", "-m", manifest, "--quick", *more, "--set", "seed=7")
@@ -42,7 +41,7 @@ def test_two_rungs_measured_for_real_and_written_where_asked(
     assert list(measured) == ["packing", "attention"]
     assert all(seen["tokens_per_second"] > 0 for seen in measured.values())
     assert found["command"].startswith("expert benchmark -m ")
-    assert "[6/11] attention: the plan's attention kernel" in ran.err
+    assert "[2/2] attention: the plan's attention kernel" in ran.err
     assert json.loads(to.read_text(encoding="utf-8")) == found
     assert to.with_suffix(".md").is_file()
     assert to.with_suffix(".html").is_file()
@@ -55,11 +54,16 @@ def test_two_rungs_measured_for_real_and_written_where_asked(
         ((), "nothing to measure is named"),
         (("--dataset", "rows.jsonl"), "without a manifest the built-in character GPT is trained"),
         (("--only", "rocket", "-m", "{manifest}"), "--only rocket: there is no such rung"),
+        (("--to", "{folder}", "-m", "{manifest}"), "is a folder (--to"),
+        (("--to", "x.md", "-m", "{manifest}"), "the result is JSON, and .md is written beside it"),
         (("--compare", "nowhere", "nowhere"), "nowhere: no result of expert benchmark"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_words(run: Runner, manifest, arguments, words):
-    ran = run("benchmark", *(argument.format(manifest=manifest) for argument in arguments))
+def test_what_cannot_be_measured_is_refused_in_words(
+    run: Runner, manifest, tmp_path, arguments, words
+):
+    places = {"manifest": manifest, "folder": tmp_path}
+    ran = run("benchmark", *(argument.format(**places) for argument in arguments))
     assert ran.code == 2
     assert words in " ".join(ran.err.split())
 

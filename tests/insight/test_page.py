@@ -116,12 +116,15 @@ def test_a_gpu_run_has_utilisation_memory_and_power(tmp_path: Path):
     assert cards["Memory peak"].value == "8.0 GiB"
 
 
-def test_key_numbers_are_sums_over_sums_after_the_warm_up(tmp_path: Path):
+def test_the_usual_speed_is_shown_with_the_mean_after_the_warm_up(tmp_path: Path):
     lines = [step_event(number, tokens=1000, seconds=0.5) for number in range(1, 20)]
     lines += [step_event(20, tokens=5000, seconds=0.5)]
     cards = cards_of(page_of(write_run(tmp_path / "run", [started(), *lines, finished(20)])))
     # Three updates warm up; then 16 × 1,000 and 5,000 tokens in 17 half seconds.
-    assert cards["Tokens a second"].value == f"{21_000 / 8.5:,.0f}"
+    speed = cards["Tokens a second"]
+    assert speed.value == "2,000"
+    mean = f"mean {21_000 / 8.5:,.0f}, stalls included"
+    assert speed.note == f"median of the log lines; {mean}; 1,900 over the whole run"
     assert cards["Updates"].value == "20"
     assert "of 30" in cards["Updates"].note
 
@@ -158,6 +161,20 @@ def test_of_an_update_taken_twice_the_second_is_drawn(tmp_path: Path):
     assert {y for x, y in points if x >= 5} == {9.0}
     [told] = [row for grid in grids_of(page, "story") for row in grid.rows if "rolled back" in row]
     assert told[3] == "from step 10 back to 4"
+
+
+def test_an_update_that_was_undone_and_passed_over_draws_no_tooth_into_the_rate(tmp_path: Path):
+    before = [step_event(n, rate=1e-3) for n in range(1, 11)]
+    back = {"event": "rolled_back", "time": START, "step": 4, "from_step": 10, "to_step": 4}
+    after = [step_event(n, rate=1e-4) for n in range(5, 13) if n not in (8, 9)]
+    events = [started(), *before, {**back, "skipped": [[7, 8]]}, *after, finished(12)]
+    figures = figures_of(page_of(write_run(tmp_path / "run", events)))
+    rate, loss = figures["rate"].chart, figures["loss"].chart
+    assert isinstance(rate, LineChart)
+    assert isinstance(loss, LineChart)
+    assert {y for x, y in rate.series[0].points if x >= 5} == {1e-4}
+    assert [x for x, _ in rate.series[0].points] == [n for n in range(1, 13) if n not in (8, 9)]
+    assert [x for x, _ in loss.series[0].points] == list(range(1, 13))  # what leapt is shown
 
 
 def test_a_pause_before_a_resume_takes_no_place_on_the_time_line(tmp_path: Path):
@@ -207,6 +224,23 @@ def test_validation_shows_its_accuracy_and_the_wrong_answers_first(tmp_path: Pat
     examples = [block for block in blocks_of(page) if isinstance(block, Example)]
     assert [example.passed for example in examples] == [False, True]
     assert "&lt;b&gt;a2&lt;/b&gt;" in page_html(page)
+
+
+def test_cases_without_an_oracle_are_shown_as_neither_right_nor_wrong(tmp_path: Path):
+    cases = [{"id": str(n), "passed": passed} for n, passed in enumerate((True, False, None, None))]
+    facts = {
+        "accuracy": 0.5,
+        "cases": cases,
+        "wins": ["0"],
+        "gate": {"passed": False, "reasons": ["2 of 4 cases have no oracle"]},
+        "baseline": {"accuracy": 0.25},
+    }
+    text = html_of(write_run(tmp_path / "run", usual(), validation=facts))
+    assert "1 answers are right" in text
+    assert "2 answers without an oracle, neither right nor wrong" in text
+    assert "1 answers that the baseline had wrong" in text
+    assert "The quality gate is not passed: 2 of 4 cases have no oracle." in text
+    assert "25.0%" in text
 
 
 @pytest.mark.parametrize("facts", [{}, {"accuracy": "x", "cases": "y"}, {"cases": [1, None]}])
@@ -425,7 +459,7 @@ def test_compared_runs_share_their_axes_and_differ_in_a_table(tmp_path: Path):
     assert [line.points[-1][0] for line in by_time.series] == [15.0, 30.0, 15.0]
     numbers, plans = grids_of(page, "comparison")
     rows = {row[0]: row[1:] for row in numbers.rows}
-    assert rows["tokens a second"] == ("2,000", "1,000", "0.50×", "2,000", "1.00×")
+    assert rows["tokens a second, mean"] == ("2,000", "1,000", "0.50×", "2,000", "1.00×")
     assert ("optim.learning_rate", "0.0001", "5e-05", "0.0001") in plans.rows
     assert all(row[0] == "optim.learning_rate" for row in plans.rows)
     check_harmless(page_html(page))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from expert.jobs.benchmarking import (
     NothingMeasured,
     Watcher,
     benchmark,
+    ended_by_sigterm,
+    new_folder,
     remember,
     write_result,
 )
@@ -26,25 +29,16 @@ from expert.manifest.reader import read_manifest
 from expert.planning.ladder import BASELINE, RUNGS, TOLERANCE_FP32
 from expert.planning.measurements import read_rates
 from tests.insight.ladders import measured
+from tests.jobs.rigs import be_brisk
 from tests.jobs.runs import base_model, events_of, write_expert
 from tests.jobs.trained_runs import CORPUS
 
-# As short as can be: what is measured here is whether it works, not how fast it is.
-BRISK = rungs.Pace(
-    learn_seconds=0.1,
-    most_learnt=6,
-    windows=3,
-    measure_seconds=0.05,
-    least_measured=3,
-    held_out=8,
-    limit_seconds=300.0,
-)
 NAMES = [rung.name for rung in (BASELINE, *RUNGS)]
 
 
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch, tmp_path):
-    monkeypatch.setattr(rungs, "QUICK", BRISK)
+    be_brisk(monkeypatch)
     monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
 
 
@@ -69,6 +63,7 @@ class Heard(Watcher):
         self.begun: list[str] = []
         self.done: list[str] = []
         self.doing: set[str] = set()
+        self.forgotten = ""
 
     def begins(self, rung: Any, number: int, of: int) -> None:
         self.begun.append(rung.name)
@@ -79,13 +74,18 @@ class Heard(Watcher):
     def ends(self, result: RungResult) -> None:
         self.done.append(result.name)
 
+    def not_remembered(self, because: str) -> None:
+        self.forgotten = because
+
 
 def test_the_ladder_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     # Whether a rung is faster is not for a test: on a machine that does other things all hold.
     monkeypatch.setattr("expert.insight.ladder.AS_FAST", 1.0)
     path = write_expert(tmp_path / "expert", base, {"batch_size": 8, "epochs": 1})
+    (tmp_path / "home").write_text("a file, not a folder", encoding="utf-8")
     heard = Heard()
     found = benchmark(asked(path), folder=tmp_path / "out", watcher=heard)
+    assert "home" in heard.forgotten  # what cannot be remembered is not lost
     by = {rung.name: rung for rung in found.rungs}
     assert list(by) == NAMES == heard.done
     passed = {name: rung.status for name, rung in by.items() if rung.measured is None}
@@ -114,15 +114,12 @@ def test_the_ladder_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     assert len(learnt) == 1
     assert by["pre-tokenised"].changes == {"data.tokenize": ("late", "ahead")}
     assert read_ladder(tmp_path / "out").rungs == found.rungs
-
-
-def test_rungs_are_real_runs_that_leave_no_weights(tmp_path, base):
-    path = write_expert(tmp_path / "expert", base, {})
-    benchmark(asked(path, only=("pre-tokenised",)), folder=tmp_path / "out")
-    runs = sorted((tmp_path / "out" / "runs").iterdir())
-    assert [run.name.rpartition("-2")[0] for run in runs] == ["baseline", "pre-tokenised"]
-    for run, kind in zip(runs, ("late", "padded"), strict=True):
-        assert {event["kind"] for event in events_of(run, "feed")} == {kind}
+    # Rungs are real runs, and leave no weights.
+    runs = {run.name.rpartition("-2")[0]: run for run in (tmp_path / "out" / "runs").iterdir()}
+    assert len(runs) == len(heard.begun)
+    for name, kind in (("baseline", "late"), ("pre-tokenised", "padded"), ("packing", "packed")):
+        assert {event["kind"] for event in events_of(runs[name], "feed")} == {kind}
+    for run in runs.values():
         assert events_of(run, "saved", "eval", "finished") == []
         assert not (run / "checkpoints").exists()
         assert not (run / "final").exists()
@@ -142,7 +139,8 @@ def test_the_character_model_has_a_ladder_too(tmp_path):
     }
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps(data), encoding="utf-8")
-    found = benchmark(asked(path, remember=False), folder=tmp_path / "out")
+    named = ("baseline", "pre-tokenised", "packing", "attention")
+    found = benchmark(asked(path, only=named, remember=False), folder=tmp_path / "out")
     by = {rung.name: rung for rung in found.rungs}
     assert by["baseline"].status == "kept"
     assert by["attention"].measured is not None
@@ -174,6 +172,21 @@ def test_a_model_that_cannot_be_loaded_fails_every_rung_and_the_first_says_why(t
     path = write_expert(tmp_path / "expert", broken, {})
     with pytest.raises(NothingMeasured, match="no rung could be measured: "):
         benchmark(asked(path, only=("pre-tokenised",)), folder=tmp_path / "out")
+
+
+def test_two_that_begin_at_once_have_folders_of_their_own(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {})
+    places = {new_folder(asked(path)) for _ in range(3)}
+    assert len(places) == 3
+    assert {place.parent for place in places} == {tmp_path / "expert" / "runs" / "benchmarks"}
+
+
+def test_sigterm_leaves_as_ctrl_c_does_and_is_as_before_afterwards():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as left, ended_by_sigterm():
+        signal.raise_signal(signal.SIGTERM)
+    assert left.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 # --- what holds, decided on rates that are made up -----------------------------------------------

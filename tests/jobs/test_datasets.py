@@ -225,6 +225,16 @@ def test_data_files_are_listed_and_files_without_rows_are_not(tmp_path):
     assert len(found_in(tmp_path, data, data)) == 3
 
 
+def test_what_a_run_wrote_is_no_data(tmp_path):
+    run = tmp_path / "runs" / "json-20260101-120000"
+    run.mkdir(parents=True)
+    for name in ("events.jsonl", "plan.json", "environment.json"):
+        (run / name).write_text('{"text": "a"}\n')
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    found = find_datasets([tmp_path], environ={}, home=tmp_path / "nobody")
+    assert [entry.name for entry in found] == ["rows.jsonl"]
+
+
 def test_rows_are_lines_also_of_packed_files_and_unknown_of_broken_ones(tmp_path):
     packed = tmp_path / "a.jsonl.gz"
     packed.write_bytes(gzip.compress(b"{}\n{}\n{}"))

@@ -54,7 +54,7 @@ def test_a_machine_without_a_card_is_told_with_the_reason():
 def test_another_process_on_the_card_is_named():
     nvml = quiet()
     nvml.compute = [SimpleNamespace(pid=NO_SUCH_PID, usedGpuMemory=5 * GIB)]
-    shared = found_on(nvml)["gpu-shared"]
+    shared = found_on(nvml)["other-process"]
     assert shared.severity == "warning"
     assert f"pid {NO_SUCH_PID}, 5.0 GiB" in shared.evidence
     assert shared.numbers["held_bytes"] == 5 * GIB
@@ -67,7 +67,7 @@ def test_somebody_in_another_container_is_seen_by_memory_or_use(free, busy):
         total=80 * GIB, free=free * GIB
     )
     nvml.answers["nvmlDeviceGetUtilizationRates"] = lambda handle: SimpleNamespace(gpu=busy)
-    assert "cannot be seen" in found_on(nvml)["gpu-shared"].title
+    assert "cannot be seen" in found_on(nvml)["other-process"].title
 
 
 def test_of_several_cards_one_is_used():

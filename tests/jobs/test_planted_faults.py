@@ -138,7 +138,7 @@ CASES = [
         says="tokenize: ahead",
     ),
     Case(
-        "slow-disk", {"max_steps": 7}, plant=slow_reads, verdict="data-bound", says="kB/s were read"
+        "slow-disk", {"max_steps": 5}, plant=slow_reads, verdict="data-bound", says="kB/s were read"
     ),
     Case(
         "too-few-workers",
@@ -176,14 +176,14 @@ CASES = [
     ),
     Case(
         "evaluation-often",
-        {"eval_steps": 1, "max_steps": 7},
+        {"eval_steps": 1, "max_steps": 5},
         plant=slow_evaluations,
         verdict="evaluation-bound",
         says="you set eval_steps: 1",
     ),
     Case(
         "saving-often",
-        {"save_steps": 1, "max_steps": 7},
+        {"save_steps": 1, "max_steps": 5},
         plant=slow_saves,
         verdict="saving-bound",
         says="you set save_steps: 1",

@@ -56,6 +56,23 @@ def texts_of(data: PreparedData, name: str) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_split_of_which_no_row_is_left_is_refused(tmp_path, packing):
+    dataset = {"path": "train.jsonl", "validation_path": "validation.jsonl"}
+    manifest = an_expert(tmp_path, dataset=dataset, overlong="drop", packing=packing)
+    long = {**ROWS[0], "output": "x y " * 500}
+    (tmp_path / "validation.jsonl").write_text(lines([long, long]), encoding="utf-8")
+    words = r"validation: all of its 2 rows are longer than max_seq_length 128, .*overlong: cut"
+    with pytest.raises(DataError, match=words):
+        prepare(manifest)
+    with pytest.raises(DataError, match=words):  # and again where the index lies in the cache
+        prepare(manifest)
+    (tmp_path / "train.jsonl").write_text(lines([long, long]), encoding="utf-8")
+    (tmp_path / "validation.jsonl").write_text(lines(ROWS[:2]), encoding="utf-8")
+    with pytest.raises(DataError, match="train: all of its 2 rows are longer"):
+        prepare(manifest)
+
+
 def test_every_row_is_written_with_the_template_and_lands_in_one_split(tmp_path):
     made = prepare(an_expert(tmp_path))
     train, held_out = texts_of(made, "train"), texts_of(made, "validation")

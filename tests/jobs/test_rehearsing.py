@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,21 @@ def test_nothing_is_evaluated_or_saved_in_a_rehearsal(tmp_path, base):
     manifest = write_expert(tmp_path, base, {"eval_steps": 1, "save_steps": 1})
     done = rehearse(read_manifest(manifest), updates=2)
     assert {"eval", "saved"} & {event["event"] for event in done.events} == set()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_more_than_the_first_of_two_short_runs(tmp_path, base, sent, code):
+    manifest = write_expert(tmp_path, base, {})
+
+    def stopping(updates: Any) -> Any:
+        for update in updates:
+            os.kill(os.getpid(), sent)
+            yield update
+
+    with pytest.raises(SystemExit) as left:
+        rehearse(read_manifest(manifest), updates=5, through=stopping)
+    assert left.value.code == code
 
 
 # --- profiles ------------------------------------------------------------------------------------
@@ -150,7 +167,7 @@ def test_a_fix_is_measured_before_and_after_on_the_same_rows(tmp_path, base):
     keys = ("training.config.gradient_checkpointing=none",)
     found = try_fix(
         lambda more: read_manifest(manifest, overrides=more),
-        name="needless-recomputation",
+        name="needless-recomputing",
         title="recomputed",
         overrides=keys,
         updates=2,

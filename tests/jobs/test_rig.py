@@ -93,6 +93,19 @@ for n, line in enumerate(sys.stdin):
         assert one.measure(work(), quiet).measured is not None
 
 
+def test_a_process_that_ended_between_two_rungs_is_started_again(tmp_path):
+    code = f"""
+sys.stdin.readline()
+say(seen=json.loads({__import__("json").dumps(SEEN)!r}))
+say(ended=0)
+"""
+    with rig(tmp_path, code) as one:
+        for _ in range(2):
+            assert one.measure(work(), quiet).measured is not None
+            assert one._process is not None
+            one._process.wait()
+
+
 def test_a_rung_that_hangs_is_ended_with_all_that_it_started(tmp_path):
     code = f"""
 for n, line in enumerate(sys.stdin):

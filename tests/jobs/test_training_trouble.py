@@ -40,7 +40,7 @@ SETTINGS = {
     "evaluation_strategy": "no",
     "micro_batch_size": 2,
 }
-# Long enough that a leap can be told from noise: it needs 20 losses before it.
+# Long enough that a leap can be told from noise: it needs 25 losses before it.
 LONG = SETTINGS | {"epochs": 6, "save_steps": 5, "learning_rate": 1e-3}
 
 
@@ -159,7 +159,7 @@ def test_a_rollback_passes_over_the_update_that_was_not_finite(base, tmp_path, m
     assert steps == [1, 2, 3, 4, 5, 6]
     assert saved_steps(done.folder) == [1, 2, 3, 5, 6]
     rates = {event["step"]: event["rate"] for event in events_of(done.folder, "step")}
-    assert rates[5] < 0.05 * rates[3]  # half of the rate, and the warm-up of 100 updates anew
+    assert rates[5] < 0.25 * rates[3]  # half of the rate, and a warm-up of five updates anew
 
 
 def test_the_end_is_saved_although_the_last_update_is_passed_over(base, tmp_path, monkeypatch):
@@ -185,8 +185,8 @@ def test_a_loss_that_leaps_is_undone_and_the_rest_is_learnt(base, clean, tmp_pat
     assert steps == [*range(1, 29), 26, 27, *range(29, 37)]
     rates = {event["step"]: event["rate"] for event in events_of(done.folder, "step")}
     planned = {event["step"]: event["rate"] for event in events_of(clean, "step")}
-    assert rates[26] == pytest.approx(planned[26] * 0.5 * 1 / 100)
-    assert rates[36] == pytest.approx(planned[36] * 0.5 * 11 / 100)
+    assert rates[26] == pytest.approx(planned[26] * 0.5 * 1 / 5)  # five: 11 updates are left
+    assert rates[36] == pytest.approx(planned[36] * 0.5)
     expected = {step: loss for step, loss in losses_of(clean).items() if step <= 26}
     assert {s: loss for s, loss in losses_of(done.folder).items() if s <= 26} == expected
     last = [float.fromhex(losses_of(folder)[36]) for folder in (done.folder, clean)]

@@ -48,6 +48,27 @@ def planned(home: Path, config: dict[str, Any] | None = None, **options: Any) ->
     return plan(data, environ={"EXPERT_HOME": str(home.parent)}, **options)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"settings": {"batch.micro_batch": 0}},
+        {"settings": {"batch.micro_batch": "many"}},
+        {"settings": {"kernels.attention": "rocket"}},
+        {"settings": {"kernels.compile": "perhaps"}},
+        {"settings": {"optim.optimizer": None}},
+        {"tokens_per_second": 0.0},
+        {"tokens_per_second": float("nan")},
+    ],
+    ids=str,
+)
+def test_a_record_that_somebody_damaged_breaks_no_plan(home, damage):
+    home.parent.mkdir(parents=True)
+    record = rate().model_dump(mode="json") | damage
+    home.write_text(json.dumps([record]), encoding="utf-8")
+    assert read_rates(home) == []
+    assert planned(home) == planned(home.parent / "none" / home.name)
+
+
 def test_a_new_record_takes_the_place_of_an_older_one_of_the_same_shape_only(home):
     for each in (rate(), rate(max_seq_length=512), rate(card="h200")):
         remember_rate(home, each)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,7 +64,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def test_rows_are_conversations_or_text_once_each_and_no_test_file_is_read(recipe, data):
-    made = recipe.make_mixture(data)
+    made = recipe.make_mixture(data, rows=QUESTIONS + 1)
     for kind in ("sql", "cypher", "json"):
         chats = made.train[f"{kind}-chat"] + made.validation[f"{kind}-chat"]
         texts = made.train[f"{kind}-text"] + made.validation[f"{kind}-text"]
@@ -77,7 +79,7 @@ def test_rows_are_conversations_or_text_once_each_and_no_test_file_is_read(recip
 
 
 def test_the_rows_of_a_table_are_held_out_together(recipe, data):
-    made = recipe.make_mixture(data)
+    made = recipe.make_mixture(data, rows=QUESTIONS + 1)
 
     def tables(split: dict[str, list[dict[str, str]]]) -> set[int]:
         rows = [row["output"] for row in split["sql-chat"]]
@@ -118,6 +120,42 @@ def test_only_sources_that_are_worth_imitating_are_taken_from_the_standard_libra
     (tmp_path / "empty.py").touch()
     (tmp_path / "latin.py").write_bytes(b"# \xe9\n")
     assert [name for name, _ in recipe.python_sources(tmp_path)] == ["a.py", "pkg/e.py"]
+
+
+def test_what_is_copied_or_looked_up_stands_in_the_text(recipe):
+    source = random.Random(1)
+    for _ in range(200):
+        lines = recipe.repeated(source)["text"].splitlines()
+        assert len(lines) in (2, 3)
+        assert len(set(lines)) == 1
+        again = recipe.asked_again(source)
+        assert again["output"] == again["input"]
+        one = recipe.asked_for_one(source)
+        asked = one["instruction"].rstrip(".?").split()
+        found = (rf"\b{word}(: |=| is ){one['output']}\b" for word in asked)
+        assert any(re.search(pair, one["input"]) for pair in found)
+        first, second = recipe.written_in_two_ways(source)["text"].strip().split("\n\n")
+        assert sorted(re.findall(r"\w+", first)) == sorted(re.findall(r"\w+", second))
+
+
+def test_experts_show_answers_but_neither_their_questions_nor_forms_of_their_tests(recipe, data):
+    made = recipe.make_mixture(data, rows=60)
+    from data_making.loading import generator_of
+    from data_making.rows import make_rows
+
+    for name in recipe.ANSWERS:
+        kind = f"{name.removeprefix('expert-')}-answers"
+        shown = {
+            row["text"].rstrip("\n") for row in [*made.train[kind], *made.validation.get(kind, ())]
+        }
+        assert len(shown) > 40
+        draw = generator_of(recipe.EXPERTS / name).draw
+        tested = make_rows(draw, 200, "test", 7) + make_rows(draw, 200, "test", recipe.MADE_SEED)
+        assert not shown & {row.output for row in tested}
+        forms = {skeleton for skeleton, _ in recipe.answers_of(name, 60)}
+        assert not forms & {row.skeleton for row in tested}
+    asked = {row.instruction for row in tested}
+    assert not any(row.get("instruction") in asked for rows in made.train.values() for row in rows)
 
 
 @pytest.mark.slow

@@ -70,7 +70,7 @@ def benchmark(
     from expert.cli.display import make_console, write_line
     from expert.cli.run_view import say
     from expert.insight.ladder import FILE
-    from expert.jobs.benchmarking import Asked, new_folder, write_result
+    from expert.jobs.benchmarking import Asked, check_result_file, new_folder, write_result
     from expert.jobs.benchmarking import benchmark as benchmark_job
 
     console = make_console(error=as_json)
@@ -94,6 +94,8 @@ def benchmark(
         remember=not no_remember,
         allow_remote_code=remote_code,
     )
+    if to is not None:
+        check_result_file(to)
     place = None if to is not None else new_folder(asked)
     with ClimbView(console) as view:
         ladder = benchmark_job(asked, folder=place, watcher=view)
@@ -103,8 +105,6 @@ def benchmark(
     else:
         show_ladder(ladder, console)
     say(console, f"result: {', '.join(map(str, files))}")
-    if asked.remember and not asked.only:
-        say(console, "later plans use what won where the manifest says auto: expert plan --all")
 
 
 def command_line() -> str:

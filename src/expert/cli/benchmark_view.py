@@ -86,6 +86,17 @@ class ClimbView(Watcher):
         style = {"kept": "green", "not here": "dim"}.get(result.status, "yellow")
         say(self._bar.console if self._bar else self._console, line_of(result), style)
 
+    def remembered(self, file: Path) -> None:
+        """Says what becomes of it."""
+        say(
+            self._console,
+            "later plans use what won where the manifest says auto: expert plan --all",
+        )
+
+    def not_remembered(self, because: str) -> None:
+        """Says why plans stay as they are."""
+        say(self._console, f"! later plans will not know what won: {because}", "yellow")
+
     def _left(self) -> str:
         """Time that is left, as if every rung took as long as those before."""
         if not self._measured:
@@ -114,8 +125,7 @@ def line_of(result: RungResult) -> str:
     """One rung in a line."""
     seen = result.measured
     if seen is None:
-        word = {"not here": "not here"}.get(result.status, result.status)
-        return f"  {result.name}: {word}: {result.because}"
+        return f"  {result.name}: {result.status}: {result.because}"
     parts = [f"{seen.tokens_per_second:,.0f} tokens/s"]
     if result.gain is not None:
         parts.append(f"{result.gain:.2f}x")

@@ -18,9 +18,11 @@ from expert.cli import (
     dataset_commands,
     diagnose_commands,
     manifest_commands,
+    new_commands,
     report_commands,
     run_commands,
     train_commands,
+    validate_commands,
 )
 from expert.core.errors import (
     EXIT_DOES_NOT_FIT,
@@ -43,6 +45,7 @@ app = typer.Typer(
 )
 app.add_typer(manifest_commands.app, name="manifest")
 app.add_typer(dataset_commands.app, name="dataset")
+app.command()(new_commands.new)
 app.command("find-datasets")(dataset_commands.find_datasets)
 app.command(cls=train_commands.TrainCommand, epilog=train_commands.TRAIN_EPILOG)(
     train_commands.train
@@ -53,6 +56,7 @@ app.command()(run_commands.sample)
 app.command()(run_commands.export)
 app.command(epilog=diagnose_commands.DIAGNOSE_EPILOG)(diagnose_commands.diagnose)
 app.command()(benchmark_commands.benchmark)
+app.command()(validate_commands.validate)
 app.command("clear-cuda-cache")(run_commands.clear_cuda_cache)
 
 

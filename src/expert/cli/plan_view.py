@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from expert.planning.decisions import Decision
 
 # Shown elsewhere (memory as bars) or too large for a cell.
-_NOT_IN_THE_TABLE = {"memory.parts", "decoding", "data.dataset"}
+_NOT_IN_THE_TABLE = {"memory.parts", "memory.workload", "decoding", "data.dataset"}
 _DEFAULT = "the default"
 _STYLES = {"warning": "bold yellow", "superseded": "dim", "advice": "cyan"}
 _SIDE_BY_SIDE = (

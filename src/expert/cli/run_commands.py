@@ -147,6 +147,10 @@ def export(
     ] = None,
     checkpoint: Checkpoint = None,
     device: WhereToCompute = Device.auto,
+    allow_failed: Annotated[
+        bool,
+        typer.Option("--allow-failed", help="Even where expert validate found it not good enough."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="What was written as JSON.")] = False,
 ) -> None:
     """Write the adapter, or merged weights, with tokenizer and model card, logits compared."""
@@ -166,6 +170,7 @@ def export(
             dtype=dtype.value if dtype else None,
             checkpoint=checkpoint,
             device=device.value,
+            allow_failed=allow_failed,
             tell=stage,
         )
     if as_json:

@@ -10,6 +10,7 @@ EXIT_INTERNAL = 1
 EXIT_USAGE = 2
 EXIT_DOES_NOT_FIT = 3
 EXIT_RUN_FAILED = 4
+EXIT_GATE_FAILED = 5
 EXIT_NO_SPACE = 75  # EX_TEMPFAIL of sysexits.h: it works again when there is room
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
@@ -20,6 +21,7 @@ EXIT_MEANINGS = {
     EXIT_USAGE: "the command line or the manifest is wrong; every problem is listed",
     EXIT_DOES_NOT_FIT: "the plan does not fit the card; the table says by how much",
     EXIT_RUN_FAILED: "the run could not go on and nothing was left to try; checkpoints are kept",
+    EXIT_GATE_FAILED: "the expert was validated and is not good enough; the reasons are listed",
     EXIT_NO_SPACE: "the disk has no room for a checkpoint; the ones before are whole",
     EXIT_INTERRUPTED: "stopped with Ctrl-C; a run can be resumed",
     EXIT_TERMINATED: "stopped with SIGTERM; a run can be resumed",

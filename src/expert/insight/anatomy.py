@@ -206,7 +206,11 @@ def median(lines: Sequence[Line], name: str) -> float | None:
 
 def number(event: Mapping[str, Any], name: str) -> float | None:
     """A finite number of an event; text such as "nan", and anything odd, is None."""
-    value = event.get(name)
+    return finite(event.get(name))
+
+
+def finite(value: object) -> float | None:
+    """A finite number; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:

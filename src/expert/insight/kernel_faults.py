@@ -9,10 +9,10 @@ from pydantic import ValidationError
 from expert.core.words import gib
 from expert.insight.evidence import Evidence
 from expert.insight.finding import Finding
-from expert.insight.verdict import RECOMPUTING_COSTS
 from expert.insight.wording import percent, span
 from expert.planning.calibration import workload_of
 from expert.planning.cards import card_named
+from expert.planning.gains import COMPILE_PAYS_AFTER_SECONDS, COMPILED, NOT_RECOMPUTED
 from expert.planning.memory import activation_bytes
 from expert.planning.run_plan import RunPlan
 
@@ -26,10 +26,6 @@ MANY_WEIGHTS = 10_000_000
 OPTIMIZER_SHARE = 0.05
 LOSS_SHARE = 0.1
 """Logits that take a tenth of the budget would hold more rows at once."""
-COMPILE_PAYS_AFTER_SECONDS = 120
-"""As the planner: 18 s of compiling are won back after 80 s at 1.3x (memory-h200.json)."""
-COMPILED_GAIN = 1.3
-"""Compiled blocks ran 1.3x (8B) to 2.0x (0.6B) as fast on an H200; the smaller is told."""
 
 
 def eager_attention(found: Evidence) -> Finding | None:
@@ -73,9 +69,9 @@ def needless_recomputing(found: Evidence) -> Finding | None:
         consequence="the forward pass of every recomputed block runs twice",
         fix="training.config.gradient_checkpointing: auto",
         overrides=("training.config.gradient_checkpointing=auto",),
-        gain=RECOMPUTING_COSTS
+        gain=NOT_RECOMPUTED
         if found.run.planned("kernels.checkpointing") == "full"
-        else 1 + (RECOMPUTING_COSTS - 1) / 2,
+        else 1 + (NOT_RECOMPUTED - 1) / 2,
         numbers={"peak_bytes": peak, "budget_bytes": budget},
     )
 
@@ -128,9 +124,9 @@ def compile_failed(found: Evidence) -> Finding | None:
         severity="warning",
         title="compilation failed and the run went on without",
         evidence=str(failed.get("reason") or "the reason was not told"),
-        consequence=f"compiled blocks run {COMPILED_GAIN:g}x to 2x as fast on a card",
+        consequence=f"compiled blocks run {COMPILED:g}x to 2x as fast on a card",
         fix="install a C compiler and a matching triton, or set torch_compile: false",
-        gain=COMPILED_GAIN if found.run.on_gpu else None,
+        gain=COMPILED if found.run.on_gpu else None,
     )
 
 
@@ -182,7 +178,7 @@ def compile_off(found: Evidence) -> Finding | None:
         consequence="each operation is launched by itself",
         fix="training.config.torch_compile: auto",
         overrides=("training.config.torch_compile=auto",),
-        gain=COMPILED_GAIN,
+        gain=COMPILED,
     )
 
 

@@ -13,6 +13,7 @@ from expert.core.words import gib
 from expert.insight.anatomy import StepAnatomy, number
 from expert.insight.evidence import Evidence
 from expert.insight.wording import percent, span, times
+from expert.planning.gains import NOT_RECOMPUTED
 
 Kind = Literal[
     "data-bound",
@@ -40,8 +41,6 @@ LOW_UTILIZATION = 0.7
 H200, 0.91 and more where it was not (docs/benchmarks/char-gpt-h200.json)."""
 RETRIES_PER_UPDATE = 0.1
 """Emptying the allocator's cache waits for the device; once in ten updates is not the start."""
-RECOMPUTING_COSTS = 1.35
-"""All blocks recomputed cost LoRA 1.35-1.46x of the time (docs/benchmarks/memory-h200.json)."""
 START_MATTERS_SECONDS = 60.0
 """Loading and compiling of a shorter start are not worth a word."""
 PAUSES_MATTER_SECONDS = 2.0
@@ -288,8 +287,8 @@ def _memory(found: Evidence, step: StepAnatomy) -> Verdict | None:
     gains: tuple[Gain, ...] = ()
     if short:
         share = found.run.planned("kernels.checkpointing") == "full"
-        factor = RECOMPUTING_COSTS if share else 1 + (RECOMPUTING_COSTS - 1) / 2
-        reckoned = f"measured: recomputing all blocks costs {RECOMPUTING_COSTS:g}x"
+        factor = NOT_RECOMPUTED if share else 1 + (NOT_RECOMPUTED - 1) / 2
+        reckoned = f"measured: recomputing all blocks costs {NOT_RECOMPUTED:g}x"
         gains = (Gain(what="room for all activations", factor=factor, reckoned=reckoned),)
     else:
         what = f"the run ran out of memory and went on with less: {_reason(out_of_memory)}"

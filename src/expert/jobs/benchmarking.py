@@ -6,10 +6,16 @@ the rungs above where it is faster and the loss agrees.
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import shutil
+import signal
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +45,7 @@ def benchmark(
     place = folder or Path(tempfile.mkdtemp(prefix="expert-benchmark-"))
     try:
         place.mkdir(parents=True, exist_ok=True)
-        with Rig(log=place / "log.txt") as rig:
+        with ended_by_sigterm(), Rig(log=place / "log.txt") as rig:
             ladder = climb.run(rig, place)
     finally:
         if folder is None:
@@ -50,18 +56,62 @@ def benchmark(
             f"no rung could be measured: {last.because if last else 'none was tried'}"
         )
     if asked.remember and not asked.only:
-        remember(climb, ladder)
+        try:
+            kept = remember(climb, ladder)
+        except OSError as error:  # what was measured is worth more than the memory of it
+            climb.watcher.not_remembered(f"{error.filename}: {error.strerror}")
+        else:
+            if kept is not None:
+                climb.watcher.remembered(kept)
     return ladder
 
 
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Leave as Ctrl-C does, so that what was started is ended and temporary files are removed."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def new_folder(asked: Asked) -> Path:
-    """A new name below the output folder."""
+    """A new folder below the output folder; another one for each of two that begin at once."""
     from expert.jobs.planning import plan
     from expert.planning.plan import folder_name
 
     made = plan(asked.read(()), model=asked.model, vram=asked.vram, use_measurements=False)
     name = f"{folder_name(made.expert)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return Path(made.watch.output_dir) / "benchmarks" / name
+    parent = Path(made.watch.output_dir) / "benchmarks"
+    parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        place = parent / (name if number == 1 else f"{name}-{number}")
+        with suppress(FileExistsError):
+            place.mkdir()
+            return place
+    raise AssertionError("numbers do not end")
+
+
+def check_result_file(file: Path) -> None:
+    """Refuse, before anything is measured, a file that the result could not be written to."""
+    if file.is_dir():
+        raise CannotClimb(f"--to {file}: is a folder  (--to {file / 'ladder.json'})")
+    if file.suffix in (".md", ".html"):
+        raise CannotClimb(
+            f"--to {file}: the result is JSON, and {file.suffix} is written beside it  (--to "
+            f"{file.with_suffix('.json')})"
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(file.parent, os.W_OK):
+        raise CannotClimb(f"--to {file}: the folder cannot be written to  (name another one)")
 
 
 def write_result(ladder: Ladder, file: Path) -> list[Path]:
@@ -81,14 +131,14 @@ def write_result(ladder: Ladder, file: Path) -> list[Path]:
     return list(texts)
 
 
-def remember(climb: Climb, ladder: Ladder) -> None:
-    """Keep what won for the plans that come after."""
+def remember(climb: Climb, ladder: Ladder) -> Path | None:
+    """Keep what won for the plans that come after; the file, or None where nothing has won."""
     from expert.planning.measurements import MeasuredRate, measurements_file, remember_rate
     from expert.planning.resolve import basename
 
     won, plan = climb.standing.result, climb.standing.plan
     if won is None or won.measured is None or plan is None:
-        return
+        return None
     settings = {path: value_at(plan, path) for path in tried_paths(ladder)}
     if "batch.micro_batch" in settings:
         settings["batch.micro_batch"] = won.measured.micro_batch
@@ -108,6 +158,7 @@ def remember(climb: Climb, ladder: Ladder) -> None:
         gains={path: gains[path] for path in settings if path in gains},
     )
     remember_rate(measurements_file(), rate)
+    return measurements_file()
 
 
 def tried_paths(ladder: Ladder) -> list[str]:

@@ -70,6 +70,12 @@ class Watcher:
     def ends(self, result: RungResult) -> None:
         """A rung has ended, or was passed over."""
 
+    def remembered(self, file: Path) -> None:
+        """What won is kept for later plans."""
+
+    def not_remembered(self, because: str) -> None:
+        """What won could not be kept."""
+
 
 @dataclass
 class Standing:
@@ -130,8 +136,9 @@ class Climb:
         """Try every rung from the bottom to the top."""
         from expert.insight.ladder import FILE
 
-        of = 1 + len(RUNGS)
-        for number, rung in enumerate((BASELINE, *RUNGS), 1):
+        number, of = 0, len(self.named)
+        for rung in (BASELINE, *RUNGS):
+            number += rung.name in self.named
             result = self._try(rung, number, of, rig, place)
             if result is None:
                 continue
@@ -182,9 +189,14 @@ class Climb:
         standing.plan = self._planned(standing.values)[1]
         for rung in RUNGS:
             ground = self._ground_of(standing)
+            if rung.needs(ground):
+                continue
             values = {**standing.values, **rung.values(ground)}
-            plan = self._planned(values)[1]
-            if not rung.needs(ground) and not not_here(rung, standing.plan, plan):
+            try:
+                plan = self._planned(values)[1]
+            except ManifestError:  # it will fail, and what is above stands on the rung below it
+                continue
+            if not not_here(rung, standing.plan, plan):
                 standing = Standing(values, plan)
                 there.append(rung.name)
         below = [there[place - 1] for place, name in enumerate(there) if place and name in wanted]
@@ -223,7 +235,9 @@ class Climb:
 
     # --- judging -------------------------------------------------------------------------------
 
-    def _passed_over(self, rung: Rung, reason: str) -> RungResult:
+    def _passed_over(self, rung: Rung, reason: str) -> RungResult | None:
+        if rung.name not in self.named:
+            return None
         return self._result(rung, "not here", reason, None, 0.0)
 
     def _judge(self, rung: Rung, plan: RunPlan, seen: Seen, seconds: float) -> RungResult:

@@ -73,13 +73,15 @@ def check_data(read: ReadManifest, plan: RunPlan) -> DataFacts:
 
 def unusable(name: str, title: str, error: Any) -> Finding:
     """An error that keeps a run from starting."""
+    first, _, rest = str(error).partition("\n")
+    evidence, _, fix = first.partition("  (")  # messages end with what to do
     return Finding(
         name=name,
         severity="error",
         title=title,
-        evidence=str(error).splitlines()[0],
+        evidence=evidence,
         consequence="the run would not start",
-        fix=" ".join(str(error).splitlines()[1:]).strip() or "mend what the message names",
+        fix=fix.removesuffix(")") or " ".join(rest.split()) or "mend what the message names",
     )
 
 
@@ -270,7 +272,10 @@ def _overlong(
             severity="warning" if harmful else "note",
             title=f"rows longer than {plan.data.max_seq_length} tokens are {verb}",
             evidence=f"{count:,} of {of}",
-            consequence="" if verb == "split" else "the end of their answers is never learnt",
+            consequence={
+                "cut": "the end of their answers is never learnt",
+                "dropped": "they are not learnt at all",
+            }.get(verb, ""),
             fix=""
             if verb == "split"
             else "a larger training.config.max_seq_length, or overlong: split",
@@ -325,7 +330,7 @@ def _storage(plan: RunPlan, files: Sequence[Path]) -> tuple[ReadSpeed | None, li
     cached = " (out of the page cache: the disk itself was not seen)"
     return speed, [
         Finding(
-            name="slow-storage" if slow else "storage",
+            name="slow-disk" if slow else "storage",
             severity="warning" if slow else "good",
             title="the data lies on slow storage" if slow else "the storage keeps up",
             evidence=f"{rate:,.0f} MB/s, {speed.bytes / 1e6:.0f} MB read "

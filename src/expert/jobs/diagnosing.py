@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from expert.core.rundir import RunFolder
 from expert.insight.anatomy import Anatomy, dissect
 from expert.insight.evidence import Evidence
 from expert.insight.faults import find_faults
@@ -19,8 +20,10 @@ from expert.jobs.watching import State, find_run, run_status
 class Diagnosis:
     """The verdict on a run, where its time went, and everything that was found."""
 
-    folder: Path
+    run: RunRecord
     state: State
+    because: str
+    """How the run ended, in words; empty while it goes on."""
     expert: str | None
     step_number: int | None
     """The last update that is known of."""
@@ -29,6 +32,10 @@ class Diagnosis:
     """The verdict on an update alone; the same one, unless most of the time was no training."""
     anatomy: Anatomy
     findings: tuple[Finding, ...]
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder
 
     def as_dict(self) -> dict[str, Any]:
         step = self.anatomy.step
@@ -46,8 +53,13 @@ class Diagnosis:
 
 
 def diagnose_run(place: Path | None) -> Diagnosis:
-    """The diagnosis of a run folder, or of the newest run in a folder of runs."""
-    folder = find_run(place)
+    """The diagnosis of a run folder, or of the newest run in a folder of runs.
+
+    A folder with events is a run however damaged it is.
+    """
+    folder = RunFolder(place) if place is not None else None
+    if folder is None or not folder.events.is_file():
+        folder = find_run(place)
     status = run_status(folder)
     run = read_run(folder.path)
     found = Evidence(run=run, anatomy=dissect(run))
@@ -55,8 +67,9 @@ def diagnose_run(place: Path | None) -> Diagnosis:
     if status.state == "gone":
         findings = worst_first([_killed(run, status.step), *findings])
     return Diagnosis(
-        folder=folder.path,
+        run=run,
         state=status.state,
+        because=status.because,
         expert=status.expert,
         step_number=status.step,
         verdict=judge(found),

@@ -6,7 +6,7 @@ import gc
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -50,10 +50,12 @@ class Exported:
     """How far the adapter itself moves the logits, as a share of their spread."""
     quantised_share: float | None
     """How far the base as it was quantised in training lies from the full one, as a share."""
+    validation: str = ""
+    """What is to be said of its validation; "" where it passed the gate or was not validated."""
 
     def warnings(self) -> list[str]:
         """What is right and yet worth to know."""
-        found = []
+        found = [self.validation] if self.validation else []
         if self.adapter_effect is not None and self.share > 0.5 * self.adapter_effect:
             found.append(
                 f"rounding to {self.dtype} moves the logits by {self.share:.1%} of their spread, "
@@ -76,9 +78,13 @@ def export(
     dtype: str | None = None,
     checkpoint: str | None = None,
     device: str = "auto",
+    allow_failed: bool = False,
     tell: Callable[[str], None] = lambda what: None,
 ) -> Exported:
-    """Write what a run has learnt to a new folder, whole or not at all."""
+    """Write what a run has learnt to a new folder, whole or not at all.
+
+    A run that was validated and did not pass the gate is refused, unless `allow_failed`.
+    """
     from expert.core.publish import publishing
     from expert.jobs.comparing import CHECKED_TEXTS
     from expert.jobs.trained import choose, pick_device, read_plan
@@ -90,6 +96,7 @@ def export(
     settled = settle_kind(plan, kind, dtype)
     _refuse_taken(to)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
+    said = gate_remark(folder, choice, allow_failed=allow_failed)
     work = _Export(folder, plan, choice, settled, dtype or plan.kernels.precision)
     work.device = pick_device(device)
     tell(f"loading {plan.model.name} and {choice.name} of {folder.path}")
@@ -99,9 +106,35 @@ def export(
         work.write(temporary, to)
         tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")
         found = work.check(temporary)
-        done = work.report(to, temporary, found)
+        done = replace(work.report(to, temporary, found), validation=said)
         work.write_card(temporary, done)
     return done
+
+
+def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str:
+    """What the run's validation makes worth saying; CannotExport where its gate was not passed."""
+    if not folder.validation.is_file():
+        return ""
+    try:
+        found = json.loads(folder.validation.read_text(encoding="utf-8"))
+        passed, judged = found["gate"]["passed"] is True, str(found.get("checkpoint") or "")
+        reasons = "; ".join(map(str, found["gate"].get("reasons") or ())) or "no reason is given"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        passed, judged, reasons = False, "", "the file cannot be read"
+    if not passed:
+        said = f"{folder.validation}: the gate is not passed: {reasons}"
+        if not allow_failed:
+            raise CannotExport(
+                f"{said}  (train further, judge another state with expert validate --checkpoint, "
+                "or export it all the same with --allow-failed)"
+            )
+        return said
+    if judged and judged != choice.name:
+        return (
+            f"the gate was passed by {judged}, and {choice.name} is exported  (judge it with "
+            f"expert validate --expert {folder.path})"
+        )
+    return ""
 
 
 def settle_kind(plan: RunPlan, asked: str | None, dtype: str | None) -> Kind:

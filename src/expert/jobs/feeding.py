@@ -72,6 +72,7 @@ def settled_by_data(plan: RunPlan, order: DataOrder, split: PreparedSplit) -> Ru
         total = min(total, plan.length.max_steps)
     values: dict[str, Any] = {
         "batch.sequences_per_update": sequences,
+        "length.tokens_per_epoch": split.index.statistics().tokens,
         "length.steps_per_epoch": order.steps_per_epoch,
         "length.total_steps": total,
     }

@@ -159,6 +159,9 @@ def _in_folder(top: Path) -> Iterator[FoundDataset]:
     for here, names, files in os.walk(top):
         folder = Path(here)
         names[:] = sorted(n for n in names if not n.startswith(".") and n not in _SKIPPED_FOLDERS)
+        if (folder / "events.jsonl").is_file() and (folder / "plan.json").is_file():
+            names.clear()  # a run: its events and plans are no rows
+            continue
         if (folder / "recipe.json").is_file() and (folder / "DONE").is_file():
             names.clear()
             counts = _read_json(folder / "statistics.json")

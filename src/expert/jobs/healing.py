@@ -258,9 +258,9 @@ def _roll_back(session: Session, trouble: Trouble, policy: Stability) -> None:
     schedule = session.loop_plan().schedule
     from_step = session.state.done
     _go_back(session)
-    schedule = after_rollback(
-        schedule, at=session.state.done, rate_factor=policy.rate_factor, steps=policy.rewarm_steps
-    )
+    at = session.state.done
+    steps = policy.rewarm_steps(schedule.total_steps - at)
+    schedule = after_rollback(schedule, at=at, rate_factor=policy.rate_factor, steps=steps)
     session.state = replace(
         session.state, skipped=skipped, rollbacks=rollbacks, schedule=rollbacks_of(schedule)
     )

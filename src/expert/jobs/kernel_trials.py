@@ -106,6 +106,8 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            encoding="utf-8",
+            errors="replace",
             start_new_session=True,  # compilers start processes of their own, which hold the pipes
             # A kernel that fails without a synchronous launch is blamed on a later one.
             env={**os.environ, "CUDA_LAUNCH_BLOCKING": "1", "PYTHONFAULTHANDLER": "1"},

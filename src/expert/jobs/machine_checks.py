@@ -84,7 +84,7 @@ def check_use(card: CardMemory, gpu: Gpu) -> list[Finding]:
         )
         return [
             Finding(
-                name="gpu-shared",
+                name="other-process",
                 severity="warning",
                 title="somebody else uses the card",
                 evidence=f"{named}; the card is {busy} % busy",
@@ -99,7 +99,7 @@ def check_use(card: CardMemory, gpu: Gpu) -> list[Finding]:
     if elsewhere > UNEXPLAINED_BYTES or busy > BUSY_PERCENT:
         return [
             Finding(
-                name="gpu-shared",
+                name="other-process",
                 severity="warning",
                 title="the card is in use by somebody who cannot be seen from here",
                 evidence=f"{elsewhere / GIB:.1f} GiB are taken, {busy} % busy, no process is "

@@ -27,6 +27,7 @@ from expert.jobs.parity_numbers import (
     tolerance,
     widened,
 )
+from expert.jobs.rehearsing import copied, prepared_plan
 
 if TYPE_CHECKING:
     import torch
@@ -77,8 +78,6 @@ def parity(
     tell: Callable[[str], None] = lambda claim: None,
 ) -> Parity:
     """Compare every fast path of the plan with the plain one."""
-    from expert.jobs.rehearsing import prepared_plan
-
     plan, data = prepared_plan(read, model=model, vram=vram)
     if data.train is None:
         raise NoParity(
@@ -388,10 +387,3 @@ class _Comparison:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-
-def copied(groups: Groups) -> dict[str, dict[str, Tensor]]:
-    return {
-        group: {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
-        for group, named in groups.items()
-    }

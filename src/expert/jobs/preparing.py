@@ -325,14 +325,28 @@ class Builder:
         key = hashlib.sha256(json.dumps(decides).encode("utf-8")).hexdigest()[:16]
         file = _beside(self.cache, self.explicit) / f"index-{name}-{key}.arrow"
         if file.is_file():
-            return PreparedSplit(name, tokens, PackIndex.open(file), file, True)
+            return self._not_empty(PreparedSplit(name, tokens, PackIndex.open(file), file, True))
         # Only the lengths are kept while packing: this is where preparing takes most memory a row.
         lengths = DocumentStore(*(prepared.folder for prepared in tokens)).lengths[documents]
         made = self._index(name, lengths, seed, soft)
         del lengths
         made = replace(made, piece_document=documents[made.piece_document].astype("int32"))
         made.save(file)
-        return PreparedSplit(name, tokens, PackIndex.open(file), file, False)
+        return self._not_empty(PreparedSplit(name, tokens, PackIndex.open(file), file, False))
+
+    def _not_empty(self, split: PreparedSplit) -> PreparedSplit:
+        """Refuse a split of which no row is left: nothing could be learnt from or judged by it."""
+        from expert.data.records import DataError
+
+        dropped = split.index.overlong.dropped
+        if split.index.bins or not dropped:
+            return split
+        rows = "its only row is" if dropped == 1 else f"all of its {dropped} rows are"
+        raise DataError(
+            f"{split.name}: {rows} longer than max_seq_length {self.plan.data.max_seq_length}, and "
+            "overlong: drop leaves none  (training.config.overlong: cut, or a larger "
+            "max_seq_length)"
+        )
 
     def _index(self, name: str, lengths: Any, seed: int, soft: int) -> PackIndex:
         from expert.data.pack import pack_best_fit, pack_blocks, pack_concat, pack_none

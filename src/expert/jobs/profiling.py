@@ -104,6 +104,8 @@ def profile(
     folder: Path | None = None,
 ) -> Profile:
     """Run, look on, write the trace to profile/ beside the manifest, and sum it up."""
+    from expert.planning.plan import folder_name
+
     looking = _Looking(updates)
     done = rehearse(
         read,
@@ -116,7 +118,9 @@ def profile(
     seen = looking.finish()
     on_gpu = done.plan.kernels.device == "cuda"
     place = folder or read.folder / "profile"
-    trace = place / f"{done.plan.expert}-{datetime.now(UTC):%Y%m%d-%H%M%S}.trace.json.gz"
+    trace = (
+        place / f"{folder_name(done.plan.expert)}-{datetime.now(UTC):%Y%m%d-%H%M%S}.trace.json.gz"
+    )
     _write(seen, trace)
     spans = device_spans(seen) if on_gpu else host_spans(seen)
     return summed(
@@ -130,6 +134,7 @@ class _Looking:
     def __init__(self, updates: int) -> None:
         self._wanted = updates
         self._profiler: Any = None
+        self._stopped = False
         self.seen = 0
 
     def through(self, updates: Iterable[Any]) -> Iterator[Any]:
@@ -152,7 +157,7 @@ class _Looking:
 
     @property
     def _running(self) -> bool:
-        return self._profiler is not None and not getattr(self, "_stopped", False)
+        return self._profiler is not None and not self._stopped
 
     def _stop(self) -> None:
         _wait()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.jobs.checkpoints import Checkpoints
+from expert.jobs.checkpoints import Checkpoints, Groups
 from expert.jobs.session import Session
 
 if TYPE_CHECKING:
@@ -22,6 +22,15 @@ if TYPE_CHECKING:
 
 SETTLING = 3
 """Updates before anything is measured: the first compiles, the next fill buffers and caches."""
+
+WITHOUT_PAUSES: dict[str, Any] = {
+    "watch.evaluation_strategy": "no",
+    "watch.save_strategy": "no",
+    "watch.load_best": False,
+    "watch.trackers": [],
+    "watch.logging_steps": 1,
+}
+"""Values of a plan that does nothing between its updates."""
 
 Passing = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -53,6 +62,14 @@ class _NoCheckpoints(Checkpoints):
 
     def check_room(self, built: Built, plan: RunPlan, saves: int | None) -> None:
         pass
+
+
+def copied(groups: Groups) -> Groups:
+    """Weights and states away from the device, as they are now."""
+    return {
+        group: {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
+        for group, named in groups.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +131,8 @@ def rehearse(
             session.through = through
         with folder.locked(), session:
             done = run_session(session)
+        if done.exit_code:  # Ctrl-C ends what the run is a part of, too
+            raise SystemExit(done.exit_code)
         return Rehearsed(plan=session.plan, events=tuple(events), updates=done.steps)
 
 
@@ -122,10 +141,6 @@ def shortened(plan: RunPlan, updates: int) -> RunPlan:
     values: dict[str, Any] = {
         "length.total_steps": updates,
         "length.max_steps": updates,
-        "watch.evaluation_strategy": "no",
-        "watch.save_strategy": "no",
-        "watch.load_best": False,
-        "watch.trackers": [],
-        "watch.logging_steps": 1,
+        **WITHOUT_PAUSES,
     }
     return plan.with_values(values, "a rehearsal", "machine")

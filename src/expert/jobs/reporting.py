@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from expert.insight.page.facts import RunFacts
     from expert.insight.record import RunRecord
     from expert.insight.verdict import Verdict
+    from expert.jobs.diagnosing import Diagnosis
 
 HTML = "report.html"
 MARKDOWN = "report.md"
@@ -88,56 +89,29 @@ def gather(
 ) -> Report:
     """Everything a page is made of, read from the folders."""
     from expert.insight.page.contents import Report
+    from expert.jobs.diagnosing import diagnose_run
 
-    run, verdict, findings = judged_run(run_at(place))
-    others = tuple(judged_run(run_at(other))[0] for other in compare)
-    climbed = _ladder(run.record, ladder)
+    found = diagnose_run(place)
     return Report(
-        run=run, verdict=verdict, findings=findings, ladder=climbed, others=others, made=now
+        run=_facts(found),
+        verdict=found.verdict,
+        findings=found.findings,
+        ladder=_ladder(found.run, ladder),
+        others=tuple(_facts(diagnose_run(other)) for other in compare),
+        made=now,
     )
 
 
-def run_at(place: Path | None) -> Path:
-    """The run folder meant: one with events however damaged it is, or the newest below it."""
-    from expert.jobs.watching import find_run
-
-    if place is not None and (place / "events.jsonl").is_file():
-        return place
-    return find_run(place).path
-
-
-def judged_run(folder: Path) -> tuple[RunFacts, Verdict, tuple[Finding, ...]]:
-    """A run with what it was bound by and what was found in it."""
-    from expert.insight.anatomy import dissect
-    from expert.insight.evidence import Evidence
-    from expert.insight.faults import find_faults
+def _facts(found: Diagnosis) -> RunFacts:
     from expert.insight.page.facts import RunFacts
-    from expert.insight.record import read_run
-    from expert.insight.verdict import judge
 
-    record = read_run(folder)
-    anatomy = dissect(record)
-    evidence = Evidence(run=record, anatomy=anatomy)
-    verdict = judge(evidence)
-    state, because = _state(record)
-    run = RunFacts(
-        record=record, anatomy=anatomy, state=state, because=because, verdict=verdict.kind
+    return RunFacts(
+        record=found.run,
+        anatomy=found.anatomy,
+        state=found.state,
+        because=found.because,
+        verdict=found.verdict.kind,
     )
-    return run, verdict, tuple(find_faults(evidence))
-
-
-def _state(record: RunRecord) -> tuple[str, str]:
-    from expert.core.rundir import RunFolder
-    from expert.jobs.watching import ENDINGS, state_of
-
-    ending = None
-    for event in record.events:
-        kind = str(event.get("event"))
-        if kind in ENDINGS:
-            ending = event
-        elif kind in ("started", "resumed"):
-            ending = None  # it was taken up again after that end
-    return state_of(RunFolder(record.folder), ending)
 
 
 def _ladder(record: RunRecord, named: Path | None) -> Ladder | None:

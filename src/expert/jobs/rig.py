@@ -56,14 +56,20 @@ class Rig:
     def measure(self, work: Work, tell: Callable[[str, int, int], None]) -> Seen:
         """Have one rung measured; whatever happens in there, this returns."""
         limit = float(work.pace["limit_seconds"])
+        if self._process is not None and self._process.poll() is not None:
+            self.stop()  # it ended between two rungs
         if self._process is None:
             tell("starting", 0, 0)
             if not self._start():
                 return Seen(because=f"its process did not start: {self._last_words()}")
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asdict(work)) + "\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(json.dumps(asdict(work)) + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            self.stop()
+            return Seen(because=f"its process ended: {self._last_words()}")
         found, ends_at = Seen(), time.monotonic() + limit
         while True:
             answer = self._next(ends_at)

@@ -7,6 +7,7 @@ one rung and ends.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -26,6 +27,7 @@ def main() -> None:
         path, answers = Path(sys.argv[2]), int(sys.argv[3])
         os._exit(_answer(json.loads(path.read_text(encoding="utf-8")), answers))
     _import_everything()
+    gc.freeze()  # or every fork looks through all that was imported whenever it collects garbage
     from expert.jobs.building import environment
 
     _write(answers, {"ready": os.getpid(), "environment": environment()})

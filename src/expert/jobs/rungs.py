@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
-from expert.jobs.session import Session
+from expert.jobs.rehearsing import WITHOUT_PAUSES, Rehearsal, copied
 
 if TYPE_CHECKING:
     from expert.jobs.checkpoints import Groups
     from expert.jobs.feeding import RunData
     from expert.jobs.preparing import PreparedSplit
     from expert.planning.run_plan import RunPlan
-    from expert.training.state import TrainState
 
 FIRST_UPDATES = 3
 """Enough to compile, to fill caches, and to know how long an update takes."""
@@ -92,19 +91,8 @@ class RungFailed(ExpertError):
     """A rung that could not be measured."""
 
 
-class MeasuredRun(Session):
-    """A run that leaves no checkpoints."""
-
-    def save(self, state: TrainState) -> None:
-        """Nothing: what is measured is thrown away."""
-        self.state = state
-
-    def snapshot(self) -> Groups:
-        """Everything that has changed in training, away from the device."""
-        return {
-            group: {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
-            for group, named in self.built.tensors().items()
-        }
+class MeasuredRun(Rehearsal):
+    """A run that gives its model's memory back before it is judged."""
 
     def let_go(self) -> None:
         """Give the model's memory back."""
@@ -154,12 +142,8 @@ def for_measuring(plan: RunPlan) -> RunPlan:
     """The plan without what is no part of a step, and with a rate that is the same in all rungs
     however many updates each of them makes."""
     values = {
-        "watch.save_strategy": "no",
-        "watch.evaluation_strategy": "no",
-        "watch.load_best": False,
+        **WITHOUT_PAUSES,
         "watch.early_stopping_patience": None,
-        "watch.trackers": [],
-        "watch.logging_steps": 1,
         "optim.scheduler": "constant",
         "optim.scheduler_options": {},
         "optim.warmup_ratio": None,
@@ -181,7 +165,7 @@ def _trained(
         least = FIRST_UPDATES if slow else LEAST_LEARNT
         learnt = max(least, min(pace.most_learnt, int(pace.learn_seconds / seconds)))
     _train_to(run, learnt)
-    weights = run.snapshot()
+    weights = copied(run.built.tensors())
     seconds = _seconds_per_update(events)
     every = max(1, round(SECONDS_BETWEEN_EVENTS / seconds))
     least = pace.windows if slow else pace.least_measured

@@ -204,11 +204,11 @@ def _continue_characters(trained: Trained, prompt: str, how: Decoding, work: Wor
         count += 1
         piece = encoder.decode(tokens[0, -1:].tolist())
         text += piece
-        cut = _cut_at(text, how.stop_sequences)
+        cut = cut_at(text, how.stop_sequences)
         ended = cut is not None
         if not ended:
             work.tell(piece)
-    text = text if not ended else text[: _cut_at(text, how.stop_sequences)]
+    text = text if not ended else text[: cut_at(text, how.stop_sequences)]
     return Sample(prompt=prompt, text=text, tokens=count, ended=ended)
 
 
@@ -298,7 +298,7 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
         yield
 
 
-def _cut_at(text: str, stops: Sequence[str]) -> int | None:
+def cut_at(text: str, stops: Sequence[str]) -> int | None:
     """Where the first of the stops begins; None where none occurs."""
     places = [text.index(stop) for stop in stops if stop and stop in text]
     return min(places) if places else None
@@ -332,7 +332,7 @@ def _writer(tokenizer: Any, ends: list[int], stops: list[str], tell: Tell, *, st
             self.ids += value.flatten().tolist()
             whole = self._whole()
             self.ended = bool(self.ids) and self.ids[-1] in ends
-            self.ended = self.ended or _cut_at(whole, stops) is not None
+            self.ended = self.ended or cut_at(whole, stops) is not None
             shown = self.text()
             # A character may still lack bytes, and a stop its end.
             if not self.ended and not shown.endswith("�"):
@@ -349,7 +349,7 @@ def _writer(tokenizer: Any, ends: list[int], stops: list[str], tell: Tell, *, st
             """What was said, without what ended it."""
             said = [token for token in self.ids if token not in ends]
             text = str(tokenizer.decode(said, skip_special_tokens=not stops))
-            place = _cut_at(text, stops)
+            place = cut_at(text, stops)
             text = text if place is None else text[:place]
             return text.strip() if strip else text
 

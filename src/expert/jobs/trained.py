@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from expert.model.load import LoadedModel
     from expert.planning.run_plan import RunPlan
 
-FINAL, BEST = "final", "best"
+FINAL, BEST, BASE = "final", "best", "base"
 _STEP = re.compile(r"(?:checkpoint-|step-)?(\d{1,9})")
 _CHECKPOINT = re.compile(r"step-(\d{6,})")
 
@@ -134,15 +134,20 @@ def _best(folder: RunFolder) -> Choice:
     )
 
 
-def _offer(folder: RunFolder) -> str:
-    """What the run has, as advice."""
+def states(folder: RunFolder) -> list[str]:
+    """All that a run has saved, by name: its checkpoints in their order, then the final state."""
     there = sorted(
         int(match[1])
         for path in (folder.checkpoints.iterdir() if folder.checkpoints.is_dir() else ())
         if (match := _CHECKPOINT.fullmatch(path.name)) and (path / DONE).is_file()
     )
-    names = [FINAL] if (folder.final / DONE).is_file() else []
-    names += map(str, there)
+    return [*map(str, there), *([FINAL] if (folder.final / DONE).is_file() else [])]
+
+
+def _offer(folder: RunFolder) -> str:
+    """What the run has, as advice."""
+    there = states(folder)
+    names = there[-1:] + there[:-1] if there[-1:] == [FINAL] else there
     return f"there is --checkpoint {', '.join(names)}" if names else "it has saved nothing yet"
 
 
@@ -173,16 +178,9 @@ def load_trained(
     Without `quantised` the base is read in full; `precision` and `adapter_dtype` are those of the
     run where they are not given.
     """
-    import torch
-
-    from expert.data.text_tools import text_tools
     from expert.manifest.schema import CHAR_GPT
 
-    precision = precision or plan.kernels.precision
-    if precision == "fp16" and device.type == "cpu":
-        precision = "fp32"  # float16 is slow on CPUs, and its numbers are all in float32
-    if adapter_dtype is None:
-        adapter_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    precision, adapter_dtype = _dtypes(plan, device, precision, adapter_dtype)
     changes = {"attention": "sdpa", "precision": precision, "device": device.type}
     kernels = plan.kernels.model_copy(update=changes)
     model = plan.model if quantised else plan.model.model_copy(update={"quantization": "none"})
@@ -191,8 +189,55 @@ def load_trained(
         loaded = _load_characters(folder, settled, choice, device)
     else:
         loaded = _load_language_model(settled, choice, device, adapter_dtype)
-        loaded.causal_lm.set_attn_implementation("sdpa")
-        loaded.causal_lm.config.use_cache = True
+    return _usable(plan, choice, loaded, device)
+
+
+def load_base(plan: RunPlan, *, device: torch.device) -> Trained:
+    """The base of a run without what was learnt, to be asked as its expert is."""
+    from expert.manifest.schema import CHAR_GPT
+    from expert.model.load import load_model
+
+    if plan.model.name == CHAR_GPT:
+        raise NothingTrained(
+            "--baseline base: the character model is trained from scratch, it has no base  "
+            "(name a run)"
+        )
+    precision, adapter_dtype = _dtypes(plan, device, None, None)
+    changes = {"attention": "sdpa", "precision": precision, "device": device.type}
+    loaded = load_model(
+        plan.model,
+        plan.adapter.model_copy(update={"type": "none", "soft_prompts": []}),
+        plan.kernels.model_copy(update=changes),
+        vocabulary=None,
+        device=device,
+        seed=plan.optim.seed,
+        adapter_dtype=adapter_dtype,
+    )
+    assert loaded.folder is not None
+    return _usable(plan, Choice(name=BASE, path=loaded.folder, step=None), loaded, device)
+
+
+def _dtypes(
+    plan: RunPlan,
+    device: torch.device,
+    precision: str | None,
+    adapter_dtype: torch.dtype | None,
+) -> tuple[str, torch.dtype]:
+    """Precision of the base and type of the adapter: those of the run where they are not given."""
+    import torch
+
+    precision = precision or plan.kernels.precision
+    if precision == "fp16" and device.type == "cpu":
+        precision = "fp32"  # float16 is slow on CPUs, and its numbers are all in float32
+    if adapter_dtype is None:
+        adapter_dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    return precision, adapter_dtype
+
+
+def _usable(plan: RunPlan, choice: Choice, loaded: LoadedModel, device: torch.device) -> Trained:
+    """The loaded model with its tokenizer and template: no dropout, no gradients."""
+    from expert.data.text_tools import text_tools
+
     loaded.module.eval().requires_grad_(False)
     if loaded.characters is not None:
         from expert.data.encoder import CharacterEncoder
@@ -200,6 +245,8 @@ def load_trained(
         encoder: Any = CharacterEncoder(loaded.characters)
         template, tokens = None, None
     else:
+        loaded.causal_lm.set_attn_implementation("sdpa")
+        loaded.causal_lm.config.use_cache = True
         tokens = _tokenizer_folder(choice, loaded)
         encoder, template = text_tools(tokens, plan.model.prompt_template)
     return Trained(

@@ -86,7 +86,7 @@ def run_status(folder: RunFolder) -> RunStatus:
     events = read_events(folder.events)
     last: Event = {}
     for event in events if folder.events.is_file() else ():
-        kind = event["event"]
+        kind = str(event["event"])
         last = event
         if kind in ENDINGS:
             ending = event
@@ -161,8 +161,9 @@ def follow_run(
         return ended or not trainer_lives(folder)
 
     for event in follow(folder.events, over, poll, sleep=sleep):
-        if event["event"] in ENDINGS:
+        kind = str(event["event"])
+        if kind in ENDINGS:
             ended = True
-        elif event["event"] in ("started", "resumed"):
+        elif kind in ("started", "resumed"):
             ended = False  # it was taken up again after that end
         yield event

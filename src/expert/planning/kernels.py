@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from expert.planning.decisions import Ledger
+from expert.planning.gains import COMPILE_PAYS_AFTER_SECONDS
 from expert.planning.situation import Situation
 
 AMPERE = (8, 0)
 HOPPER = (9, 0)
 TRITON_LEAST = (7, 0)
-# LoRA without recomputation, H200 (docs/benchmarks/memory-h200.json, two steps timed each): the
-# first compiled step takes 7-18 s, later ones are 1.3x (8B) to 2.0x (0.6B) as fast. At 1.3x, 18 s
-# are won back after 80 s; other cards compile no faster, so two minutes it is.
-COMPILE_PAYS_AFTER_SECONDS = 120
 # Well-tuned loops reach 35-65 % of a card's bf16 peak; this only decides whether a run is short.
 LIKELY_SHARE_OF_PEAK = 0.4
 FEW_EXAMPLES = 1000

@@ -9,9 +9,17 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+)
 
 from expert.core.files import write_text_atomically
 
@@ -19,10 +27,14 @@ if sys.platform != "win32":
     import fcntl
 
 # What a ladder may settle for later plans where the manifest says auto: the same learning, faster.
-REMEMBERED = (
-    *("kernels.compile", "kernels.attention", "kernels.checkpointing"),
-    *("batch.micro_batch", "optim.optimizer"),
-)
+REMEMBERED: dict[str, TypeAdapter[Any]] = {
+    "kernels.compile": TypeAdapter(bool),
+    "kernels.attention": TypeAdapter(Literal["eager", "sdpa", "flash", "flex"]),
+    "kernels.checkpointing": TypeAdapter(Literal["none", "selective", "full"]),
+    "batch.micro_batch": TypeAdapter(PositiveInt),
+    "optim.optimizer": TypeAdapter(Literal["adamw_torch", "adamw_torch_fused"]),
+}
+"""By path of the plan, with what it may be: a file that somebody edited must break no plan."""
 
 
 class MeasuredRate(BaseModel):
@@ -34,7 +46,7 @@ class MeasuredRate(BaseModel):
     model: str
     adapter: str
     quantization: str
-    tokens_per_second: float
+    tokens_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     measured_on: str
     command: str
     max_seq_length: int | None = None
@@ -46,6 +58,14 @@ class MeasuredRate(BaseModel):
     """What won, by path of the plan."""
     gains: dict[str, float] = {}
     """Times as fast as without it, by path of the plan."""
+
+    @field_validator("settings")
+    @classmethod
+    def _sound(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        for path, kind in REMEMBERED.items():
+            if path in settings:
+                kind.validate_python(settings[path], strict=True)
+        return settings
 
     def is_about(self, other: Mapping[str, Any]) -> bool:
         """Whether a record is of the same card, model and shape."""

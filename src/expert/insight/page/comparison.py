@@ -121,7 +121,7 @@ _COMPARED: dict[str, tuple[Number, Callable[[float], str]]] = {
         lambda run: number(run.best_eval["loss"]) if run.best_eval else None,
         "{:.4f}".format,
     ),
-    "tokens a second": (lambda run: run.tokens_per_second, "{:,.0f}".format),
+    "tokens a second, mean": (lambda run: run.tokens_per_second, "{:,.0f}".format),
     "GPU utilisation": (lambda run: run.average("gpu_utilization"), "{:.0f} %".format),
     "MFU": (lambda run: run.average("mfu"), "{:.1%}".format),
     "memory peak": (lambda run: run.memory_peak[0] if run.memory_peak else None, gib),

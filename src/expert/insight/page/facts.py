@@ -10,19 +10,11 @@ from functools import cached_property
 from typing import Any
 
 from expert.core.events import Event
-from expert.insight.anatomy import Anatomy, Line
+from expert.insight.anatomy import Anatomy, Line, finite
 from expert.insight.page.blocks import Point
 from expert.insight.record import RunRecord
 
-
-def number(value: object) -> float | None:
-    """A finite number; None for anything else, also for the "nan" that events hold as text."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+number = finite
 
 
 def numbers(values: list[Any]) -> list[float | None]:
@@ -69,6 +61,17 @@ class RunFacts:
     def lines(self) -> list[Line]:
         told = {number(line.event.get("step")) or 0.0: line for line in self.anatomy.lines}
         return [told[step] for step in sorted(told)]
+
+    @cached_property
+    def undone(self) -> list[tuple[float, float]]:
+        """First and last update of every window that a rollback passed over."""
+        told = [listed(event.get("skipped")) for event in self.record.of("rolled_back")]
+        found = []
+        for window in told[-1] if told else ():
+            edges = [edge for edge in numbers(listed(window)) if edge is not None]
+            if len(edges) == 2:
+                found.append((edges[0] + 1, edges[1] + 1))
+        return found
 
     @cached_property
     def on_gpu(self) -> bool:

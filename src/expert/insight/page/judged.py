@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from expert.insight.page.blocks import Block, Card, Cards, Example, Folded, Section, Words
@@ -23,16 +23,42 @@ def judged(run: RunFacts) -> list[Section]:
     if cards:
         inside.append(Cards(cards=cards))
     cases = [mapping(case) for case in listed(facts.get("cases"))]
-    failed = [case for case in cases if case.get("passed") is False]
-    others = [case for case in cases if case.get("passed") is not False]
-    for title, found in (("wrong", failed), ("right", others)):
+    inside += _gate(facts)
+    for title, found in _groups(facts, cases):
         if found:
             shown = tuple(_example(case) for case in found[:SHOWN_CASES])
             more = f", the first {SHOWN_CASES}" if len(found) > SHOWN_CASES else ""
-            inside.append(Folded(title=f"{len(found):,} answers are {title}{more}", inside=shown))
+            inside.append(Folded(title=f"{len(found):,} {title}{more}", inside=shown))
     if not inside:
         inside.append(Words(text="validation.json holds nothing this page knows.", tone="note"))
     return [Section(name="validation", title="Validation", inside=tuple(inside))]
+
+
+def _gate(facts: Mapping[str, Any]) -> list[Block]:
+    """Whether it was good enough, and what speaks against it."""
+    gate = mapping(facts.get("gate"))
+    if not isinstance(gate.get("passed"), bool):
+        return []
+    if gate["passed"]:
+        return [Words(text="The quality gate is passed.")]
+    reasons = "; ".join(str(reason) for reason in listed(gate.get("reasons")))
+    return [Words(text=f"The quality gate is not passed: {reasons}.", tone="warning")]
+
+
+def _groups(
+    facts: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    """Cases under a title each; those without an oracle are neither right nor wrong."""
+    for title, key in (
+        ("answers that the baseline had wrong", "wins"),
+        ("answers that the baseline had right", "losses"),
+    ):
+        ids = {str(name) for name in listed(facts.get(key))}
+        yield title, [case for case in cases if str(case.get("id")) in ids]
+    yield "answers are wrong", [case for case in cases if case.get("passed") is False]
+    yield "answers are right", [case for case in cases if case.get("passed") is True]
+    neither = [case for case in cases if not isinstance(case.get("passed"), bool)]
+    yield "answers without an oracle, neither right nor wrong", neither
 
 
 def _cards(facts: Mapping[str, Any]) -> Iterator[Card]:
@@ -42,6 +68,9 @@ def _cards(facts: Mapping[str, Any]) -> Iterator[Card]:
         known = len(ends) == 2 and None not in ends
         note = f"{ends[0] or 0.0:.1%} to {ends[1] or 0.0:.1%}" if known else ""
         yield Card(name="Answers right", value=f"{accuracy:.1%}", note=note)
+    before = number(mapping(facts.get("baseline")).get("accuracy"))
+    if before is not None:
+        yield Card(name="Baseline", value=f"{before:.1%}", note="the same cases")
     cases = listed(facts.get("cases"))
     if cases:
         passed = sum(mapping(case).get("passed") is True for case in cases)

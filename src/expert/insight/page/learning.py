@@ -53,7 +53,17 @@ def _evals(run: RunFacts) -> Figure | None:
 
 
 def _rate(run: RunFacts) -> Figure | None:
-    return single(run, "rate", "Learning rate", name="rate", colour=4, from_zero=True)
+    """Without updates that were undone and passed over: their rate was that before the rollback."""
+    points = [
+        (step, rate)
+        for step, rate in run.points("rate")
+        if not any(first <= step <= last for first, last in run.undone)
+    ]
+    if not has_values(points):
+        return None
+    series = Series(name="learning rate", points=points, colour=4)
+    chart = LineChart(series=(series,), from_zero=True)
+    return Figure(name="rate", title="Learning rate", chart=chart)
 
 
 def _norm(run: RunFacts) -> Figure | None:

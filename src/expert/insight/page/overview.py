@@ -90,11 +90,16 @@ def _eval_loss(run: RunFacts) -> Measured:
 
 
 def _speed(run: RunFacts) -> Measured:
-    if run.tokens_per_second is None:
+    """The median, as the verdict has it; a mean beside it also holds the stalls."""
+    usual = run.anatomy.step.tokens_per_second if run.anatomy.step is not None else None
+    mean, whole = run.tokens_per_second, number(run.finished.get("tokens_per_second"))
+    if usual is None and mean is None:
         return "no update was timed"
-    whole = number(run.finished.get("tokens_per_second"))
-    note = f"{whole:,.0f} over the whole run" if whole is not None else "after the warm-up"
-    return Card(name="Tokens a second", value=f"{run.tokens_per_second:,.0f}", note=note)
+    notes = ["median of the log lines" if usual is not None else "mean after the warm-up"]
+    notes += [f"mean {mean:,.0f}, stalls included"] if None not in (usual, mean) else []
+    notes += [f"{whole:,.0f} over the whole run"] if whole is not None else []
+    value = usual if usual is not None else mean
+    return Card(name="Tokens a second", value=f"{value:,.0f}", note="; ".join(notes))
 
 
 def _utilisation(run: RunFacts) -> Measured:

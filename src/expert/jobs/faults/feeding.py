@@ -10,7 +10,7 @@ def late_tokenising(a: Asked) -> Answer:
         return None
     workers = a.plan.loader.workers
     return answer(
-        "late-tokenising",
+        "tokenised-late",
         "warning",
         "rows are tokenised when a batch asks for them",
         f"{CONFIG}.tokenize is late, {workers} workers",

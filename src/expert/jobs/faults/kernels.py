@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from expert.jobs.faults.asked import CONFIG, Answer, Asked, answer
+from expert.planning.gains import COMPILED
 
-# The gain of one switch alone: compiling 1.3 to 2.0 (docs/benchmarks/memory-h200.json); the others
-# are what guides to the RTX 4080 Super, 4090 and 5090 state, and only order the findings.
-COMPILE_GAIN, FUSED_GAIN, TF32_GAIN, BF16_GAIN, CARD_GAIN = 1.3, 1.05, 1.5, 2.0, 10.0
+# What guides to the RTX 4080 Super, 4090 and 5090 state for one switch alone, not measured here.
+FUSED_GAIN, TF32_GAIN, BF16_GAIN, CARD_GAIN = 1.05, 1.5, 2.0, 10.0
 
 
 def precision(a: Asked) -> Answer:
     precision = a.plan.kernels.precision
     if a.ampere and precision == "fp32":
         return answer(
-            "fp32",
+            "fp32-on-a-bf16-card",
             "warning",
             "the run computes in float32",
             f"{a.plan.target} has bf16 tensor cores",
@@ -45,7 +45,7 @@ def tf32(a: Asked) -> Answer:
         return None
     matters = a.plan.kernels.precision == "fp32"
     return answer(
-        "no-tf32",
+        "tf32-off",
         "warning" if matters else "note",
         "float32 products do not use TF32",
         f"use_tf32 is off, precision is {a.plan.kernels.precision}",
@@ -86,7 +86,7 @@ def fused_adamw(a: Asked) -> Answer:
     if not a.on_gpu or a.plan.optim.optimizer != "adamw_torch":
         return None
     return answer(
-        "plain-adamw",
+        "plain-optimizer",
         "warning",
         "AdamW is not the fused one",
         "optim: adamw_torch",
@@ -100,7 +100,7 @@ def fused_loss(a: Asked) -> Answer:
     if a.plan.kernels.fused_loss:
         return None
     return answer(
-        "plain-loss",
+        "whole-logits",
         "warning",
         "the whole logits are stored",
         "fused_loss is off: 12 bytes for each token and word of the vocabulary",
@@ -159,7 +159,7 @@ def _would_compile(a: Asked) -> Answer:
         f"torch_compile is off; {because}",
         "every operation is launched by itself",
         set_to=("torch_compile=auto",),
-        gain=COMPILE_GAIN,
+        gain=COMPILED,
     )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from expert.insight.finding import Finding
 from expert.jobs.faults.asked import CONFIG, Answer, Asked, answer
+from expert.planning.gains import NOT_RECOMPUTED
 
 if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
 # Below this share of the memory in use there is room for a larger micro-batch.
 ROOMY = 0.6
 TIGHT = 0.95
-# The forward pass is a third of the arithmetic of a step that keeps its activations.
-RECOMPUTE_GAIN = 1.3
 DEQUANTISING_GAIN = 1.2
 """A guide to the RTX 5090 states 20 to 30 %."""
 
@@ -23,7 +22,7 @@ def one_at_a_time(a: Asked) -> Answer:
     batch, share = a.plan.batch, a.memory_share
     if batch.examples_per_update == 1:
         return answer(
-            "batch-one",
+            "batch-1",
             "warning",
             "every update learns from one row",
             "batch_size × gradient_accumulation_steps is 1",
@@ -63,7 +62,7 @@ def too_large(a: Asked) -> Answer:
         )
     if share is not None and share > TIGHT:
         return answer(
-            "memory-tight",
+            "memory-full",
             "warning",
             "almost all of the memory is planned for",
             evidence,
@@ -98,13 +97,13 @@ def recomputing(a: Asked) -> Answer:
     if without.batch.micro_batch < a.plan.batch.micro_batch:
         return None
     return answer(
-        "needless-recomputation",
+        "needless-recomputing",
         "warning",
         "activations are recomputed although they fit",
         f"without recomputation {_memory_words(without)}",
         "the forward pass of the recomputed blocks is done twice",
         set_to=("gradient_checkpointing=auto",),
-        gain=RECOMPUTE_GAIN,
+        gain=NOT_RECOMPUTED,
     )
 
 

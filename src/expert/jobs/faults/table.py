@@ -25,7 +25,7 @@ FAULTS: tuple[Fault, ...] = tuple(
     Fault(name=name, guides=guides, named_as=named_as, rule=rule)
     for name, guides, named_as, rule in (
         (
-            "late-tokenising",
+            "tokenised-late",
             (PROPOSAL, NOTES),
             "Tokenization happens on main thread",
             feeding.late_tokenising,
@@ -47,14 +47,14 @@ FAULTS: tuple[Fault, ...] = tuple(
             feeding.persistent,
         ),
         (
-            "batch-one",
+            "batch-1",
             (NOTES, GUIDE_5090),
             "batch_size=1; accumulation overhead",
             memory.one_at_a_time,
         ),
         ("does-not-fit", (GUIDE_5090, GUIDE_4080), "batch 256 on 16 GB; OOM", memory.too_large),
         (
-            "needless-recomputation",
+            "needless-recomputing",
             (PROPOSAL, GUIDE_5090),
             "checkpointing where VRAM permits",
             memory.recomputing,
@@ -63,12 +63,12 @@ FAULTS: tuple[Fault, ...] = tuple(
         ("no-packing", (PROPOSAL, TASKS), "padding waste, group_by_length", feeding.padding),
         ("long-sequences", (PROPOSAL, TASKS), "max_seq_length", feeding.long_sequences),
         (
-            "fp32",
+            "fp32-on-a-bf16-card",
             (PROPOSAL, NOTES, GUIDE_5090, GUIDE_4080),
             "FP16 instead of BF16; no AMP",
             kernels.precision,
         ),
-        ("no-tf32", (PROPOSAL, TASKS, GUIDE_5090, GUIDE_4080), "Enable TF32", kernels.tf32),
+        ("tf32-off", (PROPOSAL, TASKS, GUIDE_5090, GUIDE_4080), "Enable TF32", kernels.tf32),
         (
             "eager-attention",
             (PROPOSAL, GUIDE_5090, GUIDE_4080),
@@ -76,12 +76,12 @@ FAULTS: tuple[Fault, ...] = tuple(
             kernels.attention,
         ),
         (
-            "plain-adamw",
+            "plain-optimizer",
             (PROPOSAL, TASKS, GUIDE_5090, GUIDE_4080),
             "Use fused AdamW",
             kernels.fused_adamw,
         ),
-        ("plain-loss", (GUIDE_5090,), "activations of the logits", kernels.fused_loss),
+        ("whole-logits", (GUIDE_5090,), "activations of the logits", kernels.fused_loss),
         (
             "compile-off",
             (NOTES, GUIDE_5090, GUIDE_4080),
@@ -97,7 +97,7 @@ FAULTS: tuple[Fault, ...] = tuple(
             watching.saving,
         ),
         (
-            "logs-every-step",
+            "logging-often",
             (GUIDE_4080,),
             "log_interval: reduce logging overhead",
             watching.logging,

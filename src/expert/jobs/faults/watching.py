@@ -35,7 +35,7 @@ def logging(a: Asked) -> Answer:
     if a.plan.watch.logging_steps > 1:
         return None
     return answer(
-        "logs-every-step",
+        "logging-often",
         "note",
         "every update writes a line",
         "logging_steps is 1",

@@ -1,0 +1,1 @@
+"""What the generators of the experts share: rows, splits that do not leak, files, a baseline."""

@@ -1,0 +1,53 @@
+"""`expert new`: a folder to begin an expert with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="Name of the expert, and of its folder.")],
+    data: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Rows to learn from; they are copied."),
+    ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="json, sql, cypher, typescript or text."),
+    ] = None,
+    mapping: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map", metavar="PART=COLUMN", help="A column: instruction, input, response or text."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where the folder goes; here by default.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="What was made, as JSON.")] = False,
+) -> None:
+    """Make a folder with a manifest, from a template or from a file of rows."""
+    from expert.cli.display import make_console, write_line
+    from expert.jobs.new_expert import new_expert
+
+    made = new_expert(name, data=data, template=template, into=output, mapping=mapping or ())
+    if as_json:
+        import json
+        from dataclasses import asdict
+
+        write_line(json.dumps(asdict(made), default=str, indent=2))
+        return
+    console = make_console()
+    console.print(f"✓ made {made.folder}: an expert for {made.template}", style="bold green")
+    if made.columns:
+        parts = ", ".join(f"{part}: {column}" for part, column in made.columns.items())
+        write_line(f"  rows in {made.data}: {parts}")
+    else:
+        write_line(f"  a few rows to begin with, to be replaced: {made.data}")
+    write_line("next:")
+    for command in ("dataset check", "plan", "train"):
+        write_line(f"  expert {command} --manifest {made.manifest}")
+    write_line(f"  expert validate --expert {made.folder}")

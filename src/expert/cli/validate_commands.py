@@ -1,0 +1,111 @@
+"""`expert validate`: whether an expert is good enough, by rows it has not learnt."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from expert.cli.train_commands import Device
+from expert.core.errors import EXIT_GATE_FAILED
+
+
+class Domain(StrEnum):
+    """Who judges the answers."""
+
+    json = "json"
+    sql = "sql"
+    cypher = "cypher"
+    typescript = "typescript"
+    text = "text"
+
+
+class Checkpoints(StrEnum):
+    """Which states of a run are compared."""
+
+    all = "all"
+
+
+def validate(
+    expert: Annotated[
+        Path | None,
+        typer.Option(
+            "--expert",
+            metavar="DIR|RUN",
+            help="A run folder, a folder of runs, or an expert's folder: its newest run; "
+            "by default in runs/.",
+            show_default=False,
+        ),
+    ] = None,
+    test_set: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Cases (test_cases.json) or rows; by default those that the manifest holds out.",
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="RUN|base", help="Compare with this run, or with the base alone."),
+    ] = None,
+    min_accuracy: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of right answers that the gate asks for.")
+    ] = 0.95,
+    max_regression: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="How much worse than the baseline, as a share of it."),
+    ] = 0.05,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="final|best|N",
+            help="Which state of the run; by default training.packaging_checkpoint.",
+        ),
+    ] = None,
+    checkpoints: Annotated[
+        Checkpoints | None, typer.Option(help="Compare all states of the run; the best is named.")
+    ] = None,
+    domain: Annotated[
+        Domain | None, typer.Option(help="Who judges; by default as the manifest says.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="So many rows, spread over all of them.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of answers that are drawn.")] = 0,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="What validation.json holds, on standard output.")
+    ] = False,
+) -> None:
+    """Judge an expert's answers with parsers and databases; exit code 5 when the gate fails."""
+    from expert.cli.display import make_console, write_line
+    from expert.cli.run_view import quiet_libraries
+    from expert.cli.validate_view import ValidatingView, show_validation
+    from expert.jobs.validating import validate as validate_job
+
+    quiet_libraries()
+    with ValidatingView(make_console(error=as_json)) as view:
+        done = validate_job(
+            expert,
+            test_set=test_set,
+            baseline=baseline,
+            min_accuracy=min_accuracy,
+            max_regression=max_regression,
+            checkpoint=checkpoint,
+            checkpoints=checkpoints.value if checkpoints else None,
+            domain=domain.value if domain else None,
+            limit=limit,
+            seed=seed,
+            device=device.value,
+            tell=view,
+        )
+    if as_json:
+        import json
+
+        write_line(json.dumps(done.as_dict(), indent=2, ensure_ascii=False))
+    else:
+        show_validation(done, make_console())
+    if not done.gate.passed:
+        raise typer.Exit(EXIT_GATE_FAILED)

@@ -1,0 +1,220 @@
+"""How a validation is shown: how far it is, then what it found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from expert.cli.display import Sheet, show_sheet
+from expert.cli.run_view import say
+from expert.cli.words import duration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from expert.jobs.validated import Judged, Reached, Validation
+
+SECONDS_BETWEEN_LINES = 5.0
+"""Where nobody watches, it says so often how far it is."""
+SHOWN = 3
+"""Examples of wins, of losses, and of wrong answers."""
+SHOWN_CHARACTERS = 160
+
+
+class ValidatingView:
+    """A bar with rate and time left in a terminal, a line now and then elsewhere."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console, self._clock = console, clock
+        self._shown = ExitStack()
+        self._bar: Any = None
+        self._now, self._began, self._said = "", 0.0, 0.0
+
+    def __enter__(self) -> ValidatingView:
+        if self._console.is_terminal:
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeRemainingColumn,
+            )
+
+            self._bar = self._shown.enter_context(
+                Progress(
+                    TextColumn("[bold]{task.description}"),
+                    BarColumn(),
+                    MofNCompleteColumn(),
+                    TextColumn("{task.fields[rate]}"),
+                    TimeRemainingColumn(),
+                    console=self._console,
+                    transient=True,
+                )
+            )
+            self._bar.add_task("", total=None, rate="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._shown.close()
+
+    def __call__(self, what: str, done: int, of: int) -> None:
+        """So much of `what` is done; of 0 where nobody knows how much there is."""
+        now = self._clock()
+        if what != self._now:
+            self._now, self._began = what, now
+            self._begin(what, of)
+        seconds = now - self._began
+        rate = f"{done / seconds:.1f}/s" if done and seconds > 0 else ""
+        if self._bar is not None:
+            task = self._bar.task_ids[0]
+            self._bar.update(task, completed=done, total=of or None, rate=rate)
+        elif of and done < of and now - self._said >= SECONDS_BETWEEN_LINES:
+            self._said = now
+            left = f", {duration(seconds / done * (of - done))} left" if done else ""
+            say(self._console, f"{what}: {done} of {of}, {rate}{left}")
+
+    def _begin(self, what: str, of: int) -> None:
+        if self._bar is None:
+            self._said = self._clock()
+            say(self._console, f"{what} …", "dim")
+        else:
+            self._bar.reset(self._bar.task_ids[0], description=what, total=of or None)
+
+
+def show_validation(done: Validation, console: Console) -> None:
+    """The table, examples, and whether the gate is passed."""
+    show_sheet(score_sheet(done), console)
+    if done.checkpoints:
+        show_sheet(checkpoint_sheet(done), console)
+        best = done.best
+        assert best is not None
+        say(console, f"the best of them by right answers: {best.name}", "bold")
+    for text, style in [*_example_lines(done), *gate_lines(done)]:
+        say(console, text, style)
+
+
+def score_sheet(done: Validation) -> Sheet:
+    """What was reached, beside the baseline where there is one; tasks below."""
+    sides = [done.reached, *([done.baseline] if done.baseline else [])]
+    heads = [done.reached.name, *([f"baseline: {_who(done)}"] if done.baseline else [])]
+    facts = [_facts(side) for side in sides]
+    rows = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
+    tasks = list(done.reached.by_task())
+    below = [[f"  {task}", *(_share(side.by_task().get(task)) for side in sides)] for task in tasks]
+    title = (
+        f"{done.expert} on {done.model}: {len(done.reached.cases)} cases, judged as {done.domain}"
+    )
+    return Sheet(("", *heads), [rows, below], title=f"{title} ({done.test_set})")
+
+
+def checkpoint_sheet(done: Validation) -> Sheet:
+    """Every state of the run."""
+    rows = [
+        (
+            f"{each.name}{' ← best' if each is done.best else ''}",
+            f"{each.rows.loss:.4f}",
+            _percent(each.score.accuracy),
+            _interval(each.score.interval),
+            f"{each.score.passed} of {each.score.judged}",
+        )
+        for each in done.checkpoints
+    ]
+    return Sheet(("checkpoint", "loss", "accuracy", "95 % interval", "right"), [rows])
+
+
+def gate_lines(done: Validation) -> list[tuple[str, str]]:
+    """Notes, the verdict with its reasons, and where all of it lies."""
+    lines = [(f"note: {note}", "dim") for note in done.notes]
+    if done.gate.passed:
+        lines.append(("✓ the gate is passed", "bold green"))
+    else:
+        lines.append(("✗ the gate is not passed", "bold red"))
+        lines += [(f"  - {reason}", "") for reason in done.gate.reasons]
+    lines.append((f"wrote {done.folder / 'validation.json'}", "dim"))
+    return lines
+
+
+def _facts(side: Reached) -> dict[str, str]:
+    score, rows = side.score, side.rows
+    rate = side.tokens / side.seconds if side.seconds > 0 else 0.0
+    count = len(side.cases)
+    facts = {
+        "accuracy": _percent(score.accuracy),
+        "95 % interval": _interval(score.interval),
+        "right / wrong / no oracle": f"{score.passed} / {score.failed} / {score.without_oracle}",
+        "exact match": _percent(_ratio(sum(each.exact for each in side.cases), count)),
+        "match but for blanks": _percent(
+            _ratio(sum(each.normalised for each in side.cases), count)
+        ),
+        "loss on the rows": f"{rows.loss:.4f}",
+        "perplexity": f"{rows.perplexity:.4g}",
+        "token accuracy": _percent(rows.token_accuracy),
+    }
+    if side.cases:
+        facts["generated"] = f"{side.tokens:,} tokens in {duration(side.seconds)}, {rate:,.0f}/s"
+    else:
+        facts["generated"] = "nothing"
+    return facts
+
+
+def _example_lines(done: Validation) -> list[tuple[str, str]]:
+    """Some wins and losses against the baseline, or some wrong answers."""
+    compared = done.comparison
+    if compared is None or compared.difference is None:
+        wrong = [each for each in done.reached.cases if each.judgement.passed is False]
+        return _cases(wrong[:SHOWN], f"{len(wrong)} wrong answers", "yellow") if wrong else []
+    low, high = compared.interval or (0.0, 0.0)
+    lines = [
+        (
+            f"against the baseline {compared.difference:+.1%} ({low:+.1%} to {high:+.1%}): "
+            f"{len(compared.wins)} won, {len(compared.losses)} lost, "
+            f"p = {compared.p_value or 0.0:.2g}",
+            "bold",
+        )
+    ]
+    by_id = {each.case.id: each for each in done.reached.cases}
+    for name, ids, style in (("won", compared.wins, "green"), ("lost", compared.losses, "red")):
+        if ids:
+            lines += _cases([by_id[each] for each in ids[:SHOWN]], name, style)
+    return lines
+
+
+def _cases(cases: Sequence[Judged], title: str, style: str) -> list[tuple[str, str]]:
+    lines = [(f"{title}:", style)]
+    for each in cases:
+        lines.append((f"  {each.case.id}: {_short(each.case.prompt)}", ""))
+        lines.append((f"    expected {_short(each.case.expected)}", "dim"))
+        lines.append((f"    answered {_short(each.answer) or 'nothing'}", "dim"))
+        if each.judgement.reason:
+            lines.append((f"    {_short(each.judgement.reason)}", "dim"))
+    return lines
+
+
+def _who(done: Validation) -> str:
+    assert done.baseline is not None
+    other = done.baseline
+    return other.name if other.run == str(done.folder) else f"{other.name} of {other.run}"
+
+
+def _share(score: Any) -> str:
+    return f"{_percent(score.accuracy)} of {score.judged}" if score is not None else "–"
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
+
+
+def _interval(ends: tuple[float, float] | None) -> str:
+    return "–" if ends is None else f"{ends[0]:.1%} to {ends[1]:.1%}"
+
+
+def _short(text: str) -> str:
+    """One line without control characters: what a model says may move the cursor."""
+    line = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+    return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"

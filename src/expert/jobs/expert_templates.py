@@ -1,0 +1,192 @@
+"""What a new expert begins with: its manifest, a few rows to replace, and a README."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Row = Mapping[str, str]
+
+# Performance keys are written out so that they are seen; auto is settled for every machine.
+PERFORMANCE = (
+    "bf16",
+    "use_tf32",
+    "attention",
+    "torch_compile",
+    "optim",
+    "gradient_checkpointing",
+    "dataloader_num_workers",
+    "dataloader_prefetch_factor",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """A kind of expert."""
+
+    description: str
+    capabilities: tuple[str, ...]
+    grammar: str | None
+    rows: tuple[Row, ...]
+
+
+def row(instruction: str, given: str, output: str) -> Row:
+    return {"instruction": instruction, "input": given, "output": output}
+
+
+TEMPLATES = {
+    "json": Template(
+        description="Writes and repairs JSON.",
+        capabilities=("format:json", "language:en"),
+        grammar="json",
+        rows=(
+            row("Repair this JSON.", '{"name": "anna", "age": 31', '{"name": "anna", "age": 31}'),
+            row("Repair this JSON.", "{'city': 'rome'}", '{"city": "rome"}'),
+            row("Write this record as JSON.", "id=4; open=true", '{"id": 4, "open": true}'),
+            row("Write this record as JSON.", "size: 12", '{"size": 12}'),
+        ),
+    ),
+    "sql": Template(
+        description="Writes SQL for questions about tables.",
+        capabilities=("language:sql", "task:text2sql", "language:en"),
+        grammar="sql",
+        rows=(
+            row(
+                "How many users are there?",
+                "CREATE TABLE users (name TEXT, age INTEGER)",
+                "SELECT COUNT(*) FROM users",
+            ),
+            row(
+                "Show the names of users older than 30.",
+                "CREATE TABLE users (name TEXT, age INTEGER)",
+                "SELECT name FROM users WHERE age > 30",
+            ),
+            row(
+                "What is the highest price?",
+                "CREATE TABLE books (title TEXT, price INTEGER)",
+                "SELECT MAX(price) FROM books",
+            ),
+            row(
+                "Show every title, the cheapest first.",
+                "CREATE TABLE books (title TEXT, price INTEGER)",
+                "SELECT title FROM books ORDER BY price",
+            ),
+        ),
+    ),
+    "cypher": Template(
+        description="Writes Cypher for questions about graphs.",
+        capabilities=("language:cypher", "task:text2cypher", "language:en"),
+        grammar="cypher",
+        rows=(
+            row(
+                "How many persons are there?",
+                "Person {name: STRING, age: INTEGER}",
+                "MATCH (n:Person) RETURN count(n)",
+            ),
+            row(
+                "Show the names of persons older than 30.",
+                "Person {name: STRING, age: INTEGER}",
+                "MATCH (n:Person) WHERE n.age > 30 RETURN n.name",
+            ),
+            row(
+                "Who lives in Rome?",
+                "(:Person {name: STRING})-[:LIVES_IN]->(:City {name: STRING})",
+                "MATCH (a:Person)-[:LIVES_IN]->(b:City) WHERE b.name = 'Rome' RETURN a.name",
+            ),
+            row(
+                "What is the highest age?",
+                "Person {name: STRING, age: INTEGER}",
+                "MATCH (n:Person) RETURN max(n.age)",
+            ),
+        ),
+    ),
+    "typescript": Template(
+        description="Writes TypeScript.",
+        capabilities=("language:typescript", "task:code_generation", "language:en"),
+        grammar="typescript",
+        rows=(
+            row(
+                "Write the interface User for this JSON.",
+                '{"name": "anna", "age": 31}',
+                "interface User {\n  name: string;\n  age: number;\n}",
+            ),
+            row(
+                "Write the interface Shop for this JSON.",
+                '{"open": true}',
+                "interface Shop {\n  open: boolean;\n}",
+            ),
+            row(
+                "Mend the type that is wrong.",
+                "const age: string = 3;",
+                "const age: number = 3;",
+            ),
+            row(
+                "Mend the type that is wrong.",
+                'const name: number = "anna";',
+                'const name: string = "anna";',
+            ),
+        ),
+    ),
+    "text": Template(
+        description="Answers in plain text.",
+        capabilities=("language:en",),
+        grammar=None,
+        rows=(
+            row("What colour is the sky?", "", "Blue."),
+            row("What colour is grass?", "", "Green."),
+            row("Name a number below ten.", "", "Seven."),
+            row("Name a day of the week.", "", "Monday."),
+        ),
+    ),
+}
+
+
+def manifest_of(name: str, template: Template, dataset: Mapping[str, Any]) -> dict[str, Any]:
+    """A 2.0 manifest: a small model that comes along first, then larger ones."""
+    decoding: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 256}
+    if template.grammar:
+        decoding |= {"validation": "parser", "grammar_type": template.grammar}
+    return {
+        "schema_version": "2.0",
+        "name": name,
+        "version": "0.1.0",
+        "description": template.description,
+        # The smallest wants large updates: alpha / r is 16 instead of 2.
+        "base_models": [
+            {"name": "tiny", "adapters": [{"type": "lora", "r": 32, "alpha": 512}]},
+            {"name": "smollm2-135m", "adapters": [{"type": "lora", "r": 16, "alpha": 32}]},
+            {"name": "Qwen/Qwen3-0.6B", "adapters": [{"type": "lora", "r": 16, "alpha": 32}]},
+        ],
+        "capabilities": list(template.capabilities),
+        "training": {
+            "dataset": dict(dataset),
+            "config": {
+                "adapter_type": "lora",
+                "epochs": 3,
+                "learning_rate": 5e-4,
+                "batch_size": 16,
+                "packing": True,
+                **dict.fromkeys(PERFORMANCE, "auto"),
+            },
+            "decoding": decoding,
+        },
+    }
+
+
+def readme_of(name: str, template: Template, data: str) -> str:
+    """What to do with the folder, in few words."""
+    return f"""# {name}
+
+{template.description}
+
+The rows are in `{data}`: replace or add to them. Every row has a request, perhaps some material,
+and an answer.
+
+    expert dataset check --manifest manifest.json
+    expert plan --manifest manifest.json
+    expert train --manifest manifest.json
+    expert validate --expert .
+
+`--model smollm2-135m` or `--model Qwen/Qwen3-0.6B` takes a larger model than `tiny`.
+"""

@@ -1,0 +1,182 @@
+"""The job behind `expert new`: a folder to begin with, from a template or from a file of rows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import ExpertError
+from expert.core.files import write_text_atomically
+
+if TYPE_CHECKING:
+    from expert.data.formats import Columns
+    from expert.data.records import Example
+
+LOOKED_AT = 50
+"""Rows of a file that are read to tell what it holds."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_STARTS = {
+    "sql": re.compile(r"\s*(?:SELECT|WITH|INSERT|UPDATE|DELETE|CREATE)\s", re.IGNORECASE),
+    "cypher": re.compile(r"\s*(?:MATCH|OPTIONAL MATCH|MERGE|UNWIND|CREATE\s*\()\s*", re.IGNORECASE),
+    "typescript": re.compile(
+        r"\s*(?:export |declare |interface |type |function |const |let |class |import )"
+    ),
+}
+_OTHER_NAMES = {"neo4j": "cypher", "ts": "typescript"}
+
+
+class CannotMake(ExpertError):
+    """A new expert that cannot be made as asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewExpert:
+    """What was made."""
+
+    folder: Path
+    manifest: Path
+    data: Path
+    template: str
+    columns: dict[str, str]
+    """Which column of the rows holds which part; empty where they are a template's."""
+
+
+def new_expert(
+    name: str,
+    *,
+    data: Path | None = None,
+    template: str | None = None,
+    into: Path | None = None,
+    mapping: Sequence[str] = (),
+) -> NewExpert:
+    """Make a folder that `expert manifest check` and `expert plan` accept; nothing is replaced.
+
+    A file of rows is copied: what is in the folder can be moved, and the original stays as it is.
+    """
+    from expert.jobs.expert_templates import TEMPLATES, manifest_of, readme_of
+    from expert.manifest.reader import read_manifest
+
+    folder = (into or Path()) / name
+    _refuse(name, folder)
+    chosen = _OTHER_NAMES.get(template or "", template)
+    if chosen is not None and chosen not in TEMPLATES:
+        raise CannotMake(f"--template {template}: is not known  (known: {', '.join(TEMPLATES)})")
+    mapped = _mapped(mapping)
+    if mapped and data is None:
+        raise CannotMake("--map: says which column of --from holds what  (name a file with --from)")
+    columns: dict[str, str] = {}
+    if data is not None:
+        understood, examples = _look(data, mapped)
+        columns = _parts(understood)
+        chosen = chosen or _domain(examples)
+    chosen = chosen or "text"
+    kind = TEMPLATES[chosen]
+    path = f"datasets/{data.name if data else 'train.jsonl'}"
+    rows = folder / path
+    rows.parent.mkdir(parents=True)
+    if data is None:
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in kind.rows)
+        write_text_atomically(rows, "".join(lines))
+    elif data.is_dir():
+        shutil.copytree(data, rows)
+    else:
+        shutil.copy2(data, rows)
+    dataset = {"path": path, **({"field_mapping": mapped} if mapped else {})}
+    manifest = folder / "manifest.json"
+    text = json.dumps(manifest_of(folder.name, kind, dataset), indent=2, ensure_ascii=False)
+    write_text_atomically(manifest, text + "\n")
+    write_text_atomically(folder / "README.md", readme_of(folder.name, kind, path))
+    write_text_atomically(folder / ".gitignore", "runs/\ndatasets_optimized/\n")
+    read_manifest(manifest, strict=True)
+    return NewExpert(folder=folder, manifest=manifest, data=rows, template=chosen, columns=columns)
+
+
+def _refuse(name: str, folder: Path) -> None:
+    """Names that make no folder, and folders that hold something."""
+    if not _NAME.fullmatch(name):
+        raise CannotMake(
+            f"{name!r}: is no name for an expert  (letters, digits, dots and dashes; --output says "
+            "where the folder goes)"
+        )
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise CannotMake(f"{folder}: is there already  (choose another name, or remove it)")
+
+
+def _mapped(mapping: Sequence[str]) -> dict[str, str]:
+    """`instruction=question` and the like, taken apart."""
+    from expert.manifest.dataset import FieldMapping
+
+    found = {}
+    for pair in mapping:
+        part, sign, column = pair.partition("=")
+        if part not in FieldMapping.model_fields or not sign or not column:
+            known = ", ".join(FieldMapping.model_fields)
+            raise CannotMake(f"--map {pair}: is not PART=COLUMN  (parts: {known})")
+        found[part] = column
+    return found
+
+
+def _look(data: Path, mapped: Mapping[str, str]) -> tuple[Columns, Sequence[Example]]:
+    """What the first rows of a file hold; CannotMake where they are of no use."""
+    from expert.data.formats import example_of, understand_columns
+    from expert.data.records import BadRow, DataError, Row
+    from expert.data.sources import iterate, resolve_sources
+    from expert.manifest.dataset import DatasetSpec, FieldMapping
+
+    if not data.exists():
+        raise CannotMake(f"--from {data}: there is no such file")
+    try:
+        source = resolve_sources(DatasetSpec(path=str(data.absolute())), Path()).train
+        assert source is not None
+        found = list(islice(iterate(source), LOOKED_AT))
+        rows = [row for row in found if isinstance(row, Row)]
+        if not rows:
+            why = found[0].reason if found and isinstance(found[0], BadRow) else "it is empty"
+            raise CannotMake(f"--from {data}: no row can be read: {why}")
+        columns = understand_columns(
+            list(rows[0].values),
+            rows[0].values,
+            mapping=FieldMapping.model_validate(mapped) if mapped else None,
+        )
+        read = [example_of(row, columns) for row in rows]
+    except DataError as error:
+        what = str(error).partition("  (")[0]
+        how = "--map instruction=COLUMN --map response=COLUMN says which hold what"
+        raise CannotMake(f"--from {data}: {what}  ({how})") from None
+    examples = [example for example in read if not isinstance(example, BadRow)]
+    if not examples:
+        first = next(bad for bad in read if isinstance(bad, BadRow))
+        raise CannotMake(f"--from {data}: no row can be learnt from: {first.reason}")
+    return columns, examples
+
+
+def _parts(columns: Columns) -> dict[str, str]:
+    """Which column holds which part, for a person to see."""
+    names = ("system", "instruction", "input", "response", "messages", "text")
+    return {part: getattr(columns, part) for part in names if getattr(columns, part)}
+
+
+def _domain(examples: Sequence[Example]) -> str:
+    """The domain that every answer looks like; text where they do not agree."""
+    answers = [turn.text for one in examples for turn in one.turns if turn.role == "assistant"]
+    if answers and all(map(_is_json, answers)):
+        return "json"
+    for domain, start in _STARTS.items():
+        if answers and all(start.match(answer) for answer in answers):
+            return domain
+    return "text"
+
+
+def _is_json(text: str) -> bool:
+    """Whether a text is an object or a list: a bare number or word is anything."""
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict | list)

@@ -1,0 +1,250 @@
+"""The rows an expert is judged by: a file that is named, or what its manifest holds out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import ExpertError
+
+if TYPE_CHECKING:
+    from expert.core.rundir import RunFolder
+    from expert.data.records import BadRow, Example, Row
+    from expert.data.sources import Source
+    from expert.judging.cases import Case
+    from expert.manifest.dataset import DatasetSpec
+    from expert.planning.run_plan import RunPlan
+
+CASE_FILE = "test_cases.json"
+SHOWN_BAD_ROWS = 3
+
+
+class NoTestSet(ExpertError):
+    """Nothing to judge an expert by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestSet:
+    """Rows that were not learnt; each conversation among them is a case too."""
+
+    __test__ = False  # pytest would take it for a class of tests
+
+    name: str
+    """Where they come from, in words."""
+    domain: str
+    """As a file of cases says; "": it does not."""
+    examples: tuple[Example, ...]
+    cases: tuple[Case | None, ...]
+    """For each example; None for plain text, which asks nothing."""
+
+    def limited(self, most: int | None) -> TestSet:
+        """At most so many of them, spread over all: rows of a task often stand together."""
+        count = len(self.examples)
+        if most is None or most >= count:
+            return self
+        kept = [place * count // most for place in range(most)]
+        return replace(
+            self,
+            name=f"{most} of {count} of {self.name}",
+            examples=tuple(self.examples[place] for place in kept),
+            cases=tuple(self.cases[place] for place in kept),
+        )
+
+
+def find_test_set(
+    folder: RunFolder, plan: RunPlan, *, beside: Path | None, named: Path | None
+) -> TestSet:
+    """The rows to judge by: those of `named`, else the manifest's test rows, else its cases, else
+    the rows it was validated by while it learnt.
+
+    `beside`: the folder of the manifest, where it is known.
+    """
+    from expert.data.sources import resolve_sources
+    from expert.judging.cases import is_case_file
+    from expert.manifest.dataset import DatasetSpec
+
+    spec = DatasetSpec.model_validate(plan.data.dataset)
+    if named is not None:
+        if not named.exists():
+            raise NoTestSet(f"--test-set {named}: there is no such file")
+        if is_case_file(named):
+            return _of_cases(named)
+        source = resolve_sources(DatasetSpec(path=str(named.resolve())), named.parent).train
+        assert source is not None
+        return _of_sources([source], spec, str(named))
+    place = data_folder(folder, plan, spec, beside)
+    if place is None:
+        raise NoTestSet(
+            f"{folder.path}: the data of the run is not where it was  (name rows with --test-set "
+            "FILE, or the folder of the manifest with --expert)"
+        )
+    sources = resolve_sources(spec, place)
+    tests = [task.test for task in sources.tasks] or [sources.test]
+    found = [source for source in tests if source is not None]
+    if found:
+        return _of_sources(found, spec, f"test rows: {', '.join(each.name for each in found)}")
+    if (place / CASE_FILE).is_file():
+        return _of_cases(place / CASE_FILE)
+    held_out = [task.validation for task in sources.tasks] or [sources.validation]
+    found = [source for source in held_out if source is not None]
+    if found:
+        names = ", ".join(each.name for each in found)
+        return _of_sources(found, spec, f"validation rows: {names}")
+    return _of_split(folder, plan, spec, place)
+
+
+def data_folder(
+    folder: RunFolder, plan: RunPlan, spec: DatasetSpec, beside: Path | None
+) -> Path | None:
+    """The folder that the paths of the manifest start from; None where the data is not there."""
+    from expert.manifest.names import CORPORA
+    from expert.planning.survey import local_path
+
+    if beside is not None:
+        return beside
+    named = [task.train for task in (spec.tasks or {}).values()] or [spec.path or ""]
+    cached = [Path(plan.data.cache).parents[1]] if plan.data.cache else []
+    likely = [*cached, Path(plan.watch.output_dir).parent, folder.path.resolve().parents[1]]
+    for place in dict.fromkeys(likely):
+        if all(name in CORPORA or local_path(name, place).exists() for name in named):
+            return place
+    return None
+
+
+def _of_cases(path: Path) -> TestSet:
+    """A test_cases.json; its cases are rows of instruction, input and output to training."""
+    from expert.data.records import Row
+    from expert.judging.cases import OWN_KEYS, read_case_file
+    from expert.manifest.dataset import DatasetSpec
+
+    found = read_case_file(path)
+    rows = []
+    for number, case in enumerate(found.cases, 1):
+        asked = {key: value for key, value in case.items() if key not in OWN_KEYS}
+        facts = {key: case[key] for key in ("id", "task", "check", "domain") if key in case}
+        rows.append(Row({**asked, "output": case["expected"], **facts}, str(path), number))
+    return _of_rows([rows], DatasetSpec(path="cases"), str(path), domain=found.domain)
+
+
+def _of_sources(sources: Sequence[Source], spec: DatasetSpec, name: str) -> TestSet:
+    from expert.data.sources import iterate
+
+    return _of_rows([iterate(source) for source in sources], spec, name)
+
+
+def _of_split(folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path) -> TestSet:
+    """The share of the training rows that was held out, found again by the seed of the run."""
+    import numpy as np
+
+    from expert.data.documents import DocumentStore
+    from expert.data.sources import resolve_sources
+    from expert.jobs.preparing import Builder
+    from expert.manifest.reader import ReadManifest
+    from expert.manifest.schema import Manifest
+
+    text = folder.manifest.read_text(encoding="utf-8")
+    read = ReadManifest(Manifest.model_validate_json(text), str(folder.manifest), place)
+    sources = resolve_sources(spec, place)
+    builder = Builder(plan, read, sources, lambda name, rows, tokens: None)
+    split = None if spec.streaming or not spec.validation_split else builder.build().validation
+    if split is None:
+        raise NoTestSet(
+            f"{folder.path}: the manifest holds no rows out  (name rows with --test-set FILE, or "
+            "set training.dataset.test_path)"
+        )
+    own_trains = [sources.train] if sources.train is not None else []
+    trains = [task.train for task in sources.tasks] or own_trains
+    kept, first = [], 0
+    documents = np.unique(split.index.piece_document)
+    for prepared, source in zip(split.folders, trains, strict=True):
+        count, store = prepared.statistics.documents, DocumentStore(prepared.folder)
+        own = documents[(documents >= first) & (documents < first + count)] - first
+        numbers = {store.row(int(document)) for document in own}
+        rows = enumerate(builder.rows_of(source))
+        kept.append([row for number, row in rows if number in numbers])
+        first += count
+    return _of_rows(kept, spec, f"rows held out of {spec.path or 'the tasks'}")
+
+
+def _of_rows(
+    groups: Sequence[Iterator[Row | BadRow] | Sequence[Row | BadRow]],
+    spec: DatasetSpec,
+    name: str,
+    *,
+    domain: str = "",
+) -> TestSet:
+    """Rows understood as training understands them; one that is not understood is an error."""
+    from expert.data.formats import example_of, understand_columns
+    from expert.data.records import BadRow, DataError
+
+    examples: list[Example] = []
+    cases: list[Case | None] = []
+    bad: list[str] = []
+    for group in groups:
+        columns = None
+        for row in group:
+            if not isinstance(row, BadRow):
+                columns = columns or understand_columns(
+                    list(row.values),
+                    row.values,
+                    mapping=spec.field_mapping,
+                    text_field=spec.text_field,
+                )
+                example = example_of(row, columns)
+                if not isinstance(example, BadRow):
+                    examples.append(example)
+                    cases.append(_case(example, row))
+                    continue
+                row = example
+            bad.append(str(row))
+    if len(bad) > spec.max_bad_rows:
+        raise DataError("\n".join([f"{name}: {len(bad)} bad rows", *bad[:SHOWN_BAD_ROWS]]))
+    if not examples:
+        raise NoTestSet(f"{name}: there are no rows  (name others with --test-set FILE)")
+    return TestSet(
+        name=name, domain=domain, examples=tuple(examples), cases=tuple(_with_ids(cases))
+    )
+
+
+def _case(example: Example, row: Row) -> Case | None:
+    """The case in a row: its last answer is what is expected."""
+    from expert.judging.cases import Case
+
+    if not example.turns or example.turns[-1].role != "assistant":
+        return None
+    *asked, answer = example.turns
+    values = row.values
+    return Case(
+        id=str(values.get("id") or f"{Path(row.file).name}:{row.line}"),
+        turns=tuple((turn.role, turn.text) for turn in asked),
+        expected=answer.text,
+        task=values["task"] if isinstance(values.get("task"), str) else "",
+        domain=values["domain"] if isinstance(values.get("domain"), str) else "",
+        check=_check(values.get("check"), row),
+    )
+
+
+def _check(value: Any, row: Row) -> Mapping[str, Any]:
+    from expert.data.records import DataError
+
+    try:
+        found = json.loads(value) if isinstance(value, str) and value else value or {}
+    except ValueError:
+        found = None
+    if not isinstance(found, Mapping):
+        raise DataError(f"{row.file}:{row.line}: column 'check' is no JSON object")
+    return {key: part for key, part in found.items() if part is not None}
+
+
+def _with_ids(cases: Sequence[Case | None]) -> Iterator[Case | None]:
+    """The cases with ids that are there once."""
+    seen: dict[str, int] = {}
+    for case in cases:
+        if case is None:
+            yield None
+            continue
+        seen[case.id] = seen.get(case.id, 0) + 1
+        yield case if seen[case.id] == 1 else replace(case, id=f"{case.id} ({seen[case.id]})")

@@ -1,0 +1,298 @@
+"""The job behind `expert validate`: answers of an expert judged, and the gate it has to pass."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import ExpertError
+from expert.jobs.validated import Judged, Reached, Validation
+from expert.judging.gate import MAX_REGRESSION, MIN_ACCURACY, Demands, gate_of
+from expert.judging.score import compare
+
+if TYPE_CHECKING:
+    import torch
+
+    from expert.core.rundir import RunFolder
+    from expert.jobs.answering import Answer
+    from expert.jobs.sampling import Decoding
+    from expert.jobs.test_sets import TestSet
+    from expert.jobs.trained import Trained
+    from expert.judging.cases import Case
+    from expert.judging.oracle import Judgement
+    from expert.planning.run_plan import RunPlan
+
+__all__ = ["CannotValidate", "Validation", "find_expert", "validate"]
+
+ALL = "all"
+MANIFESTS = ("manifest.json", "manifest.yaml", "manifest.yml", "config.yaml")
+
+Tell = Callable[[str, int, int], None]
+"""Told of what is being done, how far it is, and of how much; of 0 where that is not known."""
+
+
+class CannotValidate(ExpertError):
+    """A validation that makes no sense."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    """What every model of a validation is asked, and how."""
+
+    test: TestSet
+    cases: tuple[Case, ...]
+    domain: str
+    strict: bool
+    decoding: Decoding
+    seed: int
+    device: torch.device
+    tell: Tell
+
+
+def validate(
+    expert: str | Path | None = None,
+    *,
+    test_set: str | Path | None = None,
+    baseline: str | Path | None = None,
+    min_accuracy: float = MIN_ACCURACY,
+    max_regression: float = MAX_REGRESSION,
+    checkpoint: str | None = None,
+    checkpoints: str | None = None,
+    domain: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    tell: Tell = lambda what, done, of: None,
+) -> Validation:
+    """Judge an expert by rows it has not learnt, and write validation.json into its run folder.
+
+    `expert`: a run folder, a folder of runs, or the folder of a manifest, whose newest run is
+    taken. `baseline`: "base" for the same base untrained, or another run. `checkpoints`: "all".
+    """
+    from expert.jobs.sampling import settle_decoding
+    from expert.jobs.test_sets import find_test_set
+    from expert.jobs.trained import choose, pick_device, read_plan, states
+
+    if checkpoints not in (None, ALL):
+        raise CannotValidate(
+            f"--checkpoints {checkpoints}: is not known  (write --checkpoints all)"
+        )
+    began = time.monotonic()
+    folder, beside = find_expert(Path(expert) if expert is not None else None)
+    plan = read_plan(folder)
+    chosen = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
+    tell("reading the test set", 0, 0)
+    named = Path(test_set) if test_set is not None else None
+    test = find_test_set(folder, plan, beside=beside, named=named).limited(limit)
+    how, said = settle_decoding(plan, {})
+    task = _task(folder, plan, test, how, domain, seed=seed, device=pick_device(device), tell=tell)
+    wanted = {choose(folder, name).path: name for name in states(folder)} if checkpoints else {}
+    reached = _reach(folder, plan, chosen.name, task)
+    others = [
+        reached if path == chosen.path else _reach(folder, plan, name, task)
+        for path, name in wanted.items()
+    ]
+    before = _baseline(folder, plan, str(baseline), task) if baseline is not None else None
+    demands = Demands(min_accuracy=min_accuracy, max_regression=max_regression)
+    done = Validation(
+        folder=folder.path,
+        expert=plan.expert,
+        model=plan.model.name,
+        domain=task.domain,
+        test_set=test.name,
+        reached=reached,
+        baseline=before,
+        comparison=compare(reached.verdicts(), before.verdicts()) if before else None,
+        gate=gate_of(demands, reached.standing, before.standing if before else None),
+        checkpoints=tuple(others),
+        settings={
+            **asdict(demands),
+            "decoding": asdict(how),
+            "seed": seed,
+            "limit": limit,
+            "strict": task.strict,
+            "device": str(task.device),
+        },
+        notes=(*said, *_notes(task)),
+        seconds=time.monotonic() - began,
+    )
+    folder.write_json(folder.validation.name, done.as_dict())
+    return done
+
+
+def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
+    """The run that is meant, and the folder of its manifest where that was named."""
+    from expert.core.rundir import RunFolder, latest_run
+    from expert.jobs.watching import find_run
+    from expert.manifest.reader import read_manifest
+
+    if place is None or RunFolder(place).was_started:
+        return find_run(place), None
+    file = place if place.is_file() else None
+    if file is None:
+        found = (place / name for name in MANIFESTS)
+        file = next((path for path in found if path.is_file()), None)
+    if file is None:
+        return find_run(place), None
+    read = read_manifest(file)
+    parent = read.folder / (read.manifest.training.config.output_dir or "runs")
+    run = latest_run(parent, read.manifest.name)
+    if run is None:
+        raise CannotValidate(
+            f"{file}: there is no run of {read.manifest.name} under {parent}  (train it with "
+            f"expert train --manifest {file})"
+        )
+    return run, read.folder
+
+
+def _task(
+    folder: RunFolder,
+    plan: RunPlan,
+    test: TestSet,
+    how: Decoding,
+    domain: str | None,
+    *,
+    seed: int,
+    device: Any,
+    tell: Tell,
+) -> _Task:
+    """Who judges, by what was asked for, what the cases say, and the manifest of the run."""
+    import json
+
+    from expert.judging.domain import domain_of, is_strict
+    from expert.judging.oracle import oracle_for
+
+    manifest = json.loads(folder.manifest.read_text(encoding="utf-8"))
+    name = domain or test.domain or domain_of(manifest.get("capabilities") or (), plan.decoding)
+    cases = tuple(case for case in test.cases if case is not None)
+    for each in {name, *(case.domain for case in cases if case.domain)}:
+        oracle_for(each)  # an unknown one is told before anything is loaded
+    return _Task(
+        test=test,
+        cases=cases,
+        domain=name,
+        strict=is_strict(plan.decoding),
+        decoding=how,
+        seed=seed,
+        device=device,
+        tell=tell,
+    )
+
+
+def _reach(folder: RunFolder, plan: RunPlan, name: str, task: _Task) -> Reached:
+    """Ask a state of a run."""
+    from expert.jobs.trained import choose, load_trained
+
+    choice = choose(folder, name)
+    task.tell(f"loading {plan.model.name} and {choice.name}", 0, 0)
+    return _ask(load_trained(folder, plan, choice, device=task.device), str(folder.path), task)
+
+
+def _baseline(folder: RunFolder, plan: RunPlan, named: str, task: _Task) -> Reached:
+    """Ask the base of the run without what it learnt, or another run."""
+    from expert.jobs.trained import BASE, load_base, read_plan
+
+    if named == BASE:
+        task.tell(f"loading {plan.model.name} alone", 0, 0)
+        return _ask(load_base(plan, device=task.device), str(folder.path), task)
+    other, _ = find_expert(Path(named))
+    theirs = read_plan(other)
+    return _reach(other, theirs, theirs.watch.packaging_checkpoint, task)
+
+
+def _ask(trained: Trained, run: str, task: _Task) -> Reached:
+    """Loss on the rows, answers to the cases, and what becomes of them."""
+    from expert.jobs.row_losses import row_losses
+    from expert.judging.court import judge_all
+
+    name = trained.choice.name
+    rows = row_losses(
+        trained,
+        task.test.examples,
+        tell=lambda done, of: task.tell(f"{name}: loss on held-out rows", done, of),
+    )
+    began = time.monotonic()
+    answers = _answers(trained, task)
+    seconds, step = time.monotonic() - began, trained.choice.step
+    del trained
+    gc.collect()
+    judgements = judge_all(
+        task.cases,
+        [answer.text for answer in answers],
+        domain=task.domain,
+        strict=task.strict,
+        tell=lambda done, of: task.tell(f"{name}: judging", done, of),
+    )
+    return Reached(
+        name=name,
+        run=run,
+        step=step,
+        rows=rows,
+        cases=tuple(map(_judged, task.cases, answers, judgements)),
+        tokens=sum(answer.tokens for answer in answers),
+        seconds=seconds,
+    )
+
+
+def _answers(trained: Trained, task: _Task) -> list[Answer]:
+    from expert.data.records import Turn
+    from expert.jobs.answering import answer_all
+
+    if not task.cases or trained.template is None:
+        return []
+    name = trained.choice.name
+    roles: Any = [[Turn(role, text) for role, text in case.turns] for case in task.cases]  # type: ignore[arg-type]
+    return answer_all(
+        trained,
+        roles,
+        task.decoding,
+        seed=task.seed,
+        tell=lambda done, of: task.tell(f"{name}: answering", done, of),
+    )
+
+
+def _judged(case: Case, answer: Answer, judgement: Judgement) -> Judged:
+    from expert.judging.answers import normalised, unfenced
+    from expert.judging.oracle import wrong
+
+    if answer.refused:
+        judgement = wrong("run", answer.refused)
+    elif judgement.passed is False and not answer.ended:
+        cut = f"{judgement.reason}; the answer was cut at {answer.tokens} tokens"
+        judgement = wrong(judgement.kind, cut)
+    said = answer.text
+    return Judged(
+        case=case,
+        answer=said,
+        judgement=judgement,
+        exact=said == case.expected.strip(),
+        normalised=normalised(unfenced(said)) == normalised(case.expected),
+    )
+
+
+def _notes(task: _Task) -> list[str]:
+    """What a reader must know: what is not installed, and what that leaves out."""
+    from expert.judging.oracle import EXTRA, missing_packages
+    from expert.judging.typecheck import find_tsc
+
+    notes = []
+    if not task.cases:
+        notes.append("the rows are plain text: there is a loss, and no answer to judge")
+        return notes
+    domains = {case.domain or task.domain for case in task.cases}
+    for domain in sorted(domains):
+        missing = missing_packages(domain)
+        if missing:
+            names = ", ".join(name.replace("_", "-") for name in missing)
+            notes.append(f"{domain}: {names} not installed: cases have no oracle  ({EXTRA})")
+    typed = [case for case in task.cases if case.check.get("equals") is False]
+    if "typescript" in domains and typed and find_tsc() is None:
+        notes.append(
+            f"typescript: tsc is not installed: the types of {len(typed)} cases are not checked  "
+            "(npm install --global typescript)"
+        )
+    return notes

@@ -1,0 +1,138 @@
+"""How many are right, how sure that is, and whether two differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Z_95 = 1.959963984540054
+"""The normal quantile of a two-sided interval of 95 %."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Answers that were right and wrong; those without an oracle are neither."""
+
+    passed: int
+    failed: int
+    without_oracle: int
+
+    @property
+    def judged(self) -> int:
+        return self.passed + self.failed
+
+    @property
+    def cases(self) -> int:
+        return self.judged + self.without_oracle
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of those that could be judged; None where none could."""
+        return self.passed / self.judged if self.judged else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Wilson's 95 % interval of the accuracy."""
+        return wilson(self.passed, self.judged) if self.judged else None
+
+    @property
+    def share_without_oracle(self) -> float:
+        return self.without_oracle / self.cases if self.cases else 0.0
+
+
+def score_of(verdicts: Sequence[bool | None]) -> Score:
+    """The score of many verdicts."""
+    return Score(
+        passed=sum(verdict is True for verdict in verdicts),
+        failed=sum(verdict is False for verdict in verdicts),
+        without_oracle=sum(verdict is None for verdict in verdicts),
+    )
+
+
+def wilson(passed: int, judged: int, z: float = Z_95) -> tuple[float, float]:
+    """The interval in which the true share lies; it stays inside 0 and 1 at both ends."""
+    share = passed / judged
+    centre = (share + z * z / (2 * judged)) / (1 + z * z / judged)
+    spread = share * (1 - share) / judged + z * z / (4 * judged * judged)
+    half = z * math.sqrt(spread) / (1 + z * z / judged)
+    low = 0.0 if passed == 0 else max(0.0, centre - half)
+    high = 1.0 if passed == judged else min(1.0, centre + half)
+    return low, high
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two models on the same cases, those that both could be judged on."""
+
+    cases: int
+    wins: tuple[str, ...]
+    """Right now and wrong before, by id."""
+    losses: tuple[str, ...]
+    """Wrong now and right before."""
+    difference: float | None
+    """Accuracy now less accuracy before; None without a case in common."""
+    interval: tuple[float, float] | None
+    """Newcombe's 95 % interval of that difference, for pairs."""
+    p_value: float | None
+    """Of McNemar's exact test: how often chance alone makes wins and losses as unlike as these."""
+
+
+def compare(now: Mapping[str, bool | None], before: Mapping[str, bool | None]) -> Comparison:
+    """Hold two lists of verdicts, by id of the case, against each other."""
+    both = [
+        case
+        for case, verdict in now.items()
+        if verdict is not None and before.get(case) is not None
+    ]
+    wins = tuple(case for case in both if now[case] and not before[case])
+    losses = tuple(case for case in both if before[case] and not now[case])
+    if not both:
+        return Comparison(cases=0, wins=(), losses=(), difference=None, interval=None, p_value=None)
+    right = sum(bool(now[case] and before[case]) for case in both)
+    return Comparison(
+        cases=len(both),
+        wins=wins,
+        losses=losses,
+        difference=(len(wins) - len(losses)) / len(both),
+        interval=paired_interval(right, len(wins), len(losses), len(both)),
+        p_value=mcnemar(len(wins), len(losses)),
+    )
+
+
+def paired_interval(both_right: int, wins: int, losses: int, cases: int) -> tuple[float, float]:
+    """Newcombe's interval (his method 10, 1998) of the difference of two shares of the same cases.
+
+    It is made of the two Wilson intervals and of how the two go together.
+    """
+    now, before = (both_right + wins) / cases, (both_right + losses) / cases
+    low_now, high_now = wilson(both_right + wins, cases)
+    low_before, high_before = wilson(both_right + losses, cases)
+    both_wrong = cases - both_right - wins - losses
+    product = (
+        (both_right + wins) * (losses + both_wrong) * (both_right + losses) * (wins + both_wrong)
+    )
+    together = 0.0
+    if product:
+        covered = float(both_right * both_wrong - wins * losses)
+        if covered > 0:
+            covered = max(covered - cases / 2, 0.0)
+        together = covered / math.sqrt(product)
+    down, up = now - low_now, high_now - now
+    down_before, up_before = before - low_before, high_before - before
+    low = math.sqrt(max(0.0, down**2 - 2 * together * down * up_before + up_before**2))
+    high = math.sqrt(max(0.0, up**2 - 2 * together * up * down_before + down_before**2))
+    difference = now - before
+    return max(-1.0, difference - low), min(1.0, difference + high)
+
+
+def mcnemar(wins: int, losses: int) -> float:
+    """The exact two-sided p-value: a fair coin thrown once for each case that changed."""
+    count, less = wins + losses, min(wins, losses)
+    if count >= 1000:  # 0.5 ** count is nearly zero there, and the normal curve exact enough
+        return math.erfc(max(0.0, abs(wins - losses) - 1) / math.sqrt(2 * count))
+    term, tail = 0.5**count, 0.0
+    for place in range(less + 1):
+        tail += term
+        term *= (count - place) / (place + 1)
+    return min(1.0, 2 * tail)

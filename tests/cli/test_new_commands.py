@@ -1,0 +1,33 @@
+"""`expert new` as a person runs it."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.running import Runner
+
+
+def test_a_new_expert_is_checked_and_planned_with_the_commands_it_names(run: Runner, tmp_path):
+    ran = run("new", "mine", "--template", "sql", "--output", str(tmp_path))
+    assert ran.code == 0
+    assert f"✓ made {tmp_path / 'mine'}: an expert for sql" in ran.out
+    [plan] = [line for line in ran.out.splitlines() if line.startswith("  expert plan")]
+    assert run(*plan.split()[1:]).code == 0
+    assert run("manifest", "check", "--strict", str(tmp_path / "mine" / "manifest.json")).code == 0
+
+
+def test_columns_of_a_file_are_shown(run: Runner, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"q": "a", "a": "{}"}\n', encoding="utf-8")
+    parts = ("--map", "instruction=q", "--map", "response=a")
+    asked = ("new", "mine", "--from", str(rows), *parts, "-o", str(tmp_path))
+    assert "instruction: q, response: a" in run(*asked).out
+    again = run(*asked)
+    assert again.code == 2
+    assert "is there already" in again.err
+
+
+def test_what_was_made_as_json(run: Runner, tmp_path):
+    made = json.loads(run("new", "mine", "-o", str(tmp_path), "--json").out)
+    assert (made["template"], made["columns"]) == ("text", {})
+    assert made["manifest"] == str(tmp_path / "mine" / "manifest.json")

@@ -1,0 +1,116 @@
+"""`expert validate` as a person runs it."""
+
+from __future__ import annotations
+
+import io
+import json
+
+from rich.console import Console
+
+from expert.cli.validate_view import ValidatingView
+from expert.core.errors import EXIT_GATE_FAILED
+from tests.jobs.test_validating import learnt
+from tests.jobs.trained_runs import finished
+
+CPU = ("--device", "cpu")
+
+
+def test_a_gate_that_is_passed_exits_with_0_and_shows_both_sides(run):
+    ran = run("validate", "--expert", str(learnt()), "--baseline", "base", *CPU)
+    assert ran.code == 0, ran.err
+    lines = ran.out.splitlines()
+    [head] = [line for line in lines if "16 cases, judged as json" in line]
+    assert head.endswith("(test rows: test.jsonl)")
+    table = {line[:25].strip(): line[25:].split() for line in lines}
+    assert "baseline: base" in ran.out
+    assert "100.0%" in table["accuracy"]
+    assert "0.0%" in table["accuracy"]
+    assert "16 won, 0 lost" in ran.out
+    assert "✓ the gate is passed" in lines
+    assert lines[-1] == f"wrote {learnt() / 'validation.json'}"
+
+
+def test_a_gate_that_fails_exits_with_5_and_says_why(run):
+    ran = run("validate", "--expert", str(finished("lora")), "--limit", "3", *CPU)
+    assert ran.code == EXIT_GATE_FAILED == 5
+    assert "✗ the gate is not passed\n  - accuracy 0.0% is below 95.0%\n" in ran.out
+    assert "3 wrong answers:" in ran.out
+
+
+def test_the_facts_as_json_are_those_of_the_file(run):
+    ran = run("validate", "--expert", str(learnt()), "--limit", "4", "--json", *CPU)
+    found = json.loads(ran.out)
+    assert ran.code == 0
+    assert found == json.loads((learnt() / "validation.json").read_text(encoding="utf-8"))
+    assert "answering" in ran.err
+
+
+def test_all_checkpoints_stand_in_one_table(run):
+    ran = run("validate", "--expert", str(learnt()), "--checkpoints", "all", "--limit", "4", *CPU)
+    lines = ran.out.splitlines()
+    [head] = [number for number, line in enumerate(lines) if line.startswith("checkpoint ")]
+    names = [line.split()[0] for line in lines[head + 1 :]]
+    assert names[0].startswith("step-")
+    assert "final" in names
+    assert sum("← best" in line for line in lines) == 1
+    assert any(line.startswith("the best of them by right answers: ") for line in lines)
+
+
+def test_flags_that_make_no_sense_exit_with_2(run):
+    for flags, text in (
+        (("--domain", "cobol"), "'cobol' is not one of"),
+        (("--min-accuracy", "2"), "Invalid value for '--min-accuracy'"),
+        (("--test-set", "nothing.jsonl"), "there is no such file"),
+        (("--checkpoint", "99"), "there is no checkpoint of update 99"),
+    ):
+        ran = run("validate", "--expert", str(learnt()), *flags, *CPU)
+        assert ran.code == 2
+        assert text in " ".join(ran.err.split())
+
+
+def test_a_run_that_failed_is_exported_only_when_told_so(run, tmp_path):
+    run("validate", "--expert", str(finished("dora")), "--limit", "2", *CPU)
+    to = ("--to", str(tmp_path / "out"), *CPU)
+    ran = run("export", str(finished("dora")), *to)
+    assert ran.code == 2
+    assert "the gate is not passed" in ran.err
+    ran = run("export", str(finished("dora")), *to, "--allow-failed")
+    assert ran.code == 0
+    assert "warning: " in ran.out
+    (finished("dora") / "validation.json").unlink()  # other tests export this run
+
+
+def test_where_nobody_watches_a_line_comes_now_and_then():
+    now, wrote = [100.0], io.StringIO()
+    with ValidatingView(Console(file=wrote), clock=lambda: now[0]) as view:
+        view("final: answering", 0, 300)
+        for done in range(1, 13):
+            now[0] += 1
+            view("final: answering", 10 * done, 300)
+    assert wrote.getvalue().splitlines() == [
+        "final: answering …",
+        "final: answering: 50 of 300, 10.0/s, 25 s left",
+        "final: answering: 100 of 300, 10.0/s, 20 s left",
+    ]
+
+
+def test_a_terminal_has_a_bar_with_rate_and_time_left():
+    wrote = io.StringIO()
+    console = Console(file=wrote, force_terminal=True, width=120)
+    now = [0.0]
+    with ValidatingView(console, clock=lambda: now[0]) as view:
+        view("loading tiny", 0, 0)
+        view("final: answering", 0, 40)
+        now[0] = 2.0
+        view("final: answering", 20, 40)
+        view._bar.refresh()
+    assert "final: answering" in wrote.getvalue()
+    assert "20/40" in wrote.getvalue()
+    assert "10.0/s" in wrote.getvalue()
+
+
+def test_what_a_model_says_cannot_move_the_cursor():
+    from expert.cli.validate_view import _short
+
+    assert _short("a\x1b[2J\nb\x07") == "a [2J b "
+    assert len(_short("x" * 1000)) == 160

@@ -1,0 +1,41 @@
+"""What a finding tells people to set is a key and a value that a manifest may have."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import expert
+from expert.manifest.reader import read_manifest
+from tests.jobs.runs import write_expert
+
+SOURCE = Path(expert.__file__).parent
+FILES = [
+    *(SOURCE / "insight").glob("*.py"),
+    *(SOURCE / "jobs" / "faults").glob("*.py"),
+    *(SOURCE / "jobs").glob("*check*.py"),
+]
+SETTING = re.compile(r"(?:training|base_model)\.[a-z_.0-9]+=\S+")
+
+
+def settings() -> list[str]:
+    """Every override that is written out in a rule."""
+    found = set()
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= {node.value} if SETTING.fullmatch(node.value) else set()
+    return sorted(found)
+
+
+def test_there_are_fixes():
+    assert len(settings()) > 15
+
+
+@pytest.mark.parametrize("setting", settings())
+@pytest.mark.parametrize("config", [{}, {"dataloader_num_workers": 0, "packing": False}], ids=str)
+def test_a_fix_that_is_a_key_is_one_that_manifests_have(tmp_path, setting, config):
+    read_manifest(write_expert(tmp_path, "tiny", config), overrides=(setting,), strict=True)

@@ -1,0 +1,149 @@
+"""Batched answers: each row as if it were alone, and alone as `expert sample` answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from expert.core.rundir import RunFolder
+from expert.data.records import Turn
+from expert.jobs import answering
+from expert.jobs.answering import answer_all
+from expert.jobs.sampling import Decoding, sample
+from expert.jobs.trained import BASE, NothingTrained, choose, load_base, load_trained, read_plan
+from tests.jobs.runs import WORDS
+from tests.jobs.trained_runs import finished, finished_characters
+
+CPU = torch.device("cpu")
+PROMPTS = [f"say {word} {number} {'please ' * (number % 5)}" for number, word in enumerate(WORDS)]
+GREEDY = Decoding(
+    temperature=0.0,
+    top_p=1.0,
+    top_k=None,
+    min_p=0.0,
+    repetition_penalty=1.0,
+    max_new_tokens=12,
+    stop_sequences=(),
+)
+
+
+def with_changes(**changes) -> Decoding:
+    return replace(GREEDY, **changes)
+
+
+@cache
+def loaded(kind: str):
+    folder = RunFolder(finished(kind))
+    return load_trained(folder, read_plan(folder), choose(folder, "final"), device=CPU)
+
+
+def asked(kind: str, how: Decoding, *, rows: int | None = None, seed: int = 0, prompts=PROMPTS):
+    found = answer_all(
+        loaded(kind), [[Turn("user", p)] for p in prompts], how, seed=seed, rows=rows
+    )
+    return [(each.text, each.tokens, each.ended) for each in found]
+
+
+WAYS = {
+    "greedy": GREEDY,
+    "penalised": with_changes(repetition_penalty=1.3),
+    "drawn": with_changes(temperature=0.9, top_p=0.9, top_k=20, min_p=0.01),
+    "stopped": with_changes(stop_sequences=("and", "1")),
+}
+
+
+@pytest.mark.parametrize("kind", ["lora", "soft", "lora+soft"])
+@pytest.mark.parametrize("way", WAYS)
+def test_batched_answers_are_those_of_each_prompt_alone(kind, way):
+    together = asked(kind, WAYS[way], rows=len(PROMPTS))
+    one_by_one = asked(kind, WAYS[way], rows=1)
+    assert together == one_by_one
+    assert len({text for text, _, _ in together}) > 1, "all alike would prove nothing"
+
+
+@pytest.mark.parametrize("way", ["greedy", "penalised", "stopped"])
+def test_answers_are_those_of_expert_sample(way):
+    how = WAYS[way]
+    given = {name: getattr(how, name) for name in Decoding.__annotations__}
+    alone = sample(finished("lora"), PROMPTS, plain=False, seed=0, device="cpu", decoding=given)
+    assert [text for text, _, _ in asked("lora", how)] == [each.text for each in alone.samples]
+
+
+def test_a_seed_decides_drawn_answers():
+    how = with_changes(temperature=1.5)
+    first = asked("lora", how, seed=1)
+    assert asked("lora", how, seed=1, rows=3) == first
+    assert asked("lora", how, seed=2) != first
+
+
+def test_drawing_from_one_token_is_taking_the_likeliest():
+    assert asked("lora", with_changes(temperature=1.5, top_k=1)) == asked("lora", GREEDY)
+    assert asked("lora", with_changes(temperature=1.5, top_p=1e-9)) == asked("lora", GREEDY)
+    assert asked("lora", with_changes(temperature=1.5, min_p=1.0)) == asked("lora", GREEDY)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_rows_that_have_ended_are_cleared_away(temperature, monkeypatch):
+    how = with_changes(repetition_penalty=1.3, temperature=temperature)
+    # A stop that the first answer says, so that it ends before others do.
+    first = asked("lora", how)[0][0]
+    how = replace(how, stop_sequences=(first[len(first) // 2],))
+    expected = asked("lora", how)
+    assert len({tokens for _, tokens, _ in expected}) > 1
+    for share in (0.0, 1.0):  # never, and at once
+        monkeypatch.setattr(answering, "CLEAR_BELOW", share)
+        assert asked("lora", how) == expected
+
+
+def test_what_does_not_fit_is_halved_and_nothing_is_lost(monkeypatch):
+    forward = answering._Batch._forward
+    sizes = []
+
+    def small_card(self, positions, **given):
+        sizes.append(len(self.rows))
+        if len(self.rows) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        forward(self, positions, **given)
+
+    expected = asked("lora", GREEDY)
+    monkeypatch.setattr(answering._Batch, "_forward", small_card)
+    told: list[tuple[int, int]] = []
+    found = answer_all(
+        loaded("lora"),
+        [[Turn("user", p)] for p in PROMPTS],
+        GREEDY,
+        tell=lambda *more: told.append(more),
+    )
+    assert [(each.text, each.tokens, each.ended) for each in found] == expected
+    assert {8, 4, 2} <= set(sizes)
+    assert told[-1] == (8, 8)
+
+
+def test_a_prompt_that_fills_the_context_is_refused_and_the_others_are_answered():
+    config = loaded("lora").loaded.causal_lm.config
+    prompts = ["say cat " * config.max_position_embeddings, PROMPTS[0]]
+    long, short = answer_all(loaded("lora"), [[Turn("user", p)] for p in prompts], GREEDY)
+    assert (long.refused, long.text) == ("the prompt fills the context", "")
+    assert (short.text, short.tokens, short.ended) == asked("lora", GREEDY)[0]
+
+
+def test_the_base_of_a_run_has_nothing_of_what_was_learnt():
+    folder = RunFolder(finished("full"))
+    base = load_base(read_plan(folder), device=CPU)
+    assert (base.choice.name, base.loaded.adapter.type) == (BASE, "none")
+    tuned = dict(loaded("full").loaded.module.named_parameters())
+    own = dict(base.loaded.module.named_parameters())
+    assert any(not torch.equal(own[name], tuned[name]) for name in own)
+    other = load_base(read_plan(RunFolder(finished("lora"))), device=CPU)
+    for name, value in other.loaded.module.named_parameters():
+        assert torch.equal(value, own[name]), name
+
+
+def test_the_character_model_has_no_base():
+    plan = read_plan(RunFolder(Path(finished_characters())))
+    with pytest.raises(NothingTrained, match="is trained from scratch, it has no base"):
+        load_base(plan, device=CPU)

@@ -1,0 +1,141 @@
+"""A new expert: from a template, or from a file whose columns are understood."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.jobs.expert_templates import TEMPLATES
+from expert.jobs.new_expert import CannotMake, new_expert
+from expert.jobs.planning import plan
+from expert.manifest.reader import read_manifest
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("template", sorted(TEMPLATES))
+def test_every_template_reads_strictly_plans_and_its_data_has_nothing_wrong(template, tmp_path):
+    from expert.jobs.datasets import check_dataset
+
+    made = new_expert("mine", template=template, into=tmp_path)
+    read = read_manifest(made.manifest, strict=True)
+    assert not [notice for notice in read.notices if notice.kind == "warning"]
+    assert read.manifest.name == "mine"
+    assert plan(read).fits
+    for model in ("smollm2-135m", "Qwen/Qwen3-0.6B"):
+        assert plan(read, model=model, gpu="rtx-4090").fits
+    assert check_dataset(made.manifest).problems == []
+    assert "expert train" in (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_new_expert_trains_as_it_is(tmp_path):
+    from expert.jobs.training import train
+
+    made = new_expert("mine", template="json", into=tmp_path)
+    done = train(made.manifest, overrides=("training.config.max_steps=2",))
+    assert (done.exit_code, done.steps) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("answers", "domain"),
+    [
+        (['{"a": 1}', "[1, 2]"], "json"),
+        (["SELECT a FROM t", "with x as (select 1) select * from x"], "sql"),
+        (["MATCH (n) RETURN n", "match (a)-[:B]->(c) return c"], "cypher"),
+        (["interface A {}", "const a = 1;"], "typescript"),
+        (["SELECT a FROM t", "MATCH (n) RETURN n"], "text"),
+        (["1", "2"], "text"),  # numbers are JSON too, but say nothing
+    ],
+)
+def test_the_answers_tell_the_domain(answers, domain, tmp_path):
+    rows = [{"question": "q", "answer": answer} for answer in answers]
+    made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
+    assert made.template == domain
+    assert made.columns == {"instruction": "question", "response": "answer"}
+
+
+def test_rows_are_copied_and_the_original_stays(tmp_path):
+    file = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "b"}])
+    made = new_expert("mine", data=file, into=tmp_path)
+    assert made.data == tmp_path / "mine" / "datasets" / "rows.jsonl"
+    assert made.data.read_bytes() == file.read_bytes()
+    read = read_manifest(made.manifest)
+    assert read.manifest.training.dataset.path == "datasets/rows.jsonl"
+    assert plan(read).fits
+
+
+def test_a_csv_and_conversations_are_understood(tmp_path):
+    table = tmp_path / "table.csv"
+    table.write_text("question,answer\nwho?,anna\n", encoding="utf-8")
+    assert new_expert("one", data=table, into=tmp_path).template == "text"
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": '{"b": 1}'}]
+    file = write_rows(tmp_path / "talk.jsonl", [{"messages": talk}])
+    made = new_expert("two", data=file, into=tmp_path)
+    assert (made.template, made.columns) == ("json", {"messages": "messages"})
+
+
+def test_columns_nobody_knows_can_be_named(tmp_path):
+    file = write_rows(tmp_path / "rows.jsonl", [{"q": "a", "a": "b"}])
+    with pytest.raises(CannotMake, match=r"columns found: q, a  \(--map instruction=COLUMN"):
+        new_expert("mine", data=file, into=tmp_path)
+    assert not (tmp_path / "mine").exists()
+    mapping = ("instruction=q", "response=a")
+    made = new_expert("mine", data=file, into=tmp_path, mapping=mapping)
+    assert made.columns == {"instruction": "q", "response": "a"}
+    found = read_manifest(made.manifest).manifest.training.dataset.field_mapping
+    assert found is not None
+    assert (found.instruction, found.response) == ("q", "a")
+
+
+def test_a_template_may_go_with_a_file(tmp_path):
+    file = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "b"}])
+    made = new_expert("mine", data=file, template="neo4j", into=tmp_path)
+    assert made.template == "cypher"
+    assert "language:cypher" in read_manifest(made.manifest).manifest.capabilities
+
+
+def test_nothing_is_replaced(tmp_path):
+    (tmp_path / "mine").mkdir()
+    new_expert("mine", into=tmp_path)  # an empty folder is none
+    before = (tmp_path / "mine" / "manifest.json").read_bytes()
+    with pytest.raises(CannotMake, match=r"mine: is there already  \(choose another name"):
+        new_expert("mine", template="sql", into=tmp_path)
+    assert (tmp_path / "mine" / "manifest.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"name": "../up"}, r"'\.\./up': is no name for an expert"),
+        ({"name": "a", "template": "perl"}, r"--template perl: is not known  \(known: json, sql"),
+        ({"name": "a", "data": Path("none.jsonl")}, "--from none.jsonl: there is no such file"),
+        ({"name": "a", "mapping": ("instruction=q",)}, "name a file with --from"),
+        ({"name": "a", "mapping": ("question",)}, r"--map question: is not PART=COLUMN"),
+    ],
+)
+def test_what_cannot_be_made_is_told_and_leaves_nothing_behind(arguments, words, tmp_path):
+    with pytest.raises(CannotMake, match=words):
+        new_expert(**arguments, into=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no row can be read: it is empty"),
+        ("not json\n", "no row can be read: .*JSON"),
+        ('{"prompt": "a", "completion": ""}\n', "no row can be learnt from: .*the answer is empty"),
+    ],
+)
+def test_a_file_without_rows_to_learn_from_is_refused(text, words, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(CannotMake, match=words):
+        new_expert("mine", data=file, into=tmp_path)
+    assert not (tmp_path / "mine").exists()

@@ -1,0 +1,269 @@
+"""`expert.validate` on real runs: rows, answers, the gate, and what is written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import expert
+from expert.core.rundir import RunFolderError
+from expert.data.records import DataError
+from expert.jobs.exporting import CannotExport, export
+from expert.jobs.test_sets import NoTestSet
+from expert.jobs.trained import NothingTrained
+from expert.jobs.validating import CannotValidate, validate
+from expert.judging.oracle import UnknownDomain
+from tests.jobs.runs import WORDS, base_model, events_of, run, write_expert
+from tests.jobs.trained_runs import finished, finished_characters, place
+
+YES = '{"ok": true}'
+ROWS = [{"instruction": f"say {word} {n}", "output": YES} for n in range(6) for word in WORDS]
+TESTS = [
+    {
+        "id": f"{word}-{n}",
+        "task": word,
+        "instruction": f"say {word} {n}",
+        "output": '{ "ok" : true }',
+    }
+    for n in range(6, 8)
+    for word in WORDS
+]
+
+
+@cache
+def learnt() -> Path:
+    """The run of an expert that has learnt to answer one JSON object, whatever it is asked."""
+    config = {
+        "epochs": 6,
+        "adapter_type": "full",
+        "learning_rate": 3e-3,
+        "save_steps": 6,
+        "save_total_limit": None,
+    }
+    folder = place() / "yes"
+    path = write_expert(
+        folder,
+        base_model(place() / "models"),
+        config,
+        rows=ROWS,
+        dataset={"test_path": "test.jsonl"},
+        capabilities=["format:json"],
+    )
+    (folder / "test.jsonl").write_text("\n".join(map(json.dumps, TESTS)), encoding="utf-8")
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["training"]["decoding"] = {"max_new_tokens": 12}
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    return run(path).folder
+
+
+def written(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "validation.json").read_text(encoding="utf-8")))
+
+
+def test_an_expert_that_learnt_its_task_passes_and_its_base_does_not():
+    done = validate(learnt(), baseline="base", device="cpu")
+    assert done.domain == "json"
+    assert done.gate.passed
+    assert done.reached.score.accuracy == 1.0
+    # Blanks differ, so that only the parser can tell that it is right.
+    assert sum(each.exact for each in done.reached.cases) == 0
+    assert done.baseline is not None
+    assert done.baseline.score.accuracy == 0.0
+    assert done.baseline.rows.loss > done.reached.rows.loss
+    assert done.comparison is not None
+    assert len(done.comparison.wins) == len(TESTS)
+    found = written(learnt())
+    assert found["version"] == 1
+    assert (found["accuracy"], found["passed"], found["failed"]) == (1.0, 16, 0)
+    assert found["gate"] == {"passed": True, "reasons": []}
+    assert found["wins"] == [row["id"] for row in TESTS]
+    assert found["baseline"]["checkpoint"] == "base"
+    assert found["tasks"]["cat"] == {"accuracy": 1.0, "passed": 2, "cases": 2}
+    assert found["cases"][0]["prompt"] == TESTS[0]["instruction"]
+    assert {"decoding", "seed", "min_accuracy", "max_regression"} <= set(found["settings"])
+
+
+def test_the_loss_is_the_one_that_the_run_itself_found_on_its_test_rows():
+    [finished_event] = events_of(learnt(), "finished")
+    done = validate(learnt(), device="cpu")
+    # Rows are padded to other widths, so that sums are rounded otherwise: 1e-7 of float32 a few
+    # times over.
+    assert done.reached.rows.loss == pytest.approx(finished_event["test_loss"], rel=1e-5)
+    assert done.reached.rows.examples == len(TESTS)
+
+
+def test_a_gate_that_fails_says_why_and_the_answers_are_kept():
+    done = validate(finished("lora"), device="cpu", limit=3)
+    assert not done.gate.passed
+    assert done.gate.reasons == ("accuracy 0.0% is below 95.0%",)
+    assert done.domain == "text"
+    assert done.test_set.startswith("3 of 5 of ")
+    found = written(finished("lora"))
+    assert found["gate"]["passed"] is False
+    assert len(found["cases"]) == 3
+    assert found["cases"][0]["reason"].startswith("the text is another one")
+
+
+def test_rows_that_a_run_held_out_are_found_again_and_were_not_learnt():
+    done = validate(finished("lora"), device="cpu", min_accuracy=0.0)
+    assert done.test_set == "rows held out of train.jsonl"
+    [last] = events_of(finished("lora"), "eval")[-1:]
+    assert done.reached.rows.examples == 5
+    # The same rows as the run's own evaluation: the loss of its last update agrees.
+    assert done.reached.rows.loss == pytest.approx(last["loss"], rel=1e-5)
+
+
+def test_all_checkpoints_are_compared_and_the_best_is_named():
+    done = validate(learnt(), checkpoints="all", device="cpu", limit=6)
+    names = [each.name for each in done.checkpoints]
+    assert names[-1] == "final"
+    assert names[:-1] == sorted(path.name for path in (learnt() / "checkpoints").iterdir())
+    assert done.best is not None
+    found = written(learnt())
+    assert [each["checkpoint"] for each in found["checkpoints"]] == names
+    assert found["best_checkpoint"] == done.best.name
+    accuracies = [each.score.accuracy or 0.0 for each in done.checkpoints]
+    assert done.best.score.accuracy == max(accuracies)
+    assert len({each.rows.loss for each in done.checkpoints}) > 1
+
+
+def test_another_run_is_a_baseline():
+    done = validate(
+        finished("lora"), baseline=finished("dora"), device="cpu", min_accuracy=0.0, limit=3
+    )
+    assert done.baseline is not None
+    assert done.baseline.run == str(finished("dora"))
+    assert done.gate.passed
+
+
+def test_an_expert_is_named_by_the_folder_of_its_manifest(tmp_path):
+    done = validate(learnt().parents[1], device="cpu", limit=4)
+    assert done.folder == learnt()
+    with pytest.raises(CannotValidate, match="there is no run of demo under"):
+        validate(write_expert(tmp_path, "tiny", {}).parent)
+
+
+def test_cases_of_a_file_are_asked_as_rows_are_learnt(tmp_path):
+    cases = [
+        {"id": "a", "instruction": "say", "input": "cat 9", "expected": {"ok": True}},
+        {"id": "b", "instruction": "say dog", "expected": "no", "domain": "text"},
+    ]
+    path = tmp_path / "cases.json"
+    path.write_text(json.dumps({"domain": "json", "cases": cases}), encoding="utf-8")
+    done = validate(learnt(), test_set=path, device="cpu")
+    first, second = done.reached.cases
+    assert first.case.prompt == "say\n\nInput:\ncat 9"
+    assert first.judgement.passed is True
+    assert (second.judgement.passed, second.case.expected) == (False, "no")
+
+
+def test_the_check_of_a_row_reaches_the_judge(tmp_path):
+    rows = [
+        {"instruction": "say cat", "output": "{}", "check": {"schema": {"required": ["ok"]}}},
+        {"instruction": "say cat", "output": "{}", "check": {"schema": {"required": ["no"]}}},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    done = validate(learnt(), test_set=path, device="cpu")
+    assert [each.judgement.passed for each in done.reached.cases] == [True, False]
+    assert done.test_set == str(path)
+
+
+def test_a_corpus_has_a_loss_and_nothing_to_answer():
+    done = validate(finished_characters(), device="cpu", min_accuracy=0.0)
+    assert done.reached.cases == ()
+    assert done.reached.rows.token_accuracy > 0.5
+    assert done.gate.passed
+    assert any("plain text" in note for note in done.notes)
+    refused = validate(finished_characters(), device="cpu")
+    assert refused.gate.reasons == ("no answer was judged, so that no accuracy is known",)
+
+
+def test_packages_that_are_missing_are_told(monkeypatch):
+    from expert.judging import oracle
+
+    monkeypatch.setitem(oracle.PACKAGES, "json", ("no_such_package",))
+    done = validate(learnt(), device="cpu", limit=2)
+    assert any("no-such-package not installed" in note for note in done.notes)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "text"),
+    [
+        ({"test_set": "nothing.jsonl"}, NoTestSet, "--test-set nothing.jsonl: there is no such"),
+        ({"domain": "cobol"}, UnknownDomain, "--domain cobol: is not known"),
+        ({"checkpoint": "99"}, NothingTrained, "there is no checkpoint of update 99"),
+        ({"checkpoints": "some"}, CannotValidate, "write --checkpoints all"),
+        ({"baseline": "nowhere", "limit": 1}, RunFolderError, "nowhere: there is no such folder"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_words(given, error, text):
+    with pytest.raises(error) as raised:
+        validate(learnt(), device="cpu", **given)
+    assert text in str(raised.value)
+
+
+def test_rows_that_cannot_be_read_are_named(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"instruction": "a", "output": ""}', encoding="utf-8")
+    with pytest.raises(DataError, match="the answer is empty"):
+        validate(learnt(), test_set=path, device="cpu")
+    path.write_text('{"instruction": "a", "output": "b", "check": 3}', encoding="utf-8")
+    with pytest.raises(DataError, match="column 'check' is no JSON object"):
+        validate(learnt(), test_set=path, device="cpu")
+
+
+def test_data_that_was_moved_is_asked_for(tmp_path):
+    copy = tmp_path / "deep" / "runs" / "demo-20260101-000000"
+    shutil.copytree(finished("lora"), copy)
+    plan = json.loads((copy / "plan.json").read_text(encoding="utf-8"))
+    plan["data"]["cache"] = str(tmp_path / "gone" / "datasets_optimized" / "demo")
+    plan["watch"]["output_dir"] = str(tmp_path / "gone" / "runs")
+    (copy / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    with pytest.raises(NoTestSet, match="the data of the run is not where it was"):
+        validate(copy, device="cpu")
+
+
+def test_the_function_is_offered_by_the_package():
+    assert expert.validate is validate
+
+
+# --- exporting afterwards ------------------------------------------------------------------------
+
+
+def with_validation(tmp_path: Path, found: object) -> Path:
+    copy = tmp_path / "demo-20260101-000000"
+    shutil.copytree(finished("lora"), copy)
+    text = found if isinstance(found, str) else json.dumps(found)
+    (copy / "validation.json").write_text(text, encoding="utf-8")
+    return copy
+
+
+def test_a_run_that_failed_the_gate_is_not_exported_unless_told_otherwise(tmp_path):
+    gate = {"passed": False, "reasons": ["accuracy 10.0% is below 95.0%"]}
+    copy = with_validation(tmp_path, {"gate": gate, "checkpoint": "final"})
+    with pytest.raises(CannotExport) as raised:
+        export(copy, tmp_path / "out", device="cpu")
+    assert "the gate is not passed: accuracy 10.0% is below 95.0%" in str(raised.value)
+    assert "--allow-failed" in str(raised.value)
+    assert not (tmp_path / "out").exists()
+    done = export(copy, tmp_path / "out", device="cpu", allow_failed=True)
+    assert "the gate is not passed" in done.warnings()[0]
+
+
+def test_a_validation_that_cannot_be_read_is_no_pass(tmp_path):
+    with pytest.raises(CannotExport, match="the file cannot be read"):
+        export(with_validation(tmp_path, "{"), tmp_path / "out", device="cpu")
+
+
+def test_another_state_than_the_one_that_passed_is_exported_with_a_warning(tmp_path):
+    passed = {"gate": {"passed": True, "reasons": []}, "checkpoint": "final"}
+    copy = with_validation(tmp_path, passed)
+    assert export(copy, tmp_path / "one", device="cpu").warnings() == []
+    done = export(copy, tmp_path / "two", device="cpu", checkpoint="3")
+    assert "the gate was passed by final, and step-000003 is exported" in done.warnings()[0]

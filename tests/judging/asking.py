@@ -1,0 +1,22 @@
+"""One answer, judged in this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from expert.judging.cases import Case
+from expert.judging.oracle import Judgement, oracle_for
+
+
+def case_of(expected: str, *, prompt: str = "do it", **check: Any) -> Case:
+    return Case(id="1", turns=(("user", prompt),), expected=expected, check=check)
+
+
+def judged(
+    domain: str, expected: str, answer: str, *, strict: bool = False, prompt: str = "", **check: Any
+) -> Judgement:
+    begun: list[bool] = []
+    case = case_of(expected, prompt=prompt or "do it", **check)
+    found = oracle_for(domain, strict=strict).judge(case, answer, lambda: begun.append(True))
+    assert begun or found.passed is None, "an answer was judged before the case was understood"
+    return found

@@ -1,0 +1,91 @@
+"""Cypher answers: parsed by openCypher's grammar, run in an embedded graph database."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.judging.asking import judged
+
+SETUP = [
+    "CREATE NODE TABLE P(id INT64, name STRING, age DOUBLE, PRIMARY KEY(id))",
+    "CREATE REL TABLE K(FROM P TO P, since INT64)",
+    "CREATE (:P {id: 1, name: 'a', age: 1.5}), (:P {id: 2, name: 'b', age: 2})",
+    "MATCH (a:P {id: 1}), (b:P {id: 2}) CREATE (a)-[:K {since: 3}]->(b)",
+]
+KNOWN = "MATCH (a:P)-[:K]->(b:P) RETURN b.name"
+
+
+def asked(expected: str, answer: str, **check):
+    return judged("cypher", expected, answer, **{"setup": SETUP, **check})
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer"),
+    [
+        (KNOWN, "MATCH (x:P)-[r:K]->(y:P) RETURN y.name AS who"),
+        (KNOWN, "match (a:P)-[:K]->(b:P)\n return b.name;"),
+        ("MATCH (a:P) RETURN a", "MATCH (n:P) RETURN n ORDER BY n.id DESC"),
+        ("CREATE (:P {id: 3, name: 'c'})", "CREATE (n:P {name: 'c', id: 3})"),
+    ],
+)
+def test_a_query_with_the_same_effect_is_right(expected, answer):
+    assert asked(expected, answer).passed is True
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "reason"),
+    [
+        (KNOWN, "MATCH (a:P) RETURN a.name", "2 rows instead of 1"),
+        (KNOWN, "MATCH (a:P RETURN a", "does not parse: line 1, column"),
+        (KNOWN, "MATCH (a:P) RETURN a.nope", "Cannot find property nope"),
+        (KNOWN, "MATCH (a) DETACH DELETE a", "is not a query"),
+        (
+            "MATCH (a:P) RETURN a.id ORDER BY a.id",
+            "MATCH (a:P) RETURN a.id ORDER BY a.id DESC",
+            "in another order",
+        ),
+        ("CREATE (:P {id: 3})", "CREATE (:P {id: 4})", "that is not expected"),
+    ],
+)
+def test_a_query_with_another_effect_is_wrong_and_says_why(expected, answer, reason):
+    found = asked(expected, answer)
+    assert found.passed is False
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "LOAD FROM '/etc/passwd' RETURN *",
+        "COPY P TO 'stolen.csv'",
+        "INSTALL httpfs",
+        "ATTACH 'x' AS y (dbtype sqlite)",
+        "EXPORT DATABASE 'here'",
+        "MATCH (a:P) RETURN a.name; COPY P TO 'stolen.csv'",
+        "CALL show_tables() YIELD name RETURN name",
+    ],
+)
+def test_what_is_not_plain_cypher_never_reaches_the_database(answer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert asked(KNOWN, answer).passed is not True
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "check", "reason"),
+    [
+        (KNOWN, "MATCH (a:P)-[r]->(b) WHERE type(r) = 'K' RETURN b.name", {}, "dialect"),
+        (KNOWN, "MATCH (a:P) RETURN a.name", {"setup": []}, "no graph to run the query on"),
+        ("MATCH (a:P) RETURN type(a)", KNOWN, {}, "does not run in Ladybug"),
+        ("MATCH (a:P {id: 9}) RETURN a", "MATCH (a:P {id: 8}) RETURN a", {}, "returns no rows"),
+        ("MATCH (a:P {id: 9}) DELETE a", "MATCH (a:P {id: 8}) DELETE a", {}, "changes nothing"),
+        ("MATCH (a) WHERE a.x =~ 'b' RETURN a", KNOWN, {}, "is not in the grammar"),
+        (KNOWN, "MATCH (a:P) RETURN a.id", {"setup": ["CREATE NODE"]}, "cannot be made"),
+    ],
+)
+def test_what_the_database_cannot_tell_has_no_oracle_and_is_no_pass(
+    expected, answer, check, reason
+):
+    found = asked(expected, answer, **check)
+    assert found.passed is None
+    assert reason in found.reason

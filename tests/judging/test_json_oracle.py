@@ -1,0 +1,109 @@
+"""JSON answers: what parses, what is equal, and what a hostile answer cannot do."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from expert.judging.json_oracle import difference, parse
+from tests.judging.asking import judged
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer"),
+    [
+        ('{"a": 1, "b": [1, 2]}', '{"b":[1,2],"a":1}'),
+        ('{"a": 1}', '{"a": 1.0}'),
+        ("0.1", "0.10"),
+        ("1e400", "1E+400"),
+        ('{"a": "x"}', '```json\n{"a": "x"}\n```'),
+        ('"é"', '"\\u00e9"'),
+        ("null", " null "),
+    ],
+)
+def test_the_same_value_is_right_however_it_is_written(expected, answer):
+    assert judged("json", expected, answer).passed is True
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "reason"),
+    [
+        ('{"a": 1}', '{"a": true}', "$.a: true or false instead of a number"),
+        ('{"a": 1}', '{"b": 1}', "$: an object without 'a'"),
+        ('{"a": 1}', '{"a": 1, "b": 2}', "$: an object with 'b' that is not wanted"),
+        ("[1, 2]", "[2, 1]", "$[0]: 2 instead of 1"),
+        ("[1, 2]", "[1]", "$: 1 entries instead of 2"),
+        ('{"a": {"b": "x"}}', '{"a": {"b": "y"}}', '$.a.b: "y" instead of "x"'),
+        ("1e400", "1e401", "instead of"),
+    ],
+)
+def test_another_value_is_wrong_and_its_place_is_named(expected, answer, reason):
+    found = judged("json", expected, answer)
+    assert found.passed is False
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("", "the answer is empty"),
+        ('{"a": 1,}', "line 1"),
+        ('{"a": 1} and more', "Extra data"),
+        ('{"a": 1, "a": 1}', "the key 'a' stands twice in an object"),
+        ("[NaN]", "NaN is no JSON"),
+        ("[" * 100_000, "nests brackets more than 200 deep"),
+        ('{"a":' * 5_000, "nests brackets more than 200 deep"),
+        ("9" * 5_000, "4300 digits"),
+        ("1e99999999999999999999", "out of range"),
+        ('"' + "x" * 200_000 + '"', "more than 100,000"),
+    ],
+)
+def test_what_is_no_json_is_wrong_and_nothing_breaks(answer, reason):
+    found = judged("json", '{"a": 1}', answer)
+    assert (found.passed, found.kind) == (False, "parse")
+    assert reason in found.reason
+
+
+def test_a_fence_is_part_of_a_strict_answer():
+    assert judged("json", "1", "```\n1\n```", strict=True).passed is False
+
+
+def test_a_schema_judges_where_there_are_many_right_answers():
+    schema = {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}
+    assert judged("json", "{}", '{"a": 3}', schema=schema).passed is True
+    found = judged("json", "{}", '{"a": "x"}', schema=schema)
+    assert (found.passed, found.kind) == (False, "schema")
+    assert found.reason == "$['a']: 'x' is not of type 'integer'"
+
+
+@pytest.mark.parametrize(
+    ("expected", "check", "reason"),
+    [
+        ("{", {}, "the expected answer is no JSON"),
+        ("1", {"equals": False}, "says neither equals nor schema"),
+        ("1", {"schema": {"$ref": "https://example.com/x"}}, "names what is not in it"),
+        ("1", {"schema": {"type": 7}}, "is no JSON Schema"),
+    ],
+)
+def test_a_case_that_cannot_tell_has_no_oracle(expected, check, reason):
+    found = judged("json", expected, "1", **check)
+    assert found.passed is None
+    assert found.reason.startswith("no oracle: ")
+    assert reason in found.reason
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=8,
+)
+
+
+@given(values, values)
+def test_two_values_differ_exactly_where_python_says_so(one, other):
+    import json
+
+    read = parse(json.dumps(one)), parse(json.dumps(other))
+    strictly = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
+    assert (difference(*read) is None) is strictly

@@ -1,0 +1,121 @@
+"""SQL answers: parsed by sqlglot, run in SQLite, and kept from doing harm."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.judging.asking import judged
+
+SETUP = [
+    "CREATE TABLE t(id INTEGER, name TEXT, age REAL)",
+    "INSERT INTO t VALUES (1, 'a', 1.5), (2, 'b', 2.5), (3, 'a', 3)",
+]
+OLD = "SELECT name FROM t WHERE age > 2"
+
+
+def asked(expected: str, answer: str, **check):
+    return judged("sql", expected, answer, **{"setup": SETUP, **check})
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer"),
+    [
+        (OLD, "SELECT t.name FROM t WHERE NOT t.age <= 2"),
+        (OLD, "select name from t where age>2"),
+        (OLD, "SELECT name FROM t WHERE age > 2 ORDER BY id DESC"),
+        (OLD, f"```sql\n{OLD};\n```"),
+        ("SELECT count(*) FROM t", "SELECT sum(1.0) FROM t"),
+        ("SELECT avg(age) FROM t", "SELECT sum(age) / count(*) FROM t"),
+        ("SELECT name AS n FROM t", "SELECT name AS other FROM t"),
+        ("UPDATE t SET age = 0 WHERE id = 1", "UPDATE t SET age = 0 WHERE name = 'a' AND id < 2"),
+    ],
+)
+def test_a_query_with_the_same_effect_is_right(expected, answer):
+    assert asked(expected, answer).passed is True
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "kind", "reason"),
+    [
+        (OLD, "SELECT name FROM t", "rows", "3 rows instead of 2"),
+        (OLD, "SELECT name, id FROM t WHERE age > 2", "rows", "2 columns instead of 1"),
+        (OLD, "SELECT id FROM t WHERE age > 2", "rows", "that is not expected"),
+        (OLD, "SELECT nope FROM t", "run", "no such column: nope"),
+        (OLD, "Here is your query", "parse", "does not parse"),
+        (OLD, "", "parse", "the answer is empty"),
+        (OLD, f"{OLD}; DROP TABLE t", "parse", "2 statements instead of one"),
+        (OLD, "DELETE FROM t", "run", "is not a query"),
+        (f"{OLD} ORDER BY id", f"{OLD} ORDER BY id DESC", "rows", "in another order"),
+        ("SELECT '1'", "SELECT 1", "rows", "that is not expected"),
+        ("DELETE FROM t WHERE id = 1", "DELETE FROM t", "state", "left in another state"),
+    ],
+)
+def test_a_query_with_another_effect_is_wrong_and_says_why(expected, answer, kind, reason):
+    found = asked(expected, answer)
+    assert (found.passed, found.kind) == (False, kind)
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "ATTACH DATABASE 'stolen.db' AS s",
+        "PRAGMA writable_schema = 1",
+        "SELECT load_extension('evil')",
+        "SELECT name FROM pragma_table_info('t')",
+        "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c",
+        "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT sum(x) FROM c",
+        "SELECT zeroblob(1000000000)",
+        "SELECT " + "(" * 190 + "1" + ")" * 190,
+        "SELECT 1" + " + 1" * 5_000,
+        "VACUUM INTO 'copy.db'",
+    ],
+)
+def test_a_hostile_query_fails_and_leaves_nothing_behind(answer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert asked(OLD, answer).passed is False
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("answer", ["ATTACH DATABASE 'x.db' AS s", "PRAGMA user_version = 3"])
+def test_where_changes_are_expected_only_tables_may_be_changed(answer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert asked("UPDATE t SET age = 0", answer).passed is False
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "check", "reason"),
+    [
+        ("SELECT 1 FROM t WHERE id > 9", "SELECT 2 FROM t WHERE id < 0", {}, "returns no rows"),
+        (OLD, "SELECT name FROM t", {"setup": []}, "no tables to run the query on"),
+        ("SELECT 1 FROM t", "SELECT 2 FROM t", {"setup": SETUP[:1]}, "are empty"),
+        ("SELECT nope FROM t", "SELECT id FROM t", {}, "does not run in SQLite"),
+        ("not SQL at all", "SELECT id FROM t", {}, "the expected query"),
+        (OLD, "SELECT 1", {"setup": ["CREATE TABLE"]}, "cannot be made in SQLite"),
+        ("DELETE FROM t WHERE id=9", "DELETE FROM t WHERE id=8", {}, "changes nothing"),
+    ],
+)
+def test_where_nothing_tells_right_from_wrong_there_is_no_oracle(expected, answer, check, reason):
+    found = asked(expected, answer, **check)
+    assert found.passed is None
+    assert reason in found.reason
+
+
+def test_the_same_query_needs_no_tables():
+    assert asked(OLD, "select NAME from T where AGE > 2", setup=[]).passed is True
+
+
+def test_tables_are_taken_from_the_prompt_where_the_case_names_none():
+    prompt = "Names?\n\nSchema:\nCREATE TABLE p(n TEXT); INSERT INTO p VALUES ('x'), ('y');"
+    wanted = "SELECT n FROM p"
+    assert judged("sql", wanted, "SELECT p.n || '' FROM p", prompt=prompt).passed is True
+    assert judged("sql", wanted, "SELECT 'x' FROM p", prompt=prompt).passed is False
+
+
+def test_queries_of_another_dialect_are_translated():
+    wanted = "SELECT name FROM t WHERE name ILIKE 'A%'"
+    answer = "SELECT name FROM t WHERE LOWER(name) LIKE 'a%'"
+    assert asked(wanted, answer, dialect="postgres").passed is True
+    # SQLite itself has no such cast, and is given the answer word for word.
+    assert asked("SELECT id FROM t", "SELECT id::int FROM t").passed is False

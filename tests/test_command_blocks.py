@@ -1,0 +1,237 @@
+"""Every command that a document shows is run, in the order of the document."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from expert.planning.machine import describe_machine
+from tests.cli.running import Runner
+from tests.command_blocks import (
+    NOTES,
+    ROOT,
+    Block,
+    blocks_of,
+    documents,
+    missing_lines,
+    needs_a_shell,
+    words_of,
+)
+
+DOCUMENTS = documents()
+GUIDE = ROOT / "docs" / "TRAINING_GUIDE.md"
+MADE = ("runs", "datasets_optimized", ".pytest_cache", "__pycache__")
+# Where what the documents show was printed; the name of this machine's CPU takes its place.
+CPU_OF_THE_DOCUMENTS = "Intel(R) Xeon(R) Processor"
+TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def blocks(document: Path) -> list[Block]:
+    return list(blocks_of(document.read_text(encoding="utf-8")))
+
+
+def named(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+@cache
+def cpu_here() -> str | None:
+    """The CPU's name; None where there is a GPU, which changes what is printed."""
+    here = describe_machine(ROOT)
+    return None if here.gpus else here.cpu_model.value
+
+
+class Reader:
+    """Somebody who follows a document in a folder with the repository's examples."""
+
+    def __init__(self, folder: Path, run: Runner) -> None:
+        self.folder, self.run = folder, run
+
+    def follow(self, document: Path, *, slow: bool) -> None:
+        for block in blocks(document):
+            if "not run" not in block.notes and ("slow" not in block.notes or slow):
+                self.take(block, f"{named(document)}:{block.line}")
+
+    def take(self, block: Block, where: str) -> None:
+        if "file" in block.notes:
+            path = self.folder / block.notes["file"]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text, encoding="utf-8")
+            return
+        printed = ""
+        for number, command in enumerate(block.commands, 1):
+            code, wrote = self.do(command)
+            expected = block.exit_code if number == len(block.commands) else 0
+            assert code == expected, f"{where}: {command}\n{wrote}"
+            printed += wrote
+        here = cpu_here()
+        if here is not None and "output differs" not in block.notes:
+            shown = tuple(line.replace(CPU_OF_THE_DOCUMENTS, here) for line in block.output)
+            assert not missing_lines(shown, printed), f"{where}: was not printed\n{printed}"
+
+    def do(self, command: str) -> tuple[int, str]:
+        words = words_of(command)
+        if needs_a_shell(command):
+            return self.call(["bash", "-c", command])
+        if words[0] in ("expert", "expert-cli"):
+            ran = self.run(*words[1:])
+            return ran.code, ran.out + ran.err
+        if words[0] in ("python", "python3"):
+            return self.call([sys.executable, *words[1:]])
+        assert words[0] == "make", f"cannot run {command!r}: say why above the block"
+        assert set(words[1:]) <= set(TARGETS), f"{command}: there is no such target"
+        return 0, ""
+
+    def call(self, words: list[str]) -> tuple[int, str]:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        ran = subprocess.run(
+            words,
+            cwd=self.folder,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return ran.returncode, ran.stdout + ran.stderr
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch, capsys):
+    """A reader with nothing but the repository's examples and experts."""
+    folder = tmp_path / "repository"
+    for name in ("examples", "experts"):
+        if (ROOT / name).exists():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns(*MADE))
+    for name, value in {
+        "EXPERT_HOME": str(tmp_path / "home"),
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_HUB_OFFLINE": "1",
+        "NO_COLOR": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(folder)
+    before = signal.getsignal(signal.SIGINT)
+    yield Reader(folder, Runner(capsys, monkeypatch))
+    signal.signal(signal.SIGINT, before)
+
+
+def follows_the_guide(document: Path) -> bool:
+    """Whether a document goes on with the expert that the guide makes."""
+    return document != GUIDE and "dates/" in document.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """Where the guide's expert is kept for the documents that go on with it."""
+    return tmp_path_factory.mktemp("kept") / "dates"
+
+
+def make_the_guides_expert(reader: Reader, kept: Path) -> None:
+    """The files of the guide, and a run of a few updates in place of its own; made once."""
+    if kept.exists():
+        shutil.copytree(kept, reader.folder / "dates")
+        return
+    for block in blocks(GUIDE):
+        if "file" in block.notes:
+            reader.take(block, "the guide")
+    assert reader.do("python dates/make_rows.py")[0] == 0
+    code, wrote = reader.do("expert train --manifest dates/manifest.yaml --set max_steps=12")
+    assert code == 0, wrote
+    shutil.copytree(reader.folder / "dates", kept)
+
+
+def runnable(document: Path, *, slow: bool) -> bool:
+    return any(
+        block.commands and "not run" not in block.notes and ("slow" in block.notes) == slow
+        for block in blocks(document)
+    )
+
+
+@pytest.mark.parametrize(
+    "document", [path for path in DOCUMENTS if runnable(path, slow=False)], ids=named
+)
+def test_the_commands_of_a_document_run_in_their_order(document, reader, kept):
+    if follows_the_guide(document):
+        make_the_guides_expert(reader, kept)
+    reader.follow(document, slow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "document", [path for path in DOCUMENTS if runnable(path, slow=True)], ids=named
+)
+def test_the_long_commands_of_a_document_run_too(document, reader, kept):
+    if follows_the_guide(document):
+        make_the_guides_expert(reader, kept)
+    reader.follow(document, slow=True)
+
+
+def test_there_are_documents_with_commands():
+    assert ROOT / "README.md" in DOCUMENTS
+    assert GUIDE in DOCUMENTS
+    assert sum(len(block.commands) for path in DOCUMENTS for block in blocks(path)) >= 40
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=named)
+def test_what_is_not_run_or_not_compared_says_why(document):
+    for block in blocks(document):
+        for name, value in block.notes.items():
+            where = f"{named(document)}:{block.line}"
+            assert name in (*NOTES, "exits with"), f"{where}: <!-- {name} --> says nothing"
+            assert value, f"{where}: {name}: the reason is missing"
+
+
+def test_a_block_without_a_reason_that_cannot_run_is_a_failure(reader):
+    [block] = blocks_of("```\nexpert machine\npip install x\n```\n")
+    with pytest.raises(AssertionError, match="cannot run 'pip install x': say why"):
+        reader.take(block, "here")
+
+
+def test_a_command_that_fails_is_a_failure(reader):
+    [block] = blocks_of("```\nexpert manifest check nowhere.yaml\n```\n")
+    with pytest.raises(AssertionError, match=r"nowhere\.yaml"):
+        reader.take(block, "here")
+
+
+def test_a_line_that_is_shown_and_not_printed_is_a_failure(reader):
+    [block] = blocks_of("```\n$ expert --version\nexpert of another age\n```\n")
+    if cpu_here() is None:
+        pytest.skip("what is printed is compared on machines without a GPU")
+    with pytest.raises(AssertionError, match="was not printed"):
+        reader.take(block, "here")
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "missing"),
+    [
+        (("step 10/66  loss 0.48",), "step 20/66  loss 0.31\n", []),
+        (("saved … 4 MiB",), "saved runs/x/step-000033  8 MiB\n", []),
+        (("second", "first"), "first\nsecond\n", ["first"]),
+        (("a lie",), "the truth\n", ["a lie"]),
+    ],
+)
+def test_numbers_may_differ_and_words_may_not(shown, printed, missing):
+    assert missing_lines(shown, printed) == missing
+
+
+def test_comments_above_a_block_are_read_and_outputs_told_from_commands():
+    notes = "<!-- exits with 2 -->\n<!-- output differs: x -->\n"
+    text = f"{notes}```\n$ expert plan \\\n  -m x\nno\n```\n"
+    [block] = blocks_of(text)
+    assert block.notes == {"exits with": "2", "output differs": "x"}
+    assert [words_of(command) for command in block.commands] == [["expert", "plan", "-m", "x"]]
+    assert (block.output, block.exit_code) == (("no",), 2)
+    [set_in] = blocks_of(
+        "So:\n\n    expert plan -m x \\\n      --gpu y\n    expert machine\n\nend\n"
+    )
+    assert [words_of(one)[1] for one in set_in.commands] == ["plan", "machine"]
+    assert list(blocks_of("```\nloss 1.0\n```\n")) == []
+    assert list(blocks_of("```yaml\nexpert: x\n```\n")) == []
