@@ -54,8 +54,8 @@ class Calibration:
     slack: float = 0.05
     """What the caching allocator holds beyond the peak: median 2.7 %, nine in ten below 7 %."""
     dora_outputs: float = 1.57
-    """Copies of each adapted output that a compiled DoRA block keeps: one run, 8B on NF4, r=14, of
-    docs/benchmarks/training-speed-h200.json. Uncompiled 2, of PEFT's DoRA and not of ours."""
+    """Copies of each adapted output that a compiled DoRA block keeps, by one run (8B on NF4, r=14,
+    docs/benchmarks/training-speed-h200.json). Uncompiled 2, of PEFT's DoRA and not of ours."""
     int8_inputs: float = 1.4
     """bitsandbytes keeps an 8-bit copy of each input, and scales, which recomputing cannot free."""
     resting: float = 1.0
