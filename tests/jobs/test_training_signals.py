@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import contextlib
 import os
 import random
 import shutil
@@ -226,7 +227,8 @@ def killed_at_random(trainers, whole, manifest: Path, kills: int, seed: int) -> 
                 time.sleep(0.005)
             done = len(events_of(folder, "resumed"))
         time.sleep(chance.uniform(0.0, 0.6))
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it may have finished by then
+            os.kill(pid, signal.SIGKILL)
         if trainers.ended() == 0:
             break
         newest = max(saved_steps(folder))
