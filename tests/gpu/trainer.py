@@ -72,6 +72,7 @@ def _watched_memory() -> Iterator[dict[str, Any]]:
         yield found
         return
     before = nvml.nvmlDeviceGetMemoryInfo(card).used
+    found["memory_from"] = "card"
     over = threading.Event()
 
     def look() -> None:
@@ -83,8 +84,12 @@ def _watched_memory() -> Iterator[dict[str, Any]]:
                     for process in nvml.nvmlDeviceGetComputeRunningProcesses(card)
                     if process.pid == os.getpid() and process.usedGpuMemory
                 ]
+            if own and found["memory_from"] != "process":
+                # Until the driver lists the process the card was looked at, others included.
+                found.update(memory_from="process", memory_bytes=0)
+            elif not own and found["memory_from"] == "process":
+                continue
             held = own[0] if own else nvml.nvmlDeviceGetMemoryInfo(card).used - before
-            found["memory_from"] = "process" if own else "card"
             found["memory_bytes"] = max(found["memory_bytes"] or 0, held)
 
     thread = threading.Thread(target=look, daemon=True)

@@ -195,6 +195,19 @@ def test_a_step_line_covers_what_came_since_the_last_one(meter, clock):
     }
 
 
+def test_a_line_that_is_written_late_covers_the_updates_up_to_its_own(meter, clock):
+    make(meter, clock, 1.0, 2.0, 4.0)  # updates 1, 2 and 3
+    lines = [meter.step_line(2), meter.step_line(3)]
+    assert [line["updates"] for line in lines] == [2, 1]
+    assert [line["seconds"] for line in lines] == [3.0, 4.0]
+
+
+def test_a_line_after_a_rollback_covers_what_was_undone_too(meter, clock):
+    make(meter, clock, 1.0, 1.0, 1.0)
+    make(meter, clock, 5.0, first=2)
+    assert meter.step_line(2)["seconds"] == 8.0  # all of it was spent
+
+
 def test_an_epoch_line_ends_its_epoch_and_the_run_goes_on(meter, clock):
     make(meter, clock, 2.0, loss_sum=50.0)
     assert meter.epoch_line(1, eval_loss=1.5) == {

@@ -5,8 +5,10 @@ import math
 import pytest
 import torch
 
+from expert.telemetry.late import LateNumbers
 from expert.telemetry.meter import Meter, Peak
 from expert.telemetry.timeline import Timeline
+from expert.training import recorder as recorder_module
 from expert.training.pressure import DataWait, Pressure, Recompiling, Spilling
 from expert.training.recorder import SCALE_HALVINGS, Facts, Recorder, due
 from expert.training.recovery import LossSpike, NotFinite
@@ -82,6 +84,21 @@ def test_lines_come_when_they_are_due_with_the_mean_since_the_last():
     assert [(line["step"], line["loss"], line["mean_loss"]) for line in told] == [(3, 6.0, 3.0)]
     assert told[0]["examples"] == 6
     assert (told[0]["updates"], told[0]["time_feed"], told[0]["padding"]) == (3, 0.375, 0.5)
+
+
+def test_lines_of_a_card_that_tells_late_cover_their_own_updates_to_the_last(monkeypatch):
+    """A line without time or tokens would be read as an update that takes none."""
+    monkeypatch.setattr(recorder_module, "LateNumbers", lambda device: LateNumbers(device, lag=1))
+    told = []
+    recorder, clock = made(told)
+    for step in range(3):
+        take(recorder, clock, step)
+    recorder.settle()
+    assert [line["step"] for line in told] == [1, 2, 3]
+    assert [(line["updates"], line["seconds"], line["tokens"]) for line in told] == [
+        (1, 1.0, 20)
+    ] * 3
+    assert [line["time_feed"] for line in told] == [0.125] * 3
 
 
 def test_times_of_the_phases_are_told_once():

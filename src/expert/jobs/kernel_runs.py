@@ -286,7 +286,8 @@ def liger_norm(device: torch.device) -> tuple[float, float]:
     rows = _numbers(device, 64, SIZE, seed=1).requires_grad_()
     output = norm(rows)
     weight = _numbers(device, 64, SIZE, seed=2)
-    ours = [output.detach(), *torch.autograd.grad(output, rows, weight)]
+    # A copy: Liger's backward writes its result where the incoming gradient was.
+    ours = [output.detach(), *torch.autograd.grad(output, rows, weight.clone())]
     other = rows.detach().requires_grad_()
     plain = other * torch.rsqrt(other.pow(2).mean(-1, keepdim=True) + 1e-6)
     return difference(ours, [plain.detach(), *torch.autograd.grad(plain, other, weight)]), 1e-4

@@ -46,8 +46,15 @@ def main() -> None:
 
 def _import_everything() -> None:
     """All that takes seconds to import, before the first fork; nothing here may touch the card."""
-    import peft  # noqa: F401
-    import transformers  # noqa: F401
+    from importlib.util import find_spec
+
+    import torch
+    import transformers.modeling_utils  # noqa: F401
+
+    if not (torch.cuda.is_available() and find_spec("bitsandbytes")):
+        # Importing peft imports bitsandbytes, which asks the card what it is: CUDA has begun, and
+        # no fork could use it any more. Then each fork imports it by itself, in two seconds.
+        import peft  # noqa: F401
 
     import expert.data.loader
     import expert.jobs.judging

@@ -142,6 +142,7 @@ class Meter:
         self._settling = settling
         self._unsettled = settling
         self._updates: deque[_Timed] = deque(maxlen=KEPT_UPDATES)
+        self._unlined: deque[_Timed] = deque(maxlen=KEPT_UPDATES)
         self._times: deque[StepTimes] = deque(maxlen=KEPT_UPDATES)
         self._line, self._epoch, self._run = _Sums(), _Sums(), _Sums()
         self._pauses = 0
@@ -216,9 +217,11 @@ class Meter:
         seconds = now - self._marked
         self._marked = now
         settled = self._unsettled == 0
-        self._updates.append(_Timed(update, seconds, settled=settled))
+        timed = _Timed(update, seconds, settled=settled)
+        self._updates.append(timed)
+        self._unlined.append(timed)
         self._unsettled = max(0, self._unsettled - 1)
-        for sums in (self._line, self._epoch, self._run):
+        for sums in (self._epoch, self._run):
             sums.add(update, seconds, settled=settled)
         if update.loss_sum is not None:
             self.add_loss(update.loss_sum, update.targets)
@@ -240,6 +243,9 @@ class Meter:
         chosen = list(self._updates)
         if window is not None:
             chosen = chosen[-window:] if window > 0 else []
+        return self._rates_of(chosen, settled_only=settled_only)
+
+    def _rates_of(self, chosen: list[_Timed], *, settled_only: bool = False) -> Rates:
         if settled_only:
             chosen = [timed for timed in chosen if timed.settled]
         updates = [timed.update for timed in chosen]
@@ -274,11 +280,16 @@ class Meter:
         left = max(0, self._total_steps - self._updates[-1].update.step - 1)
         return left * sum(settled) / len(settled)
 
-    def step_line(self) -> dict[str, Any]:
-        """Fields of a "step" event: everything since the last such line."""
+    def step_line(self, step: int | None = None) -> dict[str, Any]:
+        """Fields of a "step" event: everything since the last such line, up to this update.
+
+        A line is written when the numbers of its update have arrived; by then the next one may
+        have been added.
+        """
         line, self._line = self._line, _Sums()
-        rates = self.rates(line.updates)
-        settled = self.rates(line.updates, settled_only=True)
+        chosen = self._since_last_line(step)
+        rates = self._rates_of(chosen)
+        settled = self._rates_of(chosen, settled_only=True)
         speed = settled if settled.updates else rates
         return {
             "loss": line.loss(),
@@ -310,6 +321,13 @@ class Meter:
         return self._run.facts()
 
     # --- inside --------------------------------------------------------------------------------
+
+    def _since_last_line(self, step: int | None) -> list[_Timed]:
+        """Updates that no line has told of, up to this one. After a rollback numbers come again:
+        the last update of that number is meant."""
+        known = self._unlined
+        ends = [place for place, timed in enumerate(known, 1) if timed.update.step == step]
+        return [known.popleft() for _ in range(ends[-1] if ends else len(known))]
 
     def _data_wait(self, steps: set[int]) -> float | None:
         measured = [times for times in self._times if times.step in steps]

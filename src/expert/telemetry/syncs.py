@@ -29,7 +29,9 @@ class SyncWatch:
         if not self._left or self._listening is not None:
             return
         self._listening = contextlib.ExitStack()
-        self._heard = self._listening.enter_context(warnings.catch_warnings(record=True)) or []
+        heard = self._listening.enter_context(warnings.catch_warnings(record=True))
+        assert heard is not None
+        self._heard = heard
         warnings.simplefilter("always")
         self._listening.callback(_set_mode, torch.cuda.get_sync_debug_mode())
         _set_mode("warn")

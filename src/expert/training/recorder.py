@@ -108,8 +108,6 @@ class Recorder:
         seen = self._syncs.end()
         if seen is not None:
             self._emit("syncs", step=facts.step + 1, count=len(seen), places=sorted(set(seen)))
-        if facts.made_seconds is not None:
-            self._made.append(facts.made_seconds)
         self._pending[facts.step] = facts
         self._late.add(facts.step, [stats.loss_sum, stats.grad_norm, stats.applied])
         flops = self._flops_per_token
@@ -160,6 +158,8 @@ class Recorder:
         self, facts: Facts, loss_sum: float, grad_norm: float, applied: bool
     ) -> Trouble | None:
         loss = loss_sum / max(1, facts.targets)
+        if facts.made_seconds is not None:
+            self._made.append(facts.made_seconds)
         if math.isfinite(loss_sum):
             self.meter.add_loss(loss_sum, facts.targets)
         trouble = self._judged(facts, loss, applied)
@@ -181,7 +181,7 @@ class Recorder:
         return Trouble(what=NotFinite(step=facts.step, bins=facts.bins), skips=before)
 
     def _tell(self, facts: Facts, loss: float, grad_norm: float) -> None:
-        line = self.meter.step_line()
+        line = self.meter.step_line(facts.step)
         times: dict[str, float | None] = {
             f"time_{name}": seconds for name, seconds in self._phases.items()
         }

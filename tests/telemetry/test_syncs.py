@@ -1,0 +1,67 @@
+"""Listening for reads from a card; the card's part is played by the warnings that torch gives."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from expert.telemetry.syncs import SYNCHRONISING, SyncWatch
+
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture
+def modes(monkeypatch):
+    """What the mode was set to, in order; torch tells of reads while it is "warn"."""
+    found: list[int | str] = []
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", found.append)
+    return found
+
+
+def read():
+    warnings.warn(f"{SYNCHRONISING} (Triggered internally at CUDAFunctions.cpp)", stacklevel=1)
+
+
+def test_every_read_of_the_update_is_counted_with_its_place(modes):
+    watch = SyncWatch(CUDA)
+    watch.begin()
+    for _ in range(3):
+        read()
+    places = watch.end()
+    assert places is not None
+    assert len(places) == 3
+    assert {place.partition(":")[0] for place in places} == {"test_syncs.py"}
+    assert modes == ["warn", 0]
+
+
+def test_an_update_without_reads_is_heard_too(modes):
+    watch = SyncWatch(CUDA)
+    watch.begin()
+    assert watch.end() == []
+
+
+def test_one_update_is_listened_to_and_no_more(modes):
+    watch = SyncWatch(CUDA)
+    watch.begin()
+    watch.end()
+    watch.begin()
+    assert watch.end() is None
+    assert modes == ["warn", 0]
+
+
+def test_what_others_warn_of_meanwhile_is_not_lost(modes):
+    watch = SyncWatch(CUDA)
+    with pytest.warns(UserWarning, match="something else"):
+        watch.begin()
+        warnings.warn("something else", stacklevel=1)
+        assert watch.end() == []
+
+
+def test_on_a_cpu_nobody_listens(modes):
+    watch = SyncWatch(torch.device("cpu"))
+    watch.begin()
+    assert watch.end() is None
+    assert modes == []
