@@ -54,7 +54,7 @@ def test_one_update_is_listened_to_and_no_more(modes):
 
 def test_what_others_warn_of_meanwhile_is_not_lost(modes):
     watch = SyncWatch(CUDA)
-    with pytest.warns(UserWarning, match="something else"):
+    with pytest.warns(UserWarning, match="something else"):  # noqa: PT031 - begun inside it
         watch.begin()
         warnings.warn("something else", stacklevel=1)
         assert watch.end() == []
