@@ -3,7 +3,9 @@
 Every pair learns the same rows, as many at each update, from the same base and seed: once as the
 manifest says, once with the settings of the first rung of `expert benchmark`'s ladder (rows
 tokenised when a batch asks for them, padded, fp16, eager attention, everything recomputed, plain
-AdamW). Then both answer the same held-out rows, and `expert validate` judges the answers.
+AdamW), four rows at once, as the first manifests of these experts had it. Some updates of both are
+timed alone on the card. Then all runs are made to their end beside each other, both sides answer
+the same held-out rows, and `expert validate` judges the answers.
 
     python benchmarks/four_experts.py --out FILE [--data FOLDER] [--model NAME] [--rows N]
 
@@ -31,15 +33,14 @@ from typing import Any
 import torch
 
 import expert
-from expert.core.events import read_events
+from expert.jobs.rehearsing import Rehearsed, rehearse
 from expert.planning.ladder import BASELINE, Ground
 
 EXPERTS = Path(__file__).parents[1] / "experts"
 MAKES_ROWS_SEED = 7
 VALIDATED = 64
 """Rows that are held out of those given to validate by while learning."""
-JUDGED_AT_ONCE = 4
-"""Validations beside each other; nothing is timed then."""
+ROWS_AT_ONCE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class Pair:
     expert: str
     given: str = ""
     """The folder of rows that were given; empty: its generator makes them."""
-    rows: int = 3200
+    rows: int = 2400
     settings: tuple[str, ...] = ()
     """Beside the manifest, for both."""
 
@@ -66,9 +67,9 @@ PAIRS = (
     Pair(name="sql, made", expert="expert-sql"),
     Pair(name="cypher, made", expert="expert-neo4j"),
     Pair(name="typescript, made", expert="expert-typescript"),
-    Pair(name="json, given", expert="expert-json", given="json", rows=1920, settings=LONGER),
-    Pair(name="sql, given", expert="expert-sql", given="sql", rows=6400, settings=LONGER),
-    Pair(name="cypher, given", expert="expert-neo4j", given="cypher", rows=1920, settings=LONGER),
+    Pair(name="json, given", expert="expert-json", given="json", rows=1600, settings=LONGER),
+    Pair(name="sql, given", expert="expert-sql", given="sql", rows=4800, settings=LONGER),
+    Pair(name="cypher, given", expert="expert-neo4j", given="cypher", rows=1600, settings=LONGER),
 )
 
 
@@ -101,12 +102,12 @@ def some_lines(file: Path, count: int) -> list[str]:
     return random.Random(0).sample(lines, min(count, len(lines)))
 
 
-def plain_settings(rows_at_once: int) -> tuple[str, ...]:
-    """The first rung of the ladder, with as many rows at once as the manifest asks for."""
+def plain_settings() -> tuple[str, ...]:
+    """The first rung of the ladder, a few rows at once."""
     ground = Ground(
         on_gpu=torch.cuda.is_available(),
         characters=False,
-        rows_at_once=rows_at_once,
+        rows_at_once=ROWS_AT_ONCE,
         rows_per_sequence=1.0,
         sequences_per_update=1,
         packed=False,
@@ -115,98 +116,119 @@ def plain_settings(rows_at_once: int) -> tuple[str, ...]:
     return tuple(f"training.config.{key}={json.dumps(value)}" for key, value in values)
 
 
-def train(folder: Path, settings: tuple[str, ...], args: argparse.Namespace) -> dict[str, Any]:
-    """One run: its folder, how long it took and how fast it was."""
-    began = time.perf_counter()
-    done = expert.train(folder / "manifest.json", overrides=settings, model=args.model)
-    seconds = time.perf_counter() - began
-    if done.exit_code:
-        raise RuntimeError(f"{done.folder}: exit code {done.exit_code}")
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return {"run": str(done.folder), "seconds": seconds, **facts_of(done.folder)}
+def settings_of(pair: Pair) -> dict[str, tuple[str, ...]]:
+    """What is laid over the manifest, by side."""
+    both = (*pair.settings, "training.config.logging_steps=1")
+    return {"optimised": both, "plain": (*both, *plain_settings())}
 
 
-def facts_of(folder: Path) -> dict[str, Any]:
-    """What the run folder says of the training itself; rates are of its second half."""
-    events = list(read_events(folder / "events.jsonl"))
-    steps = [event for event in events if event["event"] == "step"]
-    late = steps[len(steps) // 2 :]
+def timed(pair: Pair, args: argparse.Namespace) -> dict[str, Any]:
+    """Both sides of a pair for some updates, alone on the card, one after the other.
 
-    def median(key: str) -> float | None:
-        values = [event[key] for event in late if event.get(key) is not None]
-        return statistics.median(values) if values else None
-
-    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    return {
-        "updates": steps[-1]["step"],
-        "tokens": sum(event["tokens"] for event in steps),
-        "tokens_per_second": median("tokens_per_second"),
-        "gpu_utilization": median("gpu_utilization"),
-        "last_loss": steps[-1]["loss"],
-        "batch": plan["batch"],
-        "compiled": plan["kernels"].get("compile"),
-        "fallbacks": [event for event in events if event["event"] == "fell_back"],
-    }
-
-
-def measured(pair: Pair, args: argparse.Namespace) -> dict[str, Any]:
-    """Both runs of a pair, one after the other."""
+    The plan is that of the whole run, so what that would compile is compiled here too.
+    """
     folder = args.work / pair.name.replace(", ", "-") / "expert"
     rows_of(pair, folder, args)
-    batch = json.loads((folder / "manifest.json").read_text())["training"]["config"]["batch_size"]
-    for setting in pair.settings:
-        if "batch_size=" in setting:
-            batch = int(setting.partition("=")[2])
-    both = (*pair.settings, f"training.config.logging_steps={1 if args.smoke else 5}")
-    if args.smoke:
-        both = (*both, "training.config.max_steps=4")
-    expert.prepare(folder / "manifest.json", overrides=both, model=args.model)
-    optimised = train(folder, both, args)
-    plain = train(folder, (*both, *plain_settings(batch)), args)
-    faster = optimised["tokens_per_second"] / plain["tokens_per_second"]
+    result: dict[str, Any] = {"pair": pair.name, "expert": pair.expert, "folder": str(folder)}
+    for side, settings in settings_of(pair).items():
+        read = expert.read_manifest(folder / "manifest.json", overrides=settings)
+        done = rehearse(read, updates=args.updates, model=args.model)
+        result[side] = facts_of(done)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    optimised, plain = result["optimised"], result["plain"]
+    result["times_as_fast"] = optimised["tokens_per_second"] / plain["tokens_per_second"]
     print(
         f"{pair.name:18} {optimised['tokens_per_second']:10,.0f} tokens/s against "
-        f"{plain['tokens_per_second']:8,.0f}: {faster:4.1f} times; whole run "
-        f"{optimised['seconds']:.0f} s against {plain['seconds']:.0f} s",
+        f"{plain['tokens_per_second']:8,.0f}: {result['times_as_fast']:4.1f} times",
         flush=True,
     )
+    return result
+
+
+def facts_of(done: Rehearsed) -> dict[str, Any]:
+    """Rates of the second half of the updates; the first ones compile."""
+    steps = [event for event in done.events if event["event"] == "step"]
+    late = steps[len(steps) // 2 :]
+    seconds = sum(event["seconds"] for event in late)
+    used = [e["gpu_utilization"] for e in late if e.get("gpu_utilization") is not None]
+    plan = done.plan
     return {
-        "pair": pair.name,
-        "expert": pair.expert,
-        "optimised": optimised,
-        "plain": plain,
-        "times_as_fast": faster,
+        "tokens_per_second": sum(event["tokens"] for event in late) / seconds,
+        "seconds_per_update": seconds / sum(event["updates"] for event in late),
+        "gpu_utilization": statistics.fmean(used) if used else None,
+        "updates_measured": len(late),
+        "examples_per_update": plan.batch.examples_per_update,
+        "micro_batch": plan.batch.micro_batch,
+        "accumulation": plan.batch.accumulation,
+        "compiled": plan.kernels.compile,
+        "precision": plan.kernels.precision,
+        "fallbacks": [e["reason"] for e in done.events if e["event"] == "fell_back"],
     }
+
+
+# --- whole runs, beside each other: nothing is timed ------------------------------------------
+
+
+def learn_all(results: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    """Every side of every pair to its end."""
+    commands = {}
+    for result in results:
+        pair = next(each for each in PAIRS if each.name == result["pair"])
+        folder = Path(result["folder"])
+        for side, settings in settings_of(pair).items():
+            short = ("training.config.max_steps=4",) if args.smoke else ()
+            command = [sys.executable, "-m", "expert", "train", "--model", args.model]
+            command += ["--manifest", str(folder / "manifest.json")]
+            command += ["--output", str(folder.parent / side)]
+            for setting in (*settings, *short):
+                command += ["--set", setting]
+            commands[folder.parent / f"{side}.log"] = command
+    for log, code in run_beside(commands, args.at_once).items():
+        if code:
+            print(f"{log}: exit code {code}: {log.read_text(errors='replace')[-800:]}", flush=True)
 
 
 def judge_all(results: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    """Both runs of every pair judged on the same rows, some pairs beside each other."""
-    waiting = [result for result in results if "error" not in result]
-    running: list[tuple[dict[str, Any], Path, subprocess.Popen[bytes]]] = []
+    """Both sides of every pair judged on the same rows."""
+    commands = {}
+    for result in results:
+        place = Path(result["folder"]).parent
+        command = [sys.executable, "-m", "expert", "validate", "--json"]
+        command += ["--expert", str(place / "optimised"), "--baseline", str(newest(place))]
+        commands[place / "judged.json"] = [*command, "--limit", str(args.judged)]
+    run_beside(commands, args.at_once)
+    for result, told in zip(results, commands, strict=True):
+        take_judgement(result, told)
+
+
+def newest(place: Path) -> Path:
+    """The run of the plain side; without one the folder itself, which validation will name."""
+    return max((place / "plain").glob("*/"), default=place / "plain")
+
+
+def run_beside(commands: dict[Path, list[str]], at_once: int) -> dict[Path, int]:
+    """Commands beside each other, each with its own file for what it prints."""
+    waiting, running, ended = dict(commands), {}, {}
     while waiting or running:
-        while waiting and len(running) < JUDGED_AT_ONCE:
-            result = waiting.pop(0)
-            told = Path(result["optimised"]["run"]).parent / "judged.json"
-            command = [sys.executable, "-m", "expert", "validate", "--json"]
-            command += ["--expert", result["optimised"]["run"]]
-            command += ["--baseline", result["plain"]["run"], "--limit", str(args.judged)]
-            with told.open("wb") as out, told.with_suffix(".log").open("wb") as log:
-                running.append((result, told, subprocess.Popen(command, stdout=out, stderr=log)))
-        for entry in running[:]:
-            result, told, child = entry
+        while waiting and len(running) < at_once:
+            out = next(iter(waiting))
+            with out.open("wb") as stream, out.with_suffix(".err").open("wb") as errors:
+                child = subprocess.Popen(waiting.pop(out), stdout=stream, stderr=errors)
+            running[out] = child
+        for out, child in list(running.items()):
             if child.poll() is not None:
-                running.remove(entry)
-                take_judgement(result, told)
-        time.sleep(0.2)
+                ended[out] = running.pop(out).returncode
+        time.sleep(0.1)
+    return ended
 
 
 def take_judgement(result: dict[str, Any], told: Path) -> None:
     try:
         found = json.loads(told.read_text(encoding="utf-8"))
     except ValueError:
-        result["error"] = told.with_suffix(".log").read_text(errors="replace")[-2000:]
+        result["error"] = told.with_suffix(".err").read_text(errors="replace")[-2000:]
         print(f"{result['pair']:18} {result['error']}", flush=True)
         return
     names = ("accuracy", "interval", "passed", "failed", "without_oracle", "exact", "rows")
@@ -236,46 +258,39 @@ def environment() -> dict[str, Any]:
     }
 
 
-def without_folders(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    kept = json.loads(json.dumps(results))
-    for result in kept:
-        for side in ("optimised", "plain"):
-            result.get(side, {}).pop("run", None)
-    return kept
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, help="without it only rows that are made here")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--rows", type=int, help="to learn, instead of each pair's own number")
+    parser.add_argument("--updates", type=int, default=20, help="that are timed")
     parser.add_argument("--judged", type=int, default=400, help="held-out rows to answer")
+    parser.add_argument("--at-once", type=int, default=8, help="runs beside each other, untimed")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--smoke", action="store_true")
     args = parser.parse_args()
     if args.smoke:
         args.model, args.rows, args.judged = "tiny", args.rows or 160, 8
+        args.updates, args.at_once = 4, 1
     args.work = Path(tempfile.mkdtemp(prefix="experts-"))
     results: list[dict[str, Any]] = []
     for pair in PAIRS:
         left_out = args.only and not any(text in pair.name for text in args.only)
-        if left_out or (pair.given and args.data is None):
-            continue
-        try:
-            results.append(measured(pair, args))
-        except Exception as error:  # noqa: BLE001 - the other pairs are still worth measuring
-            results.append({"pair": pair.name, "error": f"{type(error).__name__}: {error}"[:2000]})
-            print(results[-1], flush=True)
+        if not left_out and (args.data is not None or not pair.given):
+            results.append(timed(pair, args))
+    write_record(results, args)
+    learn_all(results, args)
     judge_all(results, args)
-    record = {
-        "environment": environment(),
-        "model": args.model,
-        "judged_rows": args.judged,
-        "results": without_folders(results),
-    }
-    args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_record(results, args)
     shutil.rmtree(args.work)
+
+
+def write_record(results: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    kept = [{k: v for k, v in each.items() if k != "folder"} for each in results]
+    facts = {"model": args.model, "judged_rows": args.judged, "results": kept}
+    record = {"environment": environment(), **facts}
+    args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
