@@ -168,12 +168,53 @@ def memory_runs(record: Record) -> str:
     return f"{title}\n\n{text}\n\n{_table(head, rows)}"
 
 
+def memory_plans(record: Record) -> str:
+    """Plans against what their runs took, for runs that calibrated nothing."""
+    held = [one for one in record["results"] if one["role"] != "calibrates" and "error" not in one]
+    rows = [
+        (
+            one["case"],
+            one["rows"],
+            f"{one['planned_bytes'] / GB:.1f} GB",
+            f"{one['measured_bytes'] / GB:.1f} GB",
+            f"{one['planned_bytes'] / one['measured_bytes'] - 1:+.1%}",
+        )
+        for one in held
+    ]
+    head = ("case", "sequences of 2048 at once", "planned", "measured", "plan against run")
+    text = (
+        "Of every kind of run one calibrates the plans of its kind; these are others. Measured: "
+        "what the driver counts for the process at the peak."
+    )
+    title = f"### Plans of memory on one {_card(record['environment'])}"
+    return f"{title}\n\n{text}\n\n{_table(head, rows)}"
+
+
+def planted_faults(record: Record) -> str:
+    """Runs with something wrong, diagnosed from their run folders."""
+    rows = [
+        (
+            one["fault"],
+            f"`{one['expects']}`" if one["expects"] else "nothing",
+            "yes" if one["ok"] else "no",
+            one.get("verdict", ""),
+        )
+        for one in record["results"]
+    ]
+    head = ("planted", "to be found", "found", "verdict")
+    title = f"### Planted faults on one {_card(record['environment'])}"
+    note = record["environment"].get("note", "")
+    return f"{title}\n\n{note[:1].upper()}{note[1:]}\n\n{_table(head, rows)}"
+
+
 WRITERS: dict[str, Callable[[Record], str]] = {
     "training-speed-h200.json": training_speed,
     "char-gpt-h200.json": char_gpt,
     "data-preparation.json": preparation,
     "data-loading.json": loading,
     "memory-runs-h200.json": memory_runs,
+    "memory-plans-h200.json": memory_plans,
+    "planted-faults-h200.json": planted_faults,
 }
 
 

@@ -49,13 +49,17 @@ def growing(name: str, each: float, **changes: Any) -> list[dict[str, Any]]:
             "host-sync",
             record(
                 finished_events(
-                    step_events(ran_dry=1.0),
+                    step_events(ran_dry=1.0, gpu_utilization=85.0),
                     {"event": "syncs", "step": 4, "count": 1, "places": ["loop.py:9"]},
                 )
             ),
             "loop.py:9",
         ),
-        ("launch-bound", record(finished_events(step_events(ran_dry=1.0))), "ran dry in 100 %"),
+        (
+            "launch-bound",
+            record(finished_events(step_events(ran_dry=1.0, gpu_utilization=85.0))),
+            "ran dry in 100 %",
+        ),
         (
             "other-process",
             record(finished_events(step_events(gpu_memory_bytes=60 * GIB))),

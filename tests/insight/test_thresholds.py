@@ -85,7 +85,12 @@ def test_the_use_of_the_card_in_old_runs(use, told):
 
 @pytest.mark.parametrize(("dry", "told"), [(0.4, None), (0.5, "warning")])
 def test_half_of_the_updates_launched_too_late(dry, told):
-    assert level("launch-bound", step_events(ran_dry=dry)) == told
+    assert level("launch-bound", step_events(ran_dry=dry, gpu_utilization=90.0)) == told
+
+
+@pytest.mark.parametrize(("use", "told"), [(97.0, None), (96.0, "warning")])
+def test_a_queue_that_runs_dry_costs_nothing_where_the_card_is_in_full_use(use, told):
+    assert level("launch-bound", step_events(ran_dry=1.0, gpu_utilization=use)) == told
 
 
 def test_a_device_that_waits_for_data_is_not_called_launch_bound():

@@ -87,7 +87,7 @@ def test_reads_from_the_device_make_a_run_sync_bound():
 
 
 def test_a_device_that_runs_dry_without_reads_is_launch_bound():
-    found = judged(finished_events(step_events(ran_dry=0.9)))
+    found = judged(finished_events(step_events(ran_dry=0.9, gpu_utilization=60.0)))
     assert found.kind == "launch-bound"
     assert "batch_size" in found.fix
 

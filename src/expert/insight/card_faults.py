@@ -10,9 +10,8 @@ from expert.insight.anatomy import number
 from expert.insight.evidence import CONTEXT_BYTES, Evidence
 from expert.insight.finding import Finding
 from expert.insight.verdict import (
-    DRY_SHARE,
-    LOW_UTILIZATION,
     RETRIES_PER_UPDATE,
+    is_starved,
     is_worth_telling,
     launch_fix,
     sync_places,
@@ -37,7 +36,7 @@ def host_syncs(found: Evidence) -> Finding | None:
     if not count or step is None:
         return None
     dry = step.ran_dry or 0.0
-    costs = count >= found.micro_batches or dry >= DRY_SHARE
+    costs = is_starved(step)
     return Finding(
         name="host-sync",
         severity="warning" if costs else "note",
@@ -61,8 +60,7 @@ def slow_launches(found: Evidence) -> Finding | None:
     ):
         return None
     dry, use = step.ran_dry, step.gpu_utilization
-    starved = dry >= DRY_SHARE if dry is not None else use is not None and use < LOW_UTILIZATION
-    if not starved:
+    if not is_starved(step):
         return None
     tokens = (step.tokens or 0.0) / found.micro_batches
     seen = f"the device ran dry in {percent(dry)} of the updates; " if dry is not None else ""

@@ -39,6 +39,9 @@ DRY_SHARE = 0.5
 LOW_UTILIZATION = 0.7
 """For older runs, which do not tell whether the device ran dry: 0.58 was seen launch-bound on an
 H200, 0.91 and more where it was not (docs/benchmarks/char-gpt-h200.json)."""
+FULL_UTILIZATION = 0.97
+"""A device that is used so well loses nothing, even where its queue ran dry once in each update: on
+an H200 an 8B model on NF4 weights did in all of them, at 100 % (training-speed-h200.json)."""
 RETRIES_PER_UPDATE = 0.1
 """Emptying the allocator's cache waits for the device; once in ten updates is not the start."""
 START_MATTERS_SECONDS = 60.0
@@ -308,14 +311,21 @@ def _reason(event: Any) -> str:
     return str((event or {}).get("reason", "")).strip() or "out of memory"
 
 
+def is_starved(step: StepAnatomy) -> bool:
+    """The device waits for the host, and not only for a moment."""
+    dry, use = step.ran_dry, step.gpu_utilization
+    if dry is None:
+        return use is not None and use < LOW_UTILIZATION
+    return dry >= DRY_SHARE and (use is None or use < FULL_UTILIZATION)
+
+
 def _host(found: Evidence, step: StepAnatomy) -> Verdict | None:
     """The device waits for the host: because that waits for it, or launches too slowly."""
     if not found.run.on_gpu:
         return None
     use = step.gpu_utilization
     dry = step.ran_dry
-    starved = dry >= DRY_SHARE if dry is not None else use is not None and use < LOW_UTILIZATION
-    if not starved:
+    if not is_starved(step):
         return None
     seen = f"in {percent(dry)} of the updates" if dry is not None else f"(use {percent(use or 0)})"
     gains: tuple[Gain, ...] = ()
