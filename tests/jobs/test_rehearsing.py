@@ -55,9 +55,17 @@ def test_nothing_is_evaluated_or_saved_in_a_rehearsal(tmp_path, base):
     assert {"eval", "saved"} & {event["event"] for event in done.events} == set()
 
 
+@pytest.fixture
+def heeded():
+    """A shell starts what runs in the background with SIGINT ignored; a run leaves that so."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_more_than_the_first_of_two_short_runs(tmp_path, base, sent, code):
+def test_a_signal_ends_more_than_the_first_of_two_short_runs(tmp_path, base, sent, code, heeded):
     manifest = write_expert(tmp_path, base, {})
 
     def stopping(updates: Any) -> Any:

@@ -35,6 +35,14 @@ TESTS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def as_it_was():
+    """Runs that other tests look at too keep no verdict of these."""
+    yield
+    for run_folder in place().glob("*/runs/*/"):
+        (run_folder / "validation.json").unlink(missing_ok=True)
+
+
 @cache
 def learnt() -> Path:
     """The run of an expert that has learnt to answer one JSON object, whatever it is asked."""

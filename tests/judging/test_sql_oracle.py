@@ -89,7 +89,7 @@ def test_where_changes_are_expected_only_tables_may_be_changed(answer, tmp_path,
     [
         ("SELECT 1 FROM t WHERE id > 9", "SELECT 2 FROM t WHERE id < 0", {}, "returns no rows"),
         (OLD, "SELECT name FROM t", {"setup": []}, "no tables to run the query on"),
-        ("SELECT 1 FROM t", "SELECT 2 FROM t", {"setup": SETUP[:1]}, "are empty"),
+        ("SELECT 0 FROM t", "SELECT 0 FROM t t", {"setup": SETUP[:1]}, "are empty"),
         ("SELECT nope FROM t", "SELECT id FROM t", {}, "does not run in SQLite"),
         ("not SQL at all", "SELECT id FROM t", {}, "the expected query"),
         (OLD, "SELECT 1", {"setup": ["CREATE TABLE"]}, "cannot be made in SQLite"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from expert.judging.answers import unfenced, unreadable
 from expert.judging.cases import Case
+from expert.judging.made_rows import Rows, rows_around
 from expert.judging.oracle import Begin, Judgement, NoOracle, needed, right, unknown, wrong
 from expert.judging.sqlite_sandbox import NotAllowed, Sandbox, TooMuch
 from expert.judging.tables import difference
@@ -16,6 +17,11 @@ from expert.judging.tables import difference
 SECONDS = 2.0
 """For one query on the few rows of a case."""
 _UNDERLINES = re.compile(r"\x1b\[\d*m")  # with which sqlglot marks a place in a terminal
+
+
+MADE = 3
+"""Sets of rows that are made for empty tables: on one alone two maxima agree by chance."""
+_WORST = (False, None, True)
 
 
 class NotSql(Exception):
@@ -30,11 +36,14 @@ class _Expected:
     state: dict[str, Any]
     tells: str
     """Why the result would not tell right from wrong; "" where it does."""
+    made: Rows
+    """Rows that were put into tables which the case leaves empty."""
 
 
 class SqlOracle:
     """`check` of a case: `setup`, the statements that make its tables, and `dialect` where the
     queries are not SQLite's. Without a setup the CREATE TABLE statements of the prompt are taken.
+    Where no table has a row, rows are made around the values of the expected query.
     """
 
     def __init__(self, *, strict: bool = False) -> None:
@@ -49,9 +58,10 @@ class SqlOracle:
             return unknown(
                 f"the expected query: {fault}" if isinstance(fault, NotSql) else f"{fault}"
             )
-        expected, none = None, ""
+        query = _for_sqlite(wanted, case.expected, dialect)
+        expected, none = [], ""
         try:
-            expected = _run_expected(wanted, _for_sqlite(wanted, case.expected, dialect), setup)
+            expected = _run_expected(wanted, query, setup)
         except NoOracle as fault:
             none = str(fault)
         begin()
@@ -61,10 +71,11 @@ class SqlOracle:
             return wrong("parse", str(fault))
         if _canonical(found) == _canonical(wanted):
             return right("equal")
-        if expected is None:
+        if not expected:
             return unknown(none)
-        own = answer if self._strict else unfenced(answer)
-        return _held_to(expected, found, _for_sqlite(found, own, dialect), setup)
+        own = _for_sqlite(found, answer if self._strict else unfenced(answer), dialect)
+        verdicts = (_held_to(one, found, own, setup) for one in expected)
+        return min(verdicts, key=lambda verdict: _WORST.index(verdict.passed))
 
 
 def parse(text: str, dialect: str) -> Any:
@@ -107,8 +118,9 @@ def _for_sqlite(tree: Any, text: str, dialect: str) -> str:
     return text if dialect == "sqlite" else str(tree.sql(dialect="sqlite"))
 
 
-def _run_expected(wanted: Any, query: str, setup: list[str]) -> _Expected:
-    """What the expected query gives; NoOracle where SQLite cannot say or it proves nothing."""
+def _run_expected(wanted: Any, query: str, setup: list[str]) -> list[_Expected]:
+    """What the expected query gives, on every set of rows there is; NoOracle where SQLite cannot
+    say."""
     sqlglot = needed("sqlglot")
     if not setup:
         raise NoOracle("the case has no tables to run the query on")
@@ -116,23 +128,37 @@ def _run_expected(wanted: Any, query: str, setup: list[str]) -> _Expected:
     with Sandbox(SECONDS) as box:
         try:
             box.set_up(setup)
-            before = box.state()
+            full = any(table["rows"] for table in box.state().values())
+            columns = box.columns()
         except (NotAllowed, TooMuch) as fault:
             raise NoOracle(f"the tables of the case cannot be made in SQLite: {fault}") from None
+    made: list[Rows] = [{}]
+    if reads and not full:
+        made = [rows_around(wanted, columns, seed=seed) for seed in range(MADE)]
+    return [_run_on(rows, wanted, query, setup, reads=reads) for rows in made]
+
+
+def _run_on(made: Rows, wanted: Any, query: str, setup: list[str], *, reads: bool) -> _Expected:
+    with Sandbox(SECONDS) as box:
+        box.set_up(setup)
+        box.fill(made)
+        before = {} if reads else box.state()
         try:
             rows = box.run(query, reads=reads)
         except (NotAllowed, TooMuch) as fault:
             raise NoOracle(f"the expected query does not run in SQLite: {fault}") from None
         after = {} if reads else box.state()
     tells = ""
-    if not any(table["rows"] for table in before.values()):
-        tells = "the tables of the case are empty" if reads else ""
-    elif reads and not rows:
+    if reads and not rows:
         tells = "the expected query returns no rows"
+    elif made and not any(value for row in rows for value in row):
+        tells = "the tables of the case are empty, and on rows made for them the query counts none"
     elif not reads and after == before:
         tells = "the expected statement changes nothing"
     order = wanted.args.get("order") if reads else None
-    return _Expected(reads=reads, ordered=order is not None, rows=rows, state=after, tells=tells)
+    return _Expected(
+        reads=reads, ordered=order is not None, rows=rows, state=after, tells=tells, made=made
+    )
 
 
 def _held_to(expected: _Expected, found: Any, query: str, setup: list[str]) -> Judgement:
@@ -143,6 +169,7 @@ def _held_to(expected: _Expected, found: Any, query: str, setup: list[str]) -> J
         return wrong("run", f"is not {what}")
     with Sandbox(SECONDS) as box:
         box.set_up(setup)
+        box.fill(expected.made)
         try:
             rows = box.run(query, reads=expected.reads)
         except (NotAllowed, TooMuch) as fault:
@@ -153,10 +180,11 @@ def _held_to(expected: _Expected, found: Any, query: str, setup: list[str]) -> J
         if same and expected.tells:
             return unknown(expected.tells)
         return right("state") if same else wrong("state", "the tables are left in another state")
+    kind = "made rows" if expected.made else "rows"
     place = difference(expected.rows, rows, ordered=expected.ordered)
     if place is not None:
-        return wrong("rows", place)
-    return unknown(f"{expected.tells}, as does the answer") if expected.tells else right("rows")
+        return wrong(kind, place)
+    return unknown(f"{expected.tells}, as does the answer") if expected.tells else right(kind)
 
 
 def _canonical(tree: Any) -> str:

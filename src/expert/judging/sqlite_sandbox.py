@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 MOST_ROWS = 10_000
@@ -67,6 +67,31 @@ class Sandbox:
             for statement in statements:
                 self._connection.executescript(statement)
 
+    def columns(self) -> dict[str, list[tuple[str, str]]]:
+        """Names and declared types of the columns of every table."""
+        self._connection.set_authorizer(None)
+        with self._told():
+            names = self._connection.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+            ).fetchall()
+            return {
+                name: [
+                    (column[1], column[2] or "")
+                    for column in self._connection.execute(f"PRAGMA table_info({_quoted(name)})")
+                ]
+                for (name,) in names
+            }
+
+    def fill(self, rows: Mapping[str, Sequence[Sequence[Any]]]) -> None:
+        """Put rows into tables; those that a constraint forbids are left out."""
+        self._connection.set_authorizer(None)
+        with self._told():
+            for name, values in rows.items():
+                places = ", ".join("?" * len(values[0])) if values else ""
+                self._connection.executemany(
+                    f"INSERT OR IGNORE INTO {_quoted(name)} VALUES ({places})", values
+                )
+
     def run(self, statement: str, *, reads: bool) -> list[tuple[Any, ...]]:
         """The rows of one statement; unless it `reads` only, it may change tables."""
         self._connection.set_authorizer(_reading if reads else _changing)
@@ -89,8 +114,7 @@ class Sandbox:
     def _table(self, name: str, kind: str) -> dict[str, Any]:
         if kind != "table":
             return {"kind": kind, "columns": [], "rows": []}
-        quoted = '"' + name.replace('"', '""') + '"'
-        cursor = self._connection.execute(f"SELECT * FROM {quoted}")
+        cursor = self._connection.execute(f"SELECT * FROM {_quoted(name)}")
         columns = [column[0] for column in cursor.description]
         rows = sorted(cursor.fetchmany(MOST_ROWS), key=repr)
         return {"kind": kind, "columns": columns, "rows": rows}
@@ -112,6 +136,10 @@ class Sandbox:
 
     def _is_late(self) -> bool:
         return time.monotonic() >= self._ends_at
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _reading(action: int, first: str | None, second: str | None, *_: Any) -> int:

@@ -1,0 +1,165 @@
+"""SQL answers on tables that a case leaves empty: rows are made around the expected query."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlglot
+from sqlglot import exp
+
+from expert.judging.made_rows import rows_around
+from tests.judging.asking import judged
+
+CARS = "CREATE TABLE cars (id INTEGER PRIMARY KEY, name TEXT, color TEXT, age INT, school_id INT)"
+SCHOOLS = "CREATE TABLE schools (id INTEGER PRIMARY KEY, city TEXT, rank INT)"
+TWO = "SELECT name FROM cars WHERE color = 'red' AND age > 3"
+JOIN = "SELECT cars.name, city FROM cars JOIN schools ON school_id = schools.id WHERE rank >= 48"
+
+
+def asked(expected: str, answer: str):
+    return judged("sql", expected, answer, prompt=f"Which?\n{CARS};\n{SCHOOLS};")
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer"),
+    [
+        (TWO, "SELECT c.name FROM cars AS c WHERE c.age >= 4 AND c.color = 'red'"),
+        (TWO, "SELECT name FROM cars WHERE NOT (color <> 'red' OR age <= 3)"),
+        ("SELECT max(age) FROM cars", "SELECT age FROM cars ORDER BY age DESC LIMIT 1"),
+        ("SELECT count(*) FROM cars WHERE age < 9", "SELECT count(id) FROM cars WHERE 9 > age"),
+        (JOIN, "SELECT name, city FROM schools s, cars c WHERE c.school_id = s.id AND s.rank > 47"),
+        (
+            "SELECT name FROM cars WHERE name LIKE 'b%'",
+            "SELECT name FROM cars WHERE name GLOB 'b*'",
+        ),
+        (
+            "SELECT id FROM cars WHERE age BETWEEN 3 AND 5",
+            "SELECT id FROM cars WHERE age IN (3,4,5)",
+        ),
+    ],
+)
+def test_a_query_that_means_the_same_is_right(expected, answer):
+    found = asked(expected, answer)
+    assert (found.passed, found.kind) == (True, "made rows"), found.reason
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer"),
+    [
+        (TWO, "SELECT name FROM cars WHERE color = 'red'"),
+        (TWO, "SELECT name FROM cars WHERE color = 'red' OR age > 3"),
+        (TWO, "SELECT name FROM cars WHERE color = 'blue' AND age > 3"),
+        (TWO, "SELECT name FROM cars WHERE color = 'red' AND age >= 3"),
+        (TWO, "SELECT id FROM cars WHERE color = 'red' AND age > 3"),
+        ("SELECT max(age) FROM cars WHERE color = 'red'", "SELECT max(age) FROM cars"),
+        ("SELECT avg(age) FROM cars", "SELECT sum(age) FROM cars"),
+        (JOIN, JOIN.replace("48", "49")),
+        (JOIN, "SELECT name, city FROM cars, schools WHERE rank >= 48"),
+        ("SELECT name FROM cars ORDER BY age", "SELECT name FROM cars ORDER BY age DESC"),
+    ],
+)
+def test_a_query_that_means_something_else_is_wrong(expected, answer):
+    assert asked(expected, answer).passed is False
+
+
+def test_a_query_that_no_row_answers_tells_nothing():
+    nobody = "SELECT name FROM cars WHERE age > 3 AND age < 2"
+    found = asked(nobody, "SELECT name FROM cars WHERE 1 = 2")
+    assert found.passed is None
+    assert "returns no rows" in found.reason
+
+
+def test_rows_of_a_case_are_left_as_they_are():
+    setup = [f"{CARS}; {SCHOOLS}", "INSERT INTO cars VALUES (1, 'a', 'red', 9, 1)"]
+    found = judged("sql", TWO, "SELECT name FROM cars WHERE id = 1", setup=setup)
+    assert (found.passed, found.kind) == (True, "rows")
+
+
+def test_the_same_rows_are_made_whenever_they_are_asked_for():
+    tables = {"cars": [("name", "TEXT"), ("age", "INT"), ("color", "TEXT")]}
+    query = sqlglot.parse_one(TWO, read="sqlite")
+    assert rows_around(query, tables) == rows_around(query, tables)
+    assert rows_around(query, tables) != rows_around(query, tables, seed=1)
+
+
+def test_some_rows_meet_every_condition_and_some_miss_each_of_them():
+    tables = {"cars": [("color", "TEXT"), ("age", "INT")]}
+    rows = rows_around(sqlglot.parse_one(TWO, read="sqlite"), tables)["cars"]
+    met = {(color == "red", isinstance(age, int) and age > 3) for color, age in rows}
+    assert met >= {(True, True), (True, False), (False, True)}
+
+
+# --- real questions ------------------------------------------------------------------------------
+
+WIKISQL = Path(__file__).parents[3] / "shared" / "data" / "sql" / "test.jsonl"
+QUESTIONS = 300
+
+
+def in_other_words(row: dict[str, Any]) -> str:
+    text = row["output"].replace(" FROM t", " FROM t AS t", 1)
+    return text.replace("WHERE", "WHERE 1 = 1 AND") if "WHERE" in text else f"{text} WHERE 1 = 1"
+
+
+def changed(row: dict[str, Any]) -> Iterator[str]:
+    """The query without its conditions, with another value, another column, the opposite sign."""
+    query = sqlglot.parse_one(row["output"], read="sqlite")
+    for change in (without_conditions, with_another_value, with_another_sign):
+        other = query.copy()
+        if change(other):
+            yield other.sql(dialect="sqlite")
+    columns = re.findall(r'"([^"]+)"', row["input"])
+    other = query.copy()
+    chosen = other.expressions[0].find(exp.Column)
+    rest = [name for name in columns if chosen is not None and name != chosen.name]
+    # Where no value is NULL, a count of one column is that of any other.
+    if rest and not query.find(exp.Count):
+        chosen.this.set("this", rest[0])
+        yield other.sql(dialect="sqlite")
+
+
+def without_conditions(query: Any) -> bool:
+    found = query.find(exp.Where)
+    if found is not None:
+        found.pop()
+    return found is not None
+
+
+def with_another_value(query: Any) -> bool:
+    found = query.find(exp.Literal)
+    if found is not None:
+        text = "zzz" if found.is_string else str(float(found.this) + 3)
+        found.set("this", text)
+    return found is not None
+
+
+def with_another_sign(query: Any) -> bool:
+    found = query.find(exp.GT, exp.LT)
+    if found is not None:
+        opposite = exp.LT if isinstance(found, exp.GT) else exp.GT
+        found.replace(opposite(this=found.this.copy(), expression=found.expression.copy()))
+    return found is not None
+
+
+@pytest.mark.skipif(not WIKISQL.exists(), reason="the rows of WikiSQL are not here")
+def test_on_real_questions_only_another_meaning_is_wrong():
+    """Seen: 299 of 300 right and one without an oracle; of the changed queries 3 in a thousand
+    passed, minima that do not depend on a condition by chance."""
+    lines = WIKISQL.read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in random.Random(1).sample(lines, QUESTIONS)]
+    same: Counter[bool | None] = Counter()
+    other: Counter[bool | None] = Counter()
+    for row in rows:
+        prompt = f"{row['instruction']}\n{row['input']}"
+        same[judged("sql", row["output"], in_other_words(row), prompt=prompt).passed] += 1
+        for query in changed(row):
+            other[judged("sql", row["output"], query, prompt=prompt).passed] += 1
+    assert same[False] == 0
+    assert same[True] >= 0.99 * QUESTIONS
+    assert other[False] >= 0.99 * other.total()
