@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow-test gpu-test bench-data check fix clean
+.PHONY: help demo experts test slow-test gpu-test bench-data check fix clean
 
 help:            ## list the targets
 	@sed -n 's/^\([a-z-]*\): .*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -29,10 +29,13 @@ demo: $(READY)        ## rows, tokens, a trained expert, the gate, a ladder, a r
 	@$(BIN)/expert benchmark --manifest $(DEMO)/manifest.json --quick --no-remember --to $(DEMO_OUT)/ladder.json
 	@$(BIN)/expert report $(DEMO_OUT)/runs --ladder $(DEMO_OUT)/ladder.json
 
+experts: $(READY)     ## all four trained with `tiny`, judged beside their base; about 20 minutes without a GPU
+	@$(BIN)/python benchmarks/every_expert.py --out build/experts.json
+
 test: $(READY)        ## the test suite: CPU only, offline, minutes
 	@$(BIN)/python -m pytest -q -n auto
 
-slow-test: $(READY)   ## the long property tests, real models, every expert trained on the CPU
+slow-test: $(READY)   ## the long property tests and real models
 	@HYPOTHESIS=search $(BIN)/python -m pytest -q -n auto -m slow
 
 gpu-test: $(READY)    ## what needs a CUDA card; skips with a reason where there is none

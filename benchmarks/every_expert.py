@@ -19,6 +19,8 @@ from typing import Any
 
 EXPERTS = Path(__file__).parents[1] / "experts"
 NAMES = ("expert-json", "expert-sql", "expert-neo4j", "expert-typescript")
+PROMISED = {"expert-json": 0.95}
+"""What the gate asks for by default; of the others it is asked that they beat their base."""
 KEPT = ("accuracy", "interval", "passed", "failed", "without_oracle", "exact", "rows", "tasks")
 
 
@@ -73,9 +75,11 @@ def main() -> None:
         tuned, base = one["tuned"], one["base"]
         print(f"{one['expert']:18} {tuned['accuracy']:6.1%}  the base alone {base['accuracy']:6.1%}")
         if tuned["interval"][0] <= base["interval"][1]:
-            lost.append(one["expert"])
+            lost.append(f"{one['expert']} does not beat its base outside the interval")
+        if tuned["accuracy"] < PROMISED.get(one["expert"], 0.0):
+            lost.append(f"{one['expert']} stays below {PROMISED[one['expert']]:.0%}")
     if lost:
-        sys.exit(f"not better than the base outside the interval: {', '.join(lost)}")
+        sys.exit("; ".join(lost))
 
 
 if __name__ == "__main__":
