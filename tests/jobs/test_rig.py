@@ -102,8 +102,8 @@ say(ended=0)
     with rig(tmp_path, code) as one:
         for _ in range(2):
             assert one.measure(work(), quiet).measured is not None
-            assert one._process is not None
-            one._process.wait()
+            assert one._child is not None
+            one._child.wait()
 
 
 def test_a_rung_that_hangs_is_ended_with_all_that_it_started(tmp_path):

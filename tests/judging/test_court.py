@@ -60,9 +60,9 @@ def test_a_case_that_takes_too_long_itself_has_no_oracle():
 def test_a_process_that_was_killed_is_started_again():
     with Bench(60) as bench:
         assert bench.judge(case_of("1"), "1", domain="json", strict=False).passed is True
-        assert bench._process is not None
-        os.kill(bench._process.pid, 9)
-        bench._process.wait()
+        assert bench._child is not None
+        os.kill(bench._child.pid, 9)
+        bench._child.wait()
         assert bench.judge(case_of("1"), "1", domain="json", strict=False).passed is True
 
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import queue
-import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any, Literal
+from typing import Any, Literal
+
+from expert.core.child import Child, how_it_ended
 
 State = Literal["works", "wrong", "failed", "crashed", "too slow", "absent", "not tried"]
 
@@ -80,45 +75,30 @@ def try_kernels(
     facts: dict[str, Any] = {}
     note = ""
     while left:
-        child = _Child([*command, device, *left], seconds)
-        reached, found = child.watch(tell)
-        facts = child.facts or facts
+        run = _Run([*command, device, *left], seconds)
+        reached, found = run.watch(tell)
+        facts = run.facts or facts
         done += reached
         if found is not None:
             done.append(found)
         if not reached and found is None:
-            note = child.trouble() or "the trials did not start"
+            note = run.trouble or "the trials did not start"
             break
         left = [name for name in left if name not in {each.name for each in done}]
     done += [Tried(name=name, state="not tried", because=note) for name in left]
     return Trials(device=device, tried=tuple(done), torch=facts, note=note if not facts else "")
 
 
-class _Child:
-    """The process of the trials, read line by line with a time limit."""
+class _Run:
+    """One process of trials, until it has tried all of them or one has ended it."""
 
     def __init__(self, command: list[str], seconds: float) -> None:
         self.facts: dict[str, Any] = {}
+        self.trouble = ""
         self._seconds = seconds
-        self._errors: list[str] = []
-        self._process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,  # compilers start processes of their own, which hold the pipes
-            # A kernel that fails without a synchronous launch is blamed on a later one.
-            env={**os.environ, "CUDA_LAUNCH_BLOCKING": "1", "PYTHONFAULTHANDLER": "1"},
-        )
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        self._threads = []
-        for stream, take in ((self._process.stdout, self._take), (self._process.stderr, self._err)):
-            assert stream is not None
-            self._threads.append(threading.Thread(target=take, args=(stream,), daemon=True))
-        for thread in self._threads:
-            thread.start()
+        # A kernel that fails without a synchronous launch is blamed on a later one.
+        env = {"CUDA_LAUNCH_BLOCKING": "1", "PYTHONFAULTHANDLER": "1"}
+        self._child = Child(command, env=env)
 
     def watch(self, tell: Callable[[str], None]) -> tuple[list[Tried], Tried | None]:
         """The finished trials, and the one that ended the process, if one did."""
@@ -127,13 +107,9 @@ class _Child:
         limit = time.monotonic() + SECONDS_TO_START
         try:
             while True:
-                try:
-                    line = self._lines.get(timeout=max(0.0, limit - time.monotonic()))
-                except queue.Empty:
-                    return reached, self._too_slow(begun)
-                if line is None:
-                    return reached, self._ended(begun)
-                said = _read(line)
+                said = self._child.next(limit)
+                if said is None:
+                    return reached, self._without(begun, late=time.monotonic() >= limit)
                 if "facts" in said:
                     self.facts = said["facts"]
                 elif "begin" in said:
@@ -144,71 +120,18 @@ class _Child:
                     reached.append(Tried(**said["result"]))
                     begun = None
         finally:
-            self._kill()
-            self._gone()
+            self._child.stop()
 
-    def trouble(self) -> str:
-        """The last words of the process."""
-        return " / ".join(self._errors[-KEPT_ERROR_LINES:])
-
-    def _too_slow(self, begun: str | None) -> Tried | None:
-        if begun is None:
-            self._errors.append(f"no answer for {SECONDS_TO_START:.0f} s")
-            return None
-        because = f"not done after {self._seconds:.0f} s"
-        return Tried(name=begun, state="too slow", because=because)
-
-    def _ended(self, begun: str | None) -> Tried | None:
+    def _without(self, begun: str | None, *, late: bool) -> Tried | None:
+        """The process says no more: because of the trial that has begun, or before any has."""
+        if late:
+            because = f"not done after {self._seconds:.0f} s"
+            self.trouble = f"no answer for {SECONDS_TO_START:.0f} s"
+            return Tried(name=begun, state="too slow", because=because) if begun else None
+        code = self._child.wait()
+        self.trouble = self._child.last_words(KEPT_ERROR_LINES)
         if begun is None:
             return None
-        code = self._process.wait()
-        self._kill()
-        self._gone()
-        if code < 0:
-            how = f"the process was ended by {_signal_name(-code)}"
-        else:
-            how = f"the process ended with code {code}"
-        last = self._errors[-1] if self._errors and code >= 0 else ""
-        return Tried(name=begun, state="crashed", because=": ".join(filter(None, [how, last])))
-
-    def _kill(self) -> None:
-        """End the process and what it has started."""
-        if hasattr(os, "killpg"):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        else:
-            self._process.kill()
-
-    def _gone(self) -> None:
-        """Wait until the process has ended and its last words are read."""
-        self._process.wait()
-        for thread in self._threads:
-            thread.join()
-
-    def _take(self, stream: IO[str]) -> None:
-        with stream:
-            for line in stream:
-                self._lines.put(line)
-        self._lines.put(None)
-
-    def _err(self, stream: IO[str]) -> None:
-        with stream:
-            for line in stream:
-                if line.strip():
-                    self._errors.append(line.strip())
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _read(line: str) -> dict[str, Any]:
-    """A line of ours; a library may write others."""
-    try:
-        said = json.loads(line)
-    except ValueError:
-        return {}
-    return said if isinstance(said, dict) else {}
+        last = f": {self._child.last_words()}" if code >= 0 and self.trouble else ""
+        because = f"the process {how_it_ended(code)}{last}"
+        return Tried(name=begun, state="crashed", because=because)

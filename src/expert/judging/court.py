@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import IO, Any
 
+from expert.core.child import Child
 from expert.judging.cases import Case
 from expert.judging.oracle import Judgement, right, unknown, wrong
 from expert.judging.typecheck import find_tsc, type_errors
@@ -102,8 +100,7 @@ class Bench:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self._process: subprocess.Popen[str] | None = None
-        self._said: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._child: Child | None = None
 
     def __enter__(self) -> Bench:
         return self
@@ -113,20 +110,15 @@ class Bench:
 
     def judge(self, case: Case, answer: str, *, domain: str, strict: bool) -> Judgement:
         """What the process says; whatever happens in there, this returns."""
-        if self._process is None or self._process.poll() is not None:
-            self._start()
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
+        if self._child is None or self._child.has_ended:
+            self.stop()
+            # -P: the folder a person stands in is no place to import from.
+            self._child = Child([sys.executable, "-P", "-m", "expert.judging.server"])
         asked = {"case": asdict(case), "answer": answer, "domain": domain, "strict": strict}
         begun, ends_at = False, time.monotonic() + self._seconds
-        try:
-            process.stdin.write(json.dumps(asked) + "\n")
-            process.stdin.flush()
-        except OSError:
-            pass  # it has ended, which the next line tells
+        self._child.ask(asked)  # where it has ended, the next line tells
         while True:
-            told = self._next(ends_at)
+            told = self._child.next(ends_at)
             if told is None:
                 late = time.monotonic() >= ends_at
                 self.stop()
@@ -138,45 +130,9 @@ class Bench:
 
     def stop(self) -> None:
         """End the process."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        if process.stdin is not None:
-            with contextlib.suppress(OSError):
-                process.stdin.close()
-
-    def _start(self) -> None:
-        self.stop()
-        # -P: the folder a person stands in is no place to import from.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "expert.judging.server"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            encoding="utf-8",
-        )
-        self._said = queue.Queue()
-        reader = threading.Thread(
-            target=_read, args=(self._process.stdout, self._said), daemon=True
-        )
-        reader.start()
-
-    def _next(self, ends_at: float) -> dict[str, Any] | None:
-        try:
-            return self._said.get(timeout=max(0.0, ends_at - time.monotonic()))
-        except queue.Empty:
-            return None
-
-
-def _read(stream: IO[str], said: queue.Queue[dict[str, Any] | None]) -> None:
-    """In a thread: hand on every line, and None at the end."""
-    with stream, contextlib.suppress(ValueError):  # a line that was cut off
-        for line in stream:
-            said.put(json.loads(line))
-    said.put(None)
+        child, self._child = self._child, None
+        if child is not None:
+            child.stop()
 
 
 def _fallen(seconds: float | None, *, begun: bool) -> Judgement:

@@ -1,0 +1,131 @@
+"""A process that answers in lines of JSON: asked, listened to, and ended with all that it started.
+
+For what may hang, crash or take a whole device with it: kernels that are tried, rungs that are
+measured, answers that are run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+KEPT_LINES = 20
+
+
+class Child:
+    """A running process; `next` waits for what it says, and no longer than it is let."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        log: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        """`log`: where its errors are added; without one only the last of them are kept. `env` is
+        added to the environment."""
+        self._log = _opened(log)
+        self._words: list[str] = []
+        self._process = subprocess.Popen(
+            list(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            env={**os.environ, **(env or {})},
+            start_new_session=os.name == "posix",  # compilers start processes of their own
+        )
+        self._said: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        threading.Thread(target=_read, args=(self._process.stdout, self._said), daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def ask(self, request: Mapping[str, Any]) -> bool:
+        """Send a line; False where nobody is there to read it."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            return False
+        return True
+
+    def next(self, ends_at: float) -> dict[str, Any] | None:
+        """The next thing it says; None where it has ended, or says nothing until that moment of
+        time.monotonic()."""
+        try:
+            return self._said.get(timeout=max(0.0, ends_at - time.monotonic()))
+        except queue.Empty:
+            return None
+
+    def stop(self) -> int:
+        """End it and what it has started; its exit code, below zero for a signal."""
+        if os.name == "posix":
+            # Also where it has ended itself: what it started may still be there.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        else:
+            self._process.kill()
+        code = self._process.wait()
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # what was never read is lost with its reader
+            self._process.stdin.close()
+        self._words = self._told()
+        self._log.close()
+        return code
+
+    def wait(self) -> int:
+        """Its exit code, once it has ended by itself."""
+        return self._process.wait()
+
+    def last_words(self, lines: int = 1) -> str:
+        """The end of what it wrote to standard error."""
+        return " / ".join(self._told()[-lines:])
+
+    def _told(self) -> list[str]:
+        if self._log.closed:
+            return self._words
+        self._log.seek(0)
+        told = self._log.read().decode(errors="replace").splitlines()
+        return [line.strip() for line in told if line.strip()][-KEPT_LINES:]
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"ended with code {code}"
+    known = {each.value: each.name for each in signal.Signals}
+    return f"was ended by {known.get(-code, f'signal {-code}')}"
+
+
+def _opened(log: Path | None) -> IO[bytes]:
+    return log.open("ab+") if log is not None else tempfile.TemporaryFile()
+
+
+def _read(stream: IO[str], said: queue.Queue[dict[str, Any] | None]) -> None:
+    """In a thread: hand on every line, and None at the end. A library may write other lines."""
+    with stream, contextlib.suppress(ValueError):
+        for line in stream:
+            with contextlib.suppress(ValueError):
+                fact = json.loads(line)
+                if isinstance(fact, dict):
+                    said.put(fact)
+    said.put(None)

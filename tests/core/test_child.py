@@ -1,0 +1,105 @@
+"""A process that answers in lines of JSON; every one here is a real one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import psutil
+import pytest
+
+from expert.core.child import Child, how_it_ended
+
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def begun():
+    """Makes processes of a piece of Python, and ends them."""
+    made: list[Child] = []
+
+    def begin(code: str, **more) -> Child:
+        made.append(Child([sys.executable, "-c", f"import json, os, sys\n{code}"], **more))
+        return made[-1]
+
+    yield begin
+    for child in made:
+        child.stop()
+
+
+def soon() -> float:
+    return time.monotonic() + PATIENCE
+
+
+def test_it_answers_what_it_is_asked(begun):
+    child = begun("for line in sys.stdin: print(json.dumps({'got': json.loads(line)}), flush=True)")
+    for number in (1, 2):
+        assert child.ask({"number": number})
+        assert child.next(soon()) == {"got": {"number": number}}
+
+
+def test_lines_of_others_are_passed_over(begun):
+    child = begun("""print("a library's line"); print("[1]"); print('{"ours": 1}', flush=True)""")
+    assert child.next(soon()) == {"ours": 1}
+    assert child.next(soon()) is None
+    assert child.wait() == 0
+
+
+def test_who_says_nothing_is_not_waited_for_longer_than_allowed(begun):
+    child = begun("sys.stdin.read()")
+    assert child.next(time.monotonic() + 0.05) is None
+    assert not child.has_ended
+
+
+def test_its_last_words_are_kept_and_an_end_is_told(begun):
+    child = begun("print('one', file=sys.stderr); sys.exit('two')")
+    assert child.next(soon()) is None
+    assert child.wait() == 1
+    assert child.last_words() == "two"
+    assert child.last_words(2) == "one / two"
+    child.stop()
+    assert child.last_words() == "two"
+
+
+def test_nobody_is_asked_who_has_ended(begun):
+    child = begun("sys.exit()")
+    child.wait()
+    assert child.has_ended
+    assert child.ask({"anybody": "there"}) is False
+
+
+def test_errors_are_added_to_a_log(begun, tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_text("before\n", encoding="utf-8")
+    begun("sys.exit('after')", log=log).wait()
+    assert log.read_text(encoding="utf-8") == "before\nafter\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="groups of processes are POSIX")
+def test_what_it_started_ends_with_it(begun):
+    child = begun(
+        "import subprocess\n"
+        "other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(json.dumps({'pid': other.pid}), flush=True); sys.stdin.read()"
+    )
+    told = child.next(soon())
+    assert told is not None
+    assert child.stop() == -9
+    for _ in range(600):
+        try:
+            os.kill(told["pid"], 0)
+        except ProcessLookupError:
+            return
+        if psutil.Process(told["pid"]).status() == psutil.STATUS_ZOMBIE:
+            return  # nobody has asked how it ended, but it has
+        time.sleep(0.1)
+    pytest.fail("it still runs")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(0, "ended with code 0"), (-9, "was ended by SIGKILL"), (-250, "was ended by signal 250")],
+)
+def test_an_end_in_words(code, words):
+    assert how_it_ended(code) == words
