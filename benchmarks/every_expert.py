@@ -44,7 +44,7 @@ def judged(name: str, args: argparse.Namespace) -> dict[str, Any]:
     shutil.rmtree(place)
     sides = {"tuned": found, "base": found["baseline"]}
     facts = {side: {key: one.get(key) for key in KEPT} for side, one in sides.items()}
-    return {"expert": name, "gate": found["gate"], "updates": found["step"], **facts}
+    return {"expert": name, "gate": found["gate"], **facts}
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from tests.planning.test_memory import (
 )
 
 ROOT = Path(__file__).parents[1]
+BENCHMARKS = ROOT / "docs" / "benchmarks"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -73,3 +75,13 @@ def test_the_measured_worst_case_in_the_readme_is_true():
     errors += [abs(estimate(work).allocated / peak - 1) for work, peak in runs]
     assert f"{len(errors)} peaks measured" in README
     assert f"off by {max(errors):.1%}".replace("%", " %") in README
+
+
+def test_the_range_of_plans_in_the_readme_is_that_of_runs_that_calibrated_nothing():
+    record = json.loads((BENCHMARKS / "memory-plans-h200.json").read_text(encoding="utf-8"))
+    held = [run for run in record["results"] if run["role"] == "held to its plan"]
+    apart = [run["planned_bytes"] / run["measured_bytes"] - 1 for run in held]
+    told = f"between {-min(apart):.1%} below and {max(apart):.1%} above".replace("%", " %")
+    text = " ".join(README.split())
+    assert f"{len(held)} plans of runs" in text
+    assert told in text
