@@ -23,7 +23,7 @@ from typing import Any
 import expert
 
 SHAPE = "qwen3-0.6b"
-SEQUENCES_AN_UPDATE = 8
+SEQUENCES_AN_UPDATE = 4
 ROWS_AT_ONCE = 4
 """The batch as a cautious user writes it."""
 EXPERT = {
@@ -53,7 +53,7 @@ def write_manifest(folder: Path, name: str, **parts: Any) -> Path:
 
 
 def expert_manifest(data: Path, work: Path) -> Path:
-    """An update of about eight packed sequences, however long the rows are."""
+    """An update of about four packed sequences, however long the rows are."""
     from training_speed import write_model
 
     folder = work / "expert"
