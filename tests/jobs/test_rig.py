@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from expert.jobs.rig import Rig
-from expert.jobs.rungs import QUICK, Work
+from expert.jobs.rungs import QUICK, Work, _seconds_per_update
 from tests.insight.ladders import measured
 
 SEEN = {
@@ -144,3 +144,9 @@ def test_a_process_that_leaves_in_the_middle_is_a_failed_rung(tmp_path):
     with rig(tmp_path, code) as one:
         assert one.measure(work(), quiet).because == "its process ended"
         assert one.measure(work(), quiet).because == "its process ended"  # another one was started
+
+
+def test_a_host_that_runs_ahead_does_not_make_updates_look_short():
+    """Compiled in nine seconds, launched in 50 ms while the device was busy, then at its pace."""
+    lines = [{"event": "step", "updates": 1, "seconds": seconds} for seconds in (9.0, 0.05, 0.6)]
+    assert _seconds_per_update([*lines, {"event": "saved"}]) == 0.6
