@@ -193,6 +193,7 @@ class Builder:
             rows=lambda: self.rows_of(source),
             segments_of=segments_of,
             encoder=self.encoder,
+            made_for=f"{name} {source.name}",
             max_bad_rows=self.spec.max_bad_rows,
             tell=lambda rows, tokens: self.tell(f"{name} {source.name}", rows, tokens),
             with_helper=self._pays_for_a_helper(source),
