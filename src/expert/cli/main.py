@@ -208,25 +208,41 @@ def presets() -> None:
 
 def run() -> None:
     """Run the command; a fault is told in words, never as a traceback."""
-    from expert.cli.display import show_problems
+    from expert.cli.display import say_no_more, show_problems
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a Windows pipe may not know ✓ or ×
             stream.reconfigure(encoding="utf-8", errors="replace")
     try:
-        app()
+        _run_command()
     except ExpertError as error:
         show_problems(str(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader of a pipe left; what it wanted it has. Python would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        say_no_more(sys.stdout)
         sys.exit(EXIT_OK)
     except OSError as error:
         show_problems(f"{error.filename or 'output'}: {error.strerror or error}")
         sys.exit(EXIT_USAGE)
     except Exception as error:  # noqa: BLE001 - the last net: users see words and a file name
         sys.exit(_report_fault(error))
+
+
+def _run_command() -> None:
+    """Run the command; its last words are said here, where it is noticed that nobody listens."""
+    from expert.cli.display import say_no_more
+
+    try:
+        app()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None  # typer makes exit code 1 of it
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            say_no_more(sys.stdout)  # the command itself went well or not: its own code is told
+        raise
 
 
 def _report_fault(error: Exception) -> int:
