@@ -85,7 +85,7 @@ def test_without_a_manifest_a_text_trains_the_character_model(run, tmp_path, mon
     [folder] = (tmp_path / "runs").iterdir()
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["name"] == "char-fox"
-    assert ran.out.splitlines()[-2] == f'next: expert sample {folder} --prompt "…"'
+    assert ran.out.splitlines()[-2] == f'next: expert sample runs/{folder.name} --prompt "…"'
     assert manifest["base_models"][0]["name"] == "char-gpt"
     assert manifest["training"]["dataset"]["path"] == str(tmp_path / "fox.txt")
     assert (folder / "final" / "vocabulary.json").is_file()
