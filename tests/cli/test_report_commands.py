@@ -88,7 +88,8 @@ def test_a_place_that_cannot_be_written_is_told(run, tmp_path):
     ran = run("report", str(folder), "--to", str(tmp_path / "file"))
     assert ran.code == 2
     assert "no report can be written here" in ran.err
-    assert "name another folder with --to" in ran.err
+    assert f"{tmp_path / 'file'}: no report" in ran.err
+    assert "name another place with --to" in ran.err
 
 
 def test_a_ladder_that_is_none_is_refused(run, tmp_path):
