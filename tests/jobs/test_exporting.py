@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from expert.core.publish import damage
 from expert.core.rundir import RunFolder
 from expert.jobs.comparing import checked_ids, logits_of_trained
-from expert.jobs.exporting import UNHARMED_SPREADS, CannotExport, Exported, export
+from expert.jobs.export_checks import CannotExport
+from expert.jobs.exporting import UNHARMED_SPREADS, Exported, export
 from expert.jobs.model_card import model_card
 from expert.jobs.trained import (
     NothingTrained,

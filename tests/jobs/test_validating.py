@@ -13,7 +13,8 @@ import pytest
 import expert
 from expert.core.rundir import RunFolderError
 from expert.data.records import DataError
-from expert.jobs.exporting import CannotExport, export
+from expert.jobs.export_checks import CannotExport
+from expert.jobs.exporting import export
 from expert.jobs.test_sets import NoTestSet
 from expert.jobs.trained import NothingTrained
 from expert.jobs.validating import CannotValidate, validate
