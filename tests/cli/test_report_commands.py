@@ -42,6 +42,19 @@ def test_a_report_goes_to_the_folder_named_and_a_folder_of_runs_means_its_newest
     assert not (newest / "report.html").exists()
 
 
+def test_a_name_that_ends_in_html_is_that_of_the_page(run, tmp_path):
+    folder = write_run(tmp_path / "run", usual(3))
+    ran = run("report", str(folder), "--to", str(tmp_path / "out" / "mine.html"), "--json")
+    told = json.loads(ran.out)
+    assert told["html"] == str(tmp_path / "out" / "mine.html")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mine.html", "mine.md"]
+    page = (tmp_path / "out" / "mine.html").read_text(encoding="utf-8")
+    assert page.lower().startswith("<!doctype html>")
+    (tmp_path / "old.html").mkdir()  # a folder is a folder, whatever its name
+    told = json.loads(run("report", str(folder), "--to", str(tmp_path / "old.html"), "--json").out)
+    assert told["html"] == str(tmp_path / "old.html" / "report.html")
+
+
 def test_runs_to_compare_may_be_repeated_or_follow(run, tmp_path):
     runs = [str(write_run(tmp_path / f"run{n}", usual(4 + n))) for n in range(3)]
     repeated = run("report", runs[0], "--compare", runs[1], "--compare", runs[2], "--json")
@@ -75,7 +88,8 @@ def test_a_place_that_cannot_be_written_is_told(run, tmp_path):
     ran = run("report", str(folder), "--to", str(tmp_path / "file"))
     assert ran.code == 2
     assert "no report can be written here" in ran.err
-    assert "name another folder with --to" in ran.err
+    assert f"{tmp_path / 'file'}: no report" in ran.err
+    assert "name another place with --to" in ran.err
 
 
 def test_a_ladder_that_is_none_is_refused(run, tmp_path):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pynvml
@@ -111,6 +114,38 @@ def test_a_folder_that_is_there_is_never_overwritten(run, tmp_path):
     assert ran.code == 2
     assert "is there already  (name a new folder: nothing is overwritten)" in ran.err
     assert (tmp_path / "mine").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.parametrize("what", ["taken", "gate", "below a file", "in a system folder"])
+def test_an_export_that_is_refused_is_told_before_torch_is_imported(what, tmp_path):
+    folder, to = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(finished("lora"), folder)
+    (tmp_path / "file").touch()
+    if what == "taken":
+        shutil.copytree(folder, to)
+        words = f"{to}: is there already"
+    elif what == "gate":
+        gate = {"gate": {"passed": False, "reasons": ["too bad"]}}
+        (folder / "validation.json").write_text(json.dumps(gate), encoding="utf-8")
+        words = "the gate is not passed: too bad"
+    elif what == "below a file":
+        to = tmp_path / "file" / "deep" / "out"
+        words = f"{to}: cannot be written: {tmp_path / 'file'} is no folder"
+    else:
+        to = Path("/proc/self/out")  # even root cannot make a folder there
+        if not to.parent.is_dir():
+            pytest.skip("there is no /proc")
+        words = f"{to}: cannot be written: "
+    code = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(('torch', 'transformers', 'peft')))\n"
+        f"sys.argv = ['expert', 'export', {str(folder)!r}, '--to', {str(to)!r}]\n"
+        "from expert.__main__ import main\nmain()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert ".tmp-" not in done.stderr
 
 
 # --- memory of the cards -------------------------------------------------------------------------

@@ -47,11 +47,21 @@ def test_a_run_is_shown_in_plain_lines_and_ends_with_what_to_do_next(run, expert
     assert "loading the model …" in lines
     assert any(line.startswith("step 2/2  loss ") for line in lines)
     [folder] = (expert.parent / "runs").iterdir()
-    assert lines[-3:] == [
+    assert lines[-4:] == [
         f"final: {folder / 'final'}",
-        f'next: expert sample {folder} --prompt "…"',
+        f"next: expert validate --expert {folder} --baseline base",
+        f'      expert sample {folder} --prompt "…"',
         f"      expert export {folder} --to FOLDER",
     ]
+
+
+def test_a_run_whose_reader_left_the_pipe_goes_on_to_its_end(expert):
+    command = f"{sys.executable} -m expert train -m {expert} --device cpu"
+    pipe = f"{command} | exec true; echo ${{PIPESTATUS[0]}}"
+    ran = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("0\n", "")
+    [folder] = (expert.parent / "runs").iterdir()
+    assert (folder / "final" / "DONE").is_file()
 
 
 def test_flags_overrule_the_manifest_and_the_result_is_json(run, expert, tmp_path):
@@ -75,6 +85,7 @@ def test_without_a_manifest_a_text_trains_the_character_model(run, tmp_path, mon
     [folder] = (tmp_path / "runs").iterdir()
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["name"] == "char-fox"
+    assert ran.out.splitlines()[-2] == f'next: expert sample runs/{folder.name} --prompt "…"'
     assert manifest["base_models"][0]["name"] == "char-gpt"
     assert manifest["training"]["dataset"]["path"] == str(tmp_path / "fox.txt")
     assert (folder / "final" / "vocabulary.json").is_file()
@@ -291,7 +302,10 @@ def test_once_is_a_table_of_how_the_run_stands(run):
     assert ran.code == 0
     facts = dict(line.split("  ", 1) for line in ran.out.splitlines()[2:])
     assert {name: value.strip() for name, value in facts.items()}["state"] == "finished"
-    assert {"step", "loss", "learning rate", "tokens/s", "last checkpoint"} <= facts.keys()
+    assert {"step", "epoch", "mean loss", "tokens/s", "last checkpoint"} <= facts.keys()
+    step, epoch = (facts[name].strip().split(" of ") for name in ("step", "epoch"))
+    assert step[0] == step[1]
+    assert float(epoch[0]) == float(epoch[1])
     assert facts["fallbacks"].strip() == "none"
 
 

@@ -78,6 +78,16 @@ TASKS = Columns("multi_task", input="input", response="output")
         ("instruction input output text", "instruction", "output", "input"),
         ("input output", "input", "output", ""),
         ("answer question instruction id", "instruction", "answer", ""),
+        ("question reply", "question", "reply", ""),
+        ("query answer", "query", "answer", ""),
+        ("request response", "request", "response", ""),
+        ("user assistant", "user", "assistant", ""),
+        ("human assistant text", "human", "assistant", ""),
+        ("user input output", "input", "output", ""),
+        ("Question Answer", "Question", "Answer", ""),
+        ("PROMPT Completion", "PROMPT", "Completion", ""),
+        ("Question Context answer", "Question", "answer", "Context"),
+        ("Question question answer", "question", "answer", ""),
     ],
 )
 def test_columns_are_chosen_by_name_in_a_fixed_order(names, instruction, response, material):
@@ -93,6 +103,10 @@ def test_columns_are_chosen_by_name_in_a_fixed_order(names, instruction, respons
         ("text path", Columns("text", text="text")),
         ("messages prompt", Columns("messages", messages="messages")),
         ("id conversations system", Columns("messages", messages="conversations", system="system")),
+        ("text user", Columns("text", text="text")),
+        ("Text", Columns("text", text="Text")),
+        ("Messages System", Columns("messages", messages="Messages", system="System")),
+        ("Task Input Output", Columns("multi_task", input="Input", response="Output")),
         ("task input output", TASKS),
         (
             "system instruction output",
@@ -102,6 +116,11 @@ def test_columns_are_chosen_by_name_in_a_fixed_order(names, instruction, respons
 )
 def test_other_kinds_of_rows_are_known_by_their_columns(names, columns):
     assert understand_columns(names.split(), {}) == columns
+
+
+def test_blanks_around_the_name_of_a_column_do_not_hide_it():
+    columns = understand_columns(["Question", " Answer "], {})
+    assert columns == Columns("instruction", instruction="Question", response=" Answer ")
 
 
 def test_an_object_as_input_makes_a_multi_task_row_without_a_task_column():
@@ -160,17 +179,18 @@ def test_mapped_columns_of_preference_rows_are_taken_as_asked():
         (
             "a b",
             {},
-            "no column holds the request (looked for instruction, prompt, question, text, "
-            "sql_prompt) and no column holds the answer (looked for response, output, answer, "
-            "completion, text, cypher, sql); columns found: a, b  (name them in "
+            "no column holds the request (looked for instruction, prompt, question, query, "
+            "request, sql_prompt, user, human, text) and no column holds the answer (looked for "
+            "response, output, answer, reply, completion, cypher, sql, assistant, text); columns "
+            "found: a, b  (name them in "
             "training.dataset.field_mapping: instruction and response, or text where the rows "
             "are already formatted)",
         ),
         (
             "question b",
             {},
-            "no column holds the answer (looked for response, output, answer, completion, text, "
-            "cypher, sql); columns found: question, b  (name them in "
+            "no column holds the answer (looked for response, output, answer, reply, completion, "
+            "cypher, sql, assistant, text); columns found: question, b  (name them in "
             "training.dataset.field_mapping: instruction and response, or text where the rows "
             "are already formatted)",
         ),

@@ -237,6 +237,41 @@ CSV_FAULTS: dict[str, tuple[bytes, str]] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("content", "row"),
+    [
+        ("a;b\n1;2\n", {"a": "1", "b": "2"}),
+        ("a\tb\n1\t2\n", {"a": "1", "b": "2"}),
+        ("a;b\n1,5;2,5\n3,5;4,5\n", {"a": "1,5", "b": "2,5"}),
+        ('a;"b, or c"\n1;2\n3;4\n', {"a": "1", "b, or c": "2"}),
+        ('a;b\n"x, y\nand; z";2\n3;4\n', {"a": "x, y\nand; z", "b": "2"}),
+        ("a;b\n1;2\n3;4;5\n6;7\n", {"a": "1", "b": "2"}),
+        ("a;b (x, y)\n1;2\n3;4\n", {"a": "1", "b (x, y)": "2"}),
+        # Commas where they are as good, whatever else there is.
+        ("a,b\n1;2,3;4\n5;6,7;8\n", {"a": "1;2", "b": "3;4"}),
+        ("a;x,b\n1;y,2\n3;z,4\n", {"a;x": "1;y", "b": "2"}),
+        ("a;b\nx\ny\n", {"a;b": "x"}),
+        ('"a;b"\n"1;2"\n', {"a;b": "1;2"}),
+        ("text\none; two\n", {"text": "one; two"}),
+    ],
+)
+def test_what_separates_the_columns_of_a_csv_is_told_by_its_header_and_rows(
+    tmp_path: Path, content: str, row: dict[str, str]
+):
+    found = list(read_rows(written(tmp_path, "rows.csv", content)))
+    assert isinstance(found[0], Row)
+    assert found[0].values == row
+
+
+def test_a_file_of_many_rows_separated_by_semicolons_is_read_to_its_end(tmp_path: Path):
+    rows = [f"{n};{'x' * 90}, y" for n in range(2000)]  # longer than what is looked at
+    found = good(
+        written(tmp_path, "rows.csv.gz", gzip.compress("\n".join(["a;b", *rows]).encode()))
+    )
+    assert len(found) == 2000
+    assert found[-1]["a"] == "1999"
+
+
 @pytest.mark.parametrize("fault", CSV_FAULTS)
 def test_a_broken_record_of_a_csv_is_a_bad_row_with_file_and_line(fault: str, tmp_path: Path):
     line, reason = CSV_FAULTS[fault]

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+import shutil
+from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+
+import expert
+from expert.core.publish import publishing
+from expert.jobs.exporting import export
 from expert.jobs.feeding import is_padded
 from expert.jobs.planning import plan
 from expert.planning.run_plan import RunPlan
@@ -23,3 +32,42 @@ def test_tiny_is_adapted_with_its_own_tokenizer_packed_or_padded(tmp_path, monke
     assert (done.folder / "final" / "adapter_model.safetensors").is_file()
     settled = RunPlan.model_validate_json((done.folder / "plan.json").read_text(encoding="utf-8"))
     assert (settled.model.place, settled.model.location) == ("built-in", str(tiny))
+
+
+def test_an_adapter_of_tiny_is_loaded_as_its_card_says_and_by_peft_alone(tmp_path):
+    from peft import AutoPeftModelForCausalLM
+
+    folder = run(write_expert(tmp_path / "expert", "tiny", {"max_steps": 2})).folder
+    final = folder / "final" / "adapter_config.json"
+    assert final.is_file()
+    out = tmp_path / "out"
+    export(folder, out, device="cpu")
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert card.startswith('---\nbase_model: "tiny"\nlibrary_name: peft\n')
+    assert "| base | tiny, which comes with Expert, quantization none |" in card
+    assert str(Path(expert.__file__).parent) not in card
+    found: dict[str, Any] = {}
+    code = card.partition("```python\n")[2].partition("```")[0]
+    exec(code.replace("PATH/TO/THIS/FOLDER", str(out)), found)
+    assert found["model"].peft_config["default"].r == 4
+    alone = AutoPeftModelForCausalLM.from_pretrained(out)
+    ids = found["tokenizer"]("say red 1", return_tensors="pt").input_ids
+    assert torch.equal(alone(ids).logits, found["model"](ids).logits)
+
+
+def test_a_run_of_tiny_from_another_machine_is_exported_with_the_base_of_this_one(tmp_path):
+    folder = run(write_expert(tmp_path / "expert", "tiny", {"max_steps": 2})).folder
+    theirs = "/home/another/site-packages/expert/model/tiny"
+    here = str(Path(expert.__file__).parent / "model" / "tiny")
+    plan_file, final = folder / "plan.json", folder / "final"
+    plan_file.write_text(plan_file.read_text(encoding="utf-8").replace(here, theirs), "utf-8")
+    settings = json.loads((final / "adapter_config.json").read_text(encoding="utf-8"))
+    with publishing(tmp_path / "final") as moved:
+        shutil.copytree(final, moved, dirs_exist_ok=True, ignore=lambda *_: ["DONE"])
+        settings["base_model_name_or_path"] = theirs
+        (moved / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    shutil.rmtree(final)
+    (tmp_path / "final").rename(final)
+    export(folder, tmp_path / "out", device="cpu")
+    told = json.loads((tmp_path / "out" / "adapter_config.json").read_text(encoding="utf-8"))
+    assert told == {**settings, "base_model_name_or_path": here}

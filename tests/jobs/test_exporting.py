@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from safetensors.torch import load_file
 from expert.core.publish import damage
 from expert.core.rundir import RunFolder
 from expert.jobs.comparing import checked_ids, logits_of_trained
-from expert.jobs.exporting import CannotExport, Exported, export
+from expert.jobs.export_checks import CannotExport
+from expert.jobs.exporting import UNHARMED_SPREADS, Exported, export
 from expert.jobs.model_card import model_card
 from expert.jobs.trained import (
     NothingTrained,
@@ -88,7 +91,18 @@ def test_merged_weights_are_rounded_once_to_the_type_asked_for(dtype, tmp_path):
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"].endswith("16")
     assert done.adapter_effect is not None
     assert 1e-4 < done.share <= done.tolerance
-    assert done.tolerance == TOLERANCE[dtype] * max(1.0, done.adapter_effect / 4)
+    assert done.tolerance == TOLERANCE[dtype] * max(1.0, done.adapter_effect / UNHARMED_SPREADS)
+
+
+def test_the_guide_says_how_far_an_export_may_be_off():
+    guide = Path(__file__).parents[2] / "docs" / "TRAINING_GUIDE.md"
+    text = " ".join(guide.read_text(encoding="utf-8").split())
+    fp32, fp16, bf16 = (f"{100 * TOLERANCE[name]:g} %" for name in ("fp32", "fp16", "bf16"))
+    said = f"{fp32} of their spread in float32, {fp16} in float16 and {bf16} in bfloat16"
+    assert said in text
+    assert UNHARMED_SPREADS == 4
+    assert "an adapter on that moves them by four of their spreads" in text
+    assert f"(five spreads: {100 * TOLERANCE['bf16'] * 5 / 4:g} % in bfloat16)" in text
 
 
 def test_a_checkpoint_is_exported_as_it_was_saved(tmp_path):
@@ -227,6 +241,35 @@ def test_nothing_is_overwritten_but_an_empty_folder_will_do(tmp_path):
     exported(finished("lora"), tmp_path / "empty")
     with pytest.raises(CannotExport, match=r"empty: is there already  \(name a new folder"):
         exported(finished("lora"), tmp_path / "empty")
+
+
+def test_a_disk_that_fills_while_writing_is_told_by_the_name_the_user_gave(tmp_path, monkeypatch):
+    def full(self: object, target: Path, to: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target / "model.safetensors"))
+
+    monkeypatch.setattr("expert.jobs.exporting._Export.write", full)
+    with pytest.raises(CannotExport) as told:
+        exported(finished("lora"), tmp_path / "out")
+    assert str(told.value).startswith(f"{tmp_path / 'out'}: cannot be written: No space left")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_base_that_cannot_be_read_is_not_called_a_place_that_cannot_be_written(
+    tmp_path, monkeypatch
+):
+    def locked(self: object, target: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/elsewhere/model.safetensors")
+
+    monkeypatch.setattr("expert.jobs.exporting._Export.check", locked)
+    with pytest.raises(PermissionError, match="elsewhere"):
+        exported(finished("lora"), tmp_path / "out")
+
+
+def test_an_empty_folder_stays_where_an_export_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NothingTrained):
+        exported(finished("lora"), tmp_path / "empty", checkpoint="99")
+    assert (tmp_path / "empty").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,24 @@ def test_what_cannot_be_made_is_told_and_leaves_nothing_behind(arguments, words,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_of_no_known_format_is_told_which_there_are(tmp_path):
+    file = tmp_path / "notes.xlsx"
+    file.write_bytes(b"PK")
+    words = (
+        r"notes.xlsx: its name tells no format .*one of jsonl, json, csv, .*a spreadsheet as csv"
+    )
+    with pytest.raises(CannotMake, match=words) as told:
+        new_expert("mine", data=file, into=tmp_path)
+    assert "--map" not in str(told.value)
+
+
+def test_a_file_that_cannot_be_read_keeps_its_own_remedy(tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_text("a,a\n1,2\n", encoding="utf-8")
+    with pytest.raises(CannotMake, match=r"names 'a' twice  \(rename one of the columns\)$"):
+        new_expert("mine", data=file, into=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -129,6 +129,28 @@ def test_changed_rows_are_tokenised_again_and_the_reason_is_told(tmp_path):
     assert made.train.folders[0].because == "the data changed"
 
 
+def test_a_split_is_compared_with_what_was_prepared_for_the_same_split(tmp_path):
+    dataset = {"path": "train.jsonl", "validation_path": "validation.jsonl"}
+    file = an_expert(tmp_path, dataset=dataset)
+    (tmp_path / "validation.jsonl").write_text(lines(ROWS[:7]), encoding="utf-8")
+
+    def told() -> list[str]:
+        return [split.folders[0].because for split in prepare(file).splits()]
+
+    assert told() == ["nothing was prepared yet", "it was not prepared before"]
+    (tmp_path / "validation.jsonl").write_text(lines(ROWS[:9]), encoding="utf-8")
+    assert told() == ["made from the same data and settings", "the data changed"]
+
+
+def test_a_task_is_not_compared_with_another_task(tmp_path):
+    tasks = {name: {"train": f"{name}.jsonl"} for name in ("one", "two")}
+    file = an_expert(tmp_path, dataset={"tasks": tasks})
+    for number, name in enumerate(tasks):
+        (tmp_path / f"{name}.jsonl").write_text(lines(ROWS[number:50]), encoding="utf-8")
+    told = [prepared.because for prepared in prepare(file).train.folders]
+    assert told == ["nothing was prepared yet", "it was not prepared before"]
+
+
 @pytest.mark.parametrize("packing", ["best-fit", "concat", False])
 def test_packed_batches_hold_every_example_once(tmp_path, packing):
     made = prepare(an_expert(tmp_path, packing=packing))

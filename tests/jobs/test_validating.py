@@ -13,7 +13,8 @@ import pytest
 import expert
 from expert.core.rundir import RunFolderError
 from expert.data.records import DataError
-from expert.jobs.exporting import CannotExport, export
+from expert.jobs.export_checks import CannotExport
+from expert.jobs.exporting import export
 from expert.jobs.test_sets import NoTestSet
 from expert.jobs.trained import NothingTrained
 from expert.jobs.validating import CannotValidate, validate
@@ -275,3 +276,76 @@ def test_another_state_than_the_one_that_passed_is_exported_with_a_warning(tmp_p
     assert export(copy, tmp_path / "one", device="cpu").warnings() == []
     done = export(copy, tmp_path / "two", device="cpu", checkpoint="3")
     assert "the gate was passed by final, and step-000003 is exported" in done.warnings()[0]
+
+
+# --- rows that a run may have learnt -------------------------------------------------------------
+
+
+def own_run(folder: Path, **dataset: Any) -> Path:
+    """A short run that nobody else looks at, with its rows beside its manifest."""
+    base = base_model(place() / "models")
+    config = {"max_steps": 2, "save_steps": 1, "save_total_limit": None}
+    return run(write_expert(folder, base, config, dataset=dataset)).folder
+
+
+def append_a_row(folder: Path) -> None:
+    with (folder / "train.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write("\n" + json.dumps({"instruction": "say more", "response": "more"}))
+
+
+def test_rows_are_not_held_out_of_data_that_changed_since_the_run(tmp_path):
+    folder = own_run(tmp_path)
+    assert validate(folder, device="cpu", min_accuracy=0.0).reached.rows.examples == 5
+    append_a_row(tmp_path)
+    (tmp_path / "datasets_optimized").rename(tmp_path / "elsewhere")
+    words = r"held out of train.jsonl.*: the data changed since the run  \(.*--test-set FILE"
+    with pytest.raises(NoTestSet, match=words):
+        validate(folder, device="cpu")
+    # The refusal comes before anything is prepared from the other rows.
+    assert not list(tmp_path.glob("datasets_optimized/tokens-*"))
+
+
+def test_test_rows_of_their_own_may_be_used_whatever_became_of_the_training_rows(tmp_path):
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, TESTS)), encoding="utf-8")
+    folder = own_run(tmp_path, test_path="test.jsonl")
+    append_a_row(tmp_path)
+    done = validate(folder, device="cpu", min_accuracy=0.0, limit=2)
+    assert done.test_set == "2 of 16 of test rows: test.jsonl"
+
+
+def test_a_named_test_set_may_be_used_whatever_became_of_the_training_rows(tmp_path):
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, TESTS)), encoding="utf-8")
+    folder = own_run(tmp_path)
+    append_a_row(tmp_path)
+    named = tmp_path / "test.jsonl"
+    done = validate(folder, test_set=named, device="cpu", min_accuracy=0.0, limit=2)
+    assert done.reached.rows.examples == 2
+
+
+def test_a_run_that_went_on_with_other_rows_has_held_none_out(tmp_path):
+    folder = own_run(tmp_path)
+    append_a_row(tmp_path)
+    manifest = tmp_path / "manifest.json"
+    text = manifest.read_text(encoding="utf-8").replace('"max_steps": 2', '"max_steps": 4')
+    manifest.write_text(text, encoding="utf-8")
+    run(manifest, resume=str(folder), allow_changed=True)
+    with pytest.raises(NoTestSet, match="went on with other rows than it began with"):
+        validate(folder, device="cpu")
+
+
+@pytest.mark.parametrize("kept", ["events", "checkpoints", "neither"])
+def test_what_was_learnt_is_known_by_the_events_or_by_the_checkpoints(tmp_path, kept):
+    folder = own_run(tmp_path)
+    if kept != "checkpoints":
+        shutil.rmtree(folder / "checkpoints")
+    if kept != "events":
+        lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        others = [line for line in lines if '"event": "data"' not in line]
+        assert len(others) < len(lines)
+        (folder / "events.jsonl").write_text("\n".join(others) + "\n", encoding="utf-8")
+    if kept == "neither":
+        with pytest.raises(NoTestSet, match="does not tell which rows were learnt"):
+            validate(folder, device="cpu")
+    else:
+        done = validate(folder, device="cpu", min_accuracy=0.0)
+        assert done.test_set == "rows held out of train.jsonl"

@@ -88,10 +88,29 @@ def test_a_finished_run_tells_where_it_ended(tmp_path):
     test = {"event": "eval", "time": 2.4, "step": 4, "loss": 9.0, "split": "test"}
     status = run_status(a_run(tmp_path / "r", STARTED, STEP, eval_, test, saved, FINISHED))
     assert (status.state, status.step, status.total_steps) == ("finished", 9, 9)
-    assert (status.loss, status.rate, status.eval_loss) == (1.5, 1e-3, 1.6)
+    assert status.eval_loss == 1.6
     assert status.last_checkpoint == "checkpoints/step-000004"
     assert status.final == str(tmp_path / "r" / "final")
     assert status.fallbacks == ()
+
+
+def test_a_finished_run_says_nothing_of_an_earlier_update_as_if_it_were_the_last(tmp_path):
+    told = {**FINISHED, "eval_loss": 1.2, "tokens_per_second": 70.0}
+    early = run_status(a_run(tmp_path / "r", STARTED, {**STEP, "tokens_per_second": 50.0}, told))
+    assert (early.step, early.loss, early.rate, early.epoch) == (9, None, None, None)
+    assert (early.mean_loss, early.eval_loss, early.tokens_per_second) == (1.0, 1.2, 70.0)
+    epoch = {"event": "epoch", "time": 2.5, "step": 9, "epoch": 3, "loss": 0.9}
+    assert run_status(a_run(tmp_path / "e", STARTED, STEP, epoch, FINISHED)).epoch == 3
+    last = run_status(a_run(tmp_path / "l", STARTED, {**STEP, "step": 9, "epoch": 3.0}, FINISHED))
+    assert (last.loss, last.rate, last.epoch) == (1.5, 1e-3, 3.0)
+
+
+def test_a_run_that_goes_on_tells_of_the_last_update_it_told_of(tmp_path):
+    import os
+
+    saved = {"event": "saved", "time": 2.5, "step": 6, "path": "checkpoints/step-000006"}
+    status = run_status(a_run(tmp_path / "r", STARTED, STEP, saved, pid=os.getpid()))
+    assert (status.step, status.loss, status.mean_loss) == (6, 1.5, None)
 
 
 def test_a_torn_last_line_is_left_out_and_damaged_ones_are_counted(tmp_path):

@@ -41,6 +41,12 @@ def test_every_key_has_a_meaning_and_an_expectation():
     for entry in explain(None):
         assert entry.meaning.endswith((".", "…")), entry.path
         assert entry.expected, entry.path
+        assert "\n" not in entry.meaning, entry.path
+
+
+def test_a_meaning_that_takes_two_lines_in_the_source_is_one_sentence():
+    (entry,) = explain("on_loss_spike")
+    assert "leave the rows out and go on" in entry.meaning
 
 
 def test_a_key_is_told_with_its_range_default_meaning_and_other_names():

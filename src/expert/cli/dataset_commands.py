@@ -64,6 +64,8 @@ def _show_report(report: DatasetReport, console: Console) -> None:
     title = f"{report.name}: prompt template {report.template}"
     columns = ("", *(split.name for split in report.splits))
     show_sheet(Sheet(columns, [table], title=title), console)
+    for note in report.notes:
+        console.print(Text(note, style="dim"))
     for split in report.splits:
         if split.bad_rows:
             rest = split.bad_rows - len(split.first_bad_rows)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,10 +30,27 @@ class Sheet:
 
 
 def make_console(*, error: bool = False) -> Console:
-    """A console on standard output, or on standard error for problems."""
+    """A console on standard output, or on standard error for problems.
+
+    When the reader of a pipe leaves it falls silent (`quiet`), and the command goes on to its own
+    end and exit code: rich would end it with 1, a run in the midst of training too.
+    """
     from rich.console import Console
 
-    return Console(stderr=error, highlight=False, soft_wrap=True)
+    class QuietlyLeft(Console):
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+            say_no_more(self.file)
+
+    return QuietlyLeft(stderr=error, highlight=False, soft_wrap=True)
+
+
+def say_no_more(stream: IO[str]) -> None:
+    """Let what is still written to a pipe without a reader go nowhere."""
+    with contextlib.suppress(OSError, ValueError):  # a stream in memory has no descriptor
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def show_sheet(sheet: Sheet, console: Console) -> None:
@@ -98,4 +117,7 @@ def show_problems(text: str, *, error: bool = True) -> None:
 
 def write_line(text: str) -> None:
     """Machine-readable output: no colours, no wrapping."""
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    try:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    except BrokenPipeError:
+        say_no_more(sys.stdout)

@@ -161,7 +161,10 @@ def pretokenize(
         Path | None, typer.Option("--manifest", "-m", help="The manifest whose data is prepared.")
     ] = None,
     everything: Annotated[
-        Path | None, typer.Option("--all", help="Every manifest.json or .yaml below this folder.")
+        Path | None,
+        typer.Option(
+            "--all", help="Every manifest.json or .yaml below this folder whose rows are there."
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Which of the base models.")] = None,
     overrides: Annotated[
@@ -171,19 +174,31 @@ def pretokenize(
 ) -> None:
     """Tokenise and pack the data once; training does the same where it was not done."""
     from expert.cli.display import make_console
-    from expert.cli.prepare_view import progress, show_prepared
+    from expert.cli.prepare_view import progress, show_outcomes, show_prepared
+    from expert.cli.run_view import say
     from expert.jobs.preparing import manifests_below, prepare
+    from expert.jobs.preparing_all import attempt
 
     if (manifest is None) == (everything is None):
         raise typer.BadParameter("name one manifest with --manifest, or a folder with --all")
-    files = [manifest] if manifest else manifests_below(everything or Path())
     console = make_console()
-    for file in files:
-        if len(files) > 1:
-            console.print(f"\n{file}", style="bold")
+    changes = tuple(overrides or ())
+    if manifest is not None:
         with progress(console) as tell:
-            done = prepare(file, model=model, overrides=tuple(overrides or ()), tell=tell)
+            done = prepare(manifest, model=model, overrides=changes, tell=tell)
         show_prepared(done, console)
+        return
+    outcomes = []
+    for file in manifests_below(everything or Path()):
+        say(console, f"\n{file}", "bold")
+        with progress(console) as tell:
+            outcome = attempt(file, model=model, overrides=changes, tell=tell)
+        if outcome.data is not None:
+            show_prepared(outcome.data, console)
+        outcomes.append(outcome)
+    show_outcomes(outcomes, console)
+    if any(outcome.state == "failed" for outcome in outcomes):
+        raise typer.Exit(EXIT_USAGE)
 
 
 @app.command()
@@ -208,25 +223,41 @@ def presets() -> None:
 
 def run() -> None:
     """Run the command; a fault is told in words, never as a traceback."""
-    from expert.cli.display import show_problems
+    from expert.cli.display import say_no_more, show_problems
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a Windows pipe may not know ✓ or ×
             stream.reconfigure(encoding="utf-8", errors="replace")
     try:
-        app()
+        _run_command()
     except ExpertError as error:
         show_problems(str(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
         # The reader of a pipe left; what it wanted it has. Python would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        say_no_more(sys.stdout)
         sys.exit(EXIT_OK)
     except OSError as error:
         show_problems(f"{error.filename or 'output'}: {error.strerror or error}")
         sys.exit(EXIT_USAGE)
     except Exception as error:  # noqa: BLE001 - the last net: users see words and a file name
         sys.exit(_report_fault(error))
+
+
+def _run_command() -> None:
+    """Run the command; its last words are said here, where it is noticed that nobody listens."""
+    from expert.cli.display import say_no_more
+
+    try:
+        app()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None  # typer makes exit code 1 of it
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            say_no_more(sys.stdout)  # the command itself went well or not: its own code is told
+        raise
 
 
 def _report_fault(error: Exception) -> int:

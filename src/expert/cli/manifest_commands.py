@@ -121,13 +121,16 @@ def schema() -> None:
 @app.command()
 def upgrade(
     file: Annotated[Path, typer.Argument(help="A manifest of any layout.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write.")
+    ] = None,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace the file; the old one becomes FILE.bak.")
     ] = False,
     stdout: Annotated[bool, typer.Option("--stdout", help="Print instead of writing.")] = False,
 ) -> None:
-    """Write a manifest in the 2.0 layout with the performance fields; comments are kept."""
+    """Write a manifest anew beside the old file, as NAME-2.0, in the 2.0 layout with the
+    performance fields; comments are kept."""
     from rich.text import Text
 
     from expert.cli.display import make_console, write_line

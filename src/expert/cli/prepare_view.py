@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from expert.cli.display import Sheet, show_bars, show_sheet
+from expert.cli.display import Sheet, show_bars, show_problems, show_sheet
 from expert.cli.words import count
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from expert.jobs.preparing import PreparedData, PreparedSplit, Tell
+    from expert.jobs.preparing_all import Outcome
 
 
 @contextmanager
@@ -52,6 +53,24 @@ def show_prepared(data: PreparedData, console: Console) -> None:
     table = [[name, *(facts[name] for facts in rows[0])] for name in names]
     show_sheet(Sheet(columns, [table]), console)
     _show_histogram(data.train, console)
+
+
+def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
+    """What became of every manifest; what has failed on standard error."""
+    from expert.cli.run_view import say
+
+    by_state = {
+        state: [each for each in outcomes if each.state == state]
+        for state in ("prepared", "skipped", "failed")
+    }
+    say(console, "\n" + ", ".join(f"{len(each)} {name}" for name, each in by_state.items()), "bold")
+    for each in by_state["prepared"]:
+        say(console, f"✓ {each.manifest}")
+    for each in by_state["skipped"]:
+        say(console, f"· {each.manifest}: skipped: {each.reason}")
+    if by_state["failed"]:
+        listed = [f"  - {each.manifest}: {each.reason}" for each in by_state["failed"]]
+        show_problems("\n".join(["not prepared", *listed]))
 
 
 def _facts(split: PreparedSplit) -> dict[str, str]:

@@ -35,7 +35,11 @@ def report(
         ),
     ] = None,
     to: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write there instead of into the run.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER|FILE.html",
+            help="Write into this folder, or this page with its .md beside it, not into the run.",
+        ),
     ] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="What was written, as JSON.")] = False,

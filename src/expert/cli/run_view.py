@@ -138,6 +138,7 @@ def status_sheet(status: RunStatus) -> Sheet:
         "step": None if status.step is None else f"{status.step:,}{total}",
         "epoch": None if status.epoch is None else _epoch(status),
         "loss": _number(status.loss, "{:.4f}"),
+        "mean loss": _number(status.mean_loss, "{:.4f}"),
         "validation loss": _number(status.eval_loss, "{:.4f}"),
         "learning rate": _number(status.rate, "{:.3g}"),
         "tokens/s": _number(status.tokens_per_second, "{:,.0f}"),

@@ -140,7 +140,7 @@ def train(
         allow_changed=allow_changed,
         allow_remote_code=remote_code,
     )
-    _show_result(result, console, as_json=as_json)
+    _show_result(result, plan, console, as_json=as_json)
     if result.exit_code != EXIT_OK:
         raise typer.Exit(result.exit_code)
 
@@ -231,18 +231,24 @@ def _show_warnings(read: ReadManifest, plan: RunPlan, console: Console) -> None:
             say(console, f"warning: {remark.path}: {remark.text}", "yellow")
 
 
-def _show_result(result: RunResult, console: Console, *, as_json: bool) -> None:
+def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json: bool) -> None:
     import json
     from dataclasses import asdict
 
     from expert.cli.display import write_line
     from expert.cli.run_view import say
+    from expert.manifest.schema import CHAR_GPT
 
     if as_json:
         write_line(json.dumps(asdict(result), indent=2, default=str))
     elif result.final is not None:
-        say(console, f'next: expert sample {result.folder} --prompt "…"')
-        say(console, f"      expert export {result.folder} --to FOLDER")
+        # A model that was made from scratch gives no answers to judge and has no base beside it.
+        judge = f"expert validate --expert {result.folder} --baseline base"
+        commands = [] if plan.model.name == CHAR_GPT else [judge]
+        commands.append(f'expert sample {result.folder} --prompt "…"')
+        commands.append(f"expert export {result.folder} --to FOLDER")
+        for number, command in enumerate(commands):
+            say(console, f"{'      ' if number else 'next: '}{command}")
     else:
         say(console, f"go on with the same command and {RESUME} {result.folder}")
 
@@ -351,6 +357,8 @@ def watch(
         with RunView(console) as view:
             for event in follow_run(folder):
                 view(event)
+                if console.quiet:  # the reader of a pipe left
+                    return
     status = run_status(folder)
     if once:
         show_sheet(status_sheet(status), console)

@@ -16,7 +16,7 @@ EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 EXIT_MEANINGS = {
-    EXIT_OK: "done",
+    EXIT_OK: "done; a reader that leaves a pipe changes no code",
     EXIT_INTERNAL: "a fault of Expert itself; the details were written to a file that is named",
     EXIT_USAGE: "the command line or the manifest is wrong; every problem is listed",
     EXIT_DOES_NOT_FIT: "the plan does not fit the card; the table says by how much",

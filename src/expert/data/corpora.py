@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from expert.core.files import write_text_atomically
-from expert.data.streams import unusable
+from expert.data.streams import not_here, unusable
 
 SHAKESPEARE_ADDRESS = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -53,7 +53,7 @@ def _fetch(address: str) -> bytes:
             content: bytes = answer.read(_FETCH_BYTES)
     except OSError as error:  # no network, no such name, refused, too slow, HTTP errors
         reason = getattr(error, "reason", None) or error
-        raise unusable(
+        raise not_here(
             "shakespeare", f"it could not be fetched from {address}: {reason}", _give_it()
         ) from error
     return content

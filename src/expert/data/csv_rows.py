@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from collections import deque
@@ -18,6 +19,33 @@ from expert.data.streams import (
     too_long,
     unusable,
 )
+
+SAMPLE_BYTES = 2**16
+"""Of a file's beginning, which tell what separates its columns."""
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+
+
+def separator_of(stream: io.BufferedReader) -> str:
+    """What separates the columns, by the header and the first records; nothing is read away.
+
+    The one with which most records are as wide as the header, the comma where several are as good.
+    A separator inside quotes is none: the records are taken apart as they will be when read.
+    """
+    sample = stream.peek(SAMPLE_BYTES)[:SAMPLE_BYTES].decode("utf-8", "surrogateescape")
+    return max(SEPARATORS, key=lambda separator: _share_that_fits(sample, separator))
+
+
+def _share_that_fits(sample: str, separator: str) -> float:
+    """Of the records, as far as they can be read; 0 where there is but one column."""
+    records = []
+    with contextlib.suppress(csv.Error):
+        for record in csv.reader(io.StringIO(sample, newline=""), delimiter=separator):
+            records += [len(record)] if record else []
+    width, *others = records or [0]
+    others = others[:-1] or others  # the last one may be cut off
+    if width < 2:
+        return 0.0
+    return sum(found == width for found in others) / len(others) if others else 1.0
 
 
 class _TooLong(Exception):
@@ -66,8 +94,12 @@ class _Lines:
         self._again.extendleft(reversed(self.record[1:]))
 
 
-def read_csv(stream: io.BufferedReader, file: str, *, delimiter: str) -> Iterator[Row | BadRow]:
-    """The records below the header; every value is a text."""
+def read_csv(
+    stream: io.BufferedReader, file: str, *, delimiter: str | None = None
+) -> Iterator[Row | BadRow]:
+    """The records below the header; every value is a text. None: what separates the columns is
+    told by the file itself."""
+    delimiter = delimiter or separator_of(stream)
     if csv.field_size_limit() < MAX_ROW_BYTES + 2:  # one limit for the whole process
         csv.field_size_limit(MAX_ROW_BYTES + 2)
     lines = _Lines(stream)

@@ -13,9 +13,18 @@ from expert.manifest.dataset import FieldMapping
 
 Kind = Literal["instruction", "messages", "text", "multi_task"]
 
-# In the order in which they are tried where the manifest names no column.
-INSTRUCTION_COLUMNS = ("instruction", "prompt", "question", "text", "sql_prompt")
-RESPONSE_COLUMNS = ("response", "output", "answer", "completion", "text", "cypher", "sql")
+# In the order in which they are tried where the manifest names no column, in any capitalisation.
+# "text" says least, so it comes last on either side.
+INSTRUCTION_COLUMNS = (
+    *("instruction", "prompt", "question", "query", "request"),
+    *("sql_prompt", "user", "human", "text"),
+)
+RESPONSE_COLUMNS = (
+    *("response", "output", "answer", "reply", "completion"),
+    *("cypher", "sql", "assistant", "text"),
+)
+SPEAKERS = frozenset({"user", "human"})
+"""Such a column holds what was said only beside "assistant"; else it may say who it was."""
 INPUT_COLUMNS = ("input", "context", "schema")
 MESSAGE_COLUMNS = ("messages", "conversations")
 
@@ -58,16 +67,31 @@ def understand_columns(
     asked = _asked_columns(names, mapping, text_field)
     if "text" in asked:
         return Columns("text", text=asked["text"])
-    system = "system" if "system" in names else ""
+    known = _by_plain_name(names)
+    system = known.get("system", "")
     if not asked.keys() & {"instruction", "response"}:
-        if {"chosen", "rejected"} <= set(names):
+        if {"chosen", "rejected"} <= known.keys():
             raise DataError(f"{PREFERENCE}  ({_found(names)})")
-        for column in MESSAGE_COLUMNS:
-            if column in names and isinstance(first_row.get(column), list | tuple | None):
+        for name in MESSAGE_COLUMNS:
+            column = known.get(name)
+            if column and isinstance(first_row.get(column), list | tuple | None):
                 return Columns("messages", messages=column, system=system)
-        if _is_multi_task(names, first_row):
-            return Columns("multi_task", input="input", response="output", system=system)
-    return _instruction_columns(names, asked, system)
+        if _is_multi_task(known, first_row):
+            return Columns(
+                "multi_task", input=known["input"], response=known["output"], system=system
+            )
+    return _instruction_columns(known, asked, system)
+
+
+def _by_plain_name(names: Iterable[str]) -> dict[str, str]:
+    """The columns by their names in small letters without blanks around them, in their order; of
+    two that are alike then, the one that is written so, else the first."""
+    known: dict[str, str] = {}
+    for name in names:
+        plain = name.strip().lower()
+        if plain not in known or name == plain:
+            known[plain] = name
+    return known
 
 
 def _asked_columns(
@@ -100,16 +124,20 @@ def _asked_columns(
     return asked
 
 
-def _is_multi_task(names: Collection[str], first_row: Mapping[str, Any]) -> bool:
-    if "instruction" in names or not {"input", "output"} <= set(names):
+def _is_multi_task(known: Mapping[str, str], first_row: Mapping[str, Any]) -> bool:
+    if "instruction" in known or not {"input", "output"} <= known.keys():
         return False
-    return "task" in names or isinstance(first_row.get("input"), Mapping)
+    return "task" in known or isinstance(first_row.get(known["input"]), Mapping)
 
 
-def _instruction_columns(names: Collection[str], asked: Mapping[str, str], system: str) -> Columns:
+def _instruction_columns(
+    known: Mapping[str, str], asked: Mapping[str, str], system: str
+) -> Columns:
     def choose(part: str, candidates: Sequence[str], taken: Collection[str]) -> str:
-        left = (name for name in candidates if name in names and name not in taken)
-        return asked.get(part) or next(left, "")
+        there = (known[name] for name in candidates if name in known and name not in doubtful)
+        return asked.get(part) or next((name for name in there if name not in taken), "")
+
+    names, doubtful = known.values(), frozenset() if "assistant" in known else SPEAKERS
 
     given = set(asked.values())
     instruction = choose("instruction", INSTRUCTION_COLUMNS, given)
@@ -121,8 +149,8 @@ def _instruction_columns(names: Collection[str], asked: Mapping[str, str], syste
         return Columns(
             "instruction", instruction=instruction, input=material, response=response, system=system
         )
-    if "text" in names and not asked:
-        return Columns("text", text="text")
+    if "text" in known and not asked:
+        return Columns("text", text=known["text"])
     missing = [
         f"no column holds the {what} (looked for {', '.join(candidates)})"
         for what, column, candidates in (

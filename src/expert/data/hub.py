@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from expert.data.records import BadRow, DataError, Row
-from expert.data.streams import unusable
+from expert.data.streams import not_here, unusable
 
 _BATCH_ROWS = 1000
 _SLICE = re.compile(r"(?P<split>[^\[]+)\[(?P<start>\d*):(?P<end>\d*)\]")
@@ -79,7 +79,8 @@ def _told(name: str, split: str, error: Exception) -> DataError:
     if any(word in lower for word in _NETWORK):
         what = f"the hub could not be reached: {text}"
         fix = "check the network, or download the data set elsewhere and name its folder as path"
-    elif "notfound" in lower or "gated" in lower or "doesn't exist" in lower:
+        return not_here(f"{name}::{split}", what, fix)
+    if "notfound" in lower or "gated" in lower or "doesn't exist" in lower:
         what = f"the hub does not give it: {text}"
         fix = "check the id; a private or gated data set needs HF_TOKEN in the environment"
     else:

@@ -39,6 +39,7 @@ DONE = "DONE"
 RECIPE = "recipe.json"
 STATISTICS = "statistics.json"
 REJECTS = "rejects.jsonl"
+MADE_FOR = "made_for.txt"
 SHOWN_BAD_ROWS = 10
 
 
@@ -100,6 +101,8 @@ class Work:
     rows: Callable[[], Iterator[Row | BadRow]]
     segments_of: Callable[[Row], list[Segment] | BadRow | Dropped]
     encoder: Encoder
+    made_for: str = ""
+    """The split and its source, as people name them; a miss is explained by others of the same."""
     max_bad_rows: int = 0
     tell: Callable[[int, int], None] = field(default=lambda rows, tokens: None)
     shard_rows: int = SHARD_ROWS
@@ -109,7 +112,7 @@ class Work:
 
 def prepare(work: Work, recipe: Recipe, folder: Path) -> Prepared:
     """Open the prepared folder if it is there and made by this recipe, else build it."""
-    state = inspect(folder, recipe)
+    state = inspect(folder, recipe, made_for=work.made_for)
     if state is None:
         because = "made from the same data and settings"
         return Prepared(folder, True, because, read_statistics(folder), recipe.key())
@@ -125,10 +128,10 @@ def give_memory_back() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def inspect(folder: Path, recipe: Recipe) -> str | None:
+def inspect(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
     """None where the folder can be used; otherwise why not. A foreign folder is an error."""
     if not folder.exists():
-        return _why_missing(folder, recipe)
+        return _why_missing(folder, recipe, made_for)
     if not (folder / DONE).is_file() or not (folder / RECIPE).is_file():
         raise DataError(
             f"{folder}: is no folder of prepared tokens  (remove it, or name another folder in "
@@ -147,10 +150,10 @@ def inspect(folder: Path, recipe: Recipe) -> str | None:
     return None
 
 
-def look(folder: Path, recipe: Recipe) -> str | None:
+def look(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
     """As `inspect`, for those who only want to know: nothing is moved, read whole, or raised."""
     if not folder.exists():
-        return _why_missing(folder, recipe)
+        return _why_missing(folder, recipe, made_for)
     try:
         made_by = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
         listed = json.loads((folder / DONE).read_text(encoding="utf-8"))
@@ -163,18 +166,22 @@ def look(folder: Path, recipe: Recipe) -> str | None:
     return f"{wrong[0]} is damaged" if wrong else None
 
 
-def _why_missing(folder: Path, recipe: Recipe) -> str:
-    """Compare with the newest neighbour, so that a miss says what changed."""
+def _why_missing(folder: Path, recipe: Recipe, made_for: str) -> str:
+    """Compare with the newest neighbour of the same split, so that a miss says what changed."""
     neighbours = sorted(
         folder.parent.glob(f"*/{RECIPE}"), key=lambda path: path.stat().st_mtime, reverse=True
     )
     if not neighbours:
         return "nothing was prepared yet"
-    try:
-        other = json.loads(neighbours[0].read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return "nothing usable was prepared yet"
-    return recipe.difference(other)
+    for neighbour in neighbours:
+        try:
+            other = json.loads(neighbour.read_text(encoding="utf-8"))
+            told = neighbour.with_name(MADE_FOR).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):  # damaged, or of a version that did not say what it is for
+            continue
+        if told == made_for:
+            return recipe.difference(other)
+    return "it was not prepared before"
 
 
 def find_damage(folder: Path) -> str:
@@ -216,7 +223,7 @@ def _build(work: Work, recipe: Recipe, folder: Path) -> None:
     try:
         shards = _make_shards(work, bad, parts, folder)
         if not is_finished(folder):
-            _publish(parts, folder, recipe, shards, bad)
+            _publish(parts, folder, recipe, shards, bad, work.made_for)
     except FileNotFoundError:
         # Another process published the folder and cleared the parts that this one was filling.
         if not is_finished(folder):
@@ -347,7 +354,9 @@ def _shard_name(index: int) -> str:
     return f"data-{index:05d}.arrow"
 
 
-def _publish(parts: Path, folder: Path, recipe: Recipe, shards: int, bad: _Rejects) -> None:
+def _publish(
+    parts: Path, folder: Path, recipe: Recipe, shards: int, bad: _Rejects, made_for: str
+) -> None:
     temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -361,6 +370,7 @@ def _publish(parts: Path, folder: Path, recipe: Recipe, shards: int, bad: _Rejec
         texts = {
             RECIPE: json.dumps(asdict(recipe), indent=2),
             STATISTICS: json.dumps(total.to_json(), indent=2),
+            MADE_FOR: made_for + "\n",
             REJECTS: "".join(json.dumps(asdict(row)) + "\n" for row in bad.rows),
         }
         for name, text in texts.items():

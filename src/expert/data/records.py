@@ -15,6 +15,10 @@ class DataError(ExpertError):
     """Data that cannot be used as a whole; its text says where, what, and what to do."""
 
 
+class DataNotHere(DataError):
+    """What is not on this machine: not made yet, or to be fetched from where nothing is reached."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One record of a data set and where it stands."""

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from expert.data.csv_rows import read_csv
+from expert.data.csv_rows import SEPARATORS, read_csv, separator_of
 from expert.data.json_rows import read_json
 from expert.data.records import BadRow, DataError, Row
 from expert.data.row_text import RowFault, object_of
@@ -41,9 +41,18 @@ def read_rows(
             elif kind == "txt":
                 yield from _read_text(stream, path, max_chars)
             else:
-                yield from read_csv(stream, str(path), delimiter="\t" if kind == "tsv" else ",")
+                yield from read_csv(stream, str(path), delimiter="\t" if kind == "tsv" else None)
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(path, error) from error
+
+
+def unusual_separator(path: Path, format: str | None = None) -> str:
+    """What separates the columns of a CSV file, in words; "" for commas and for other formats."""
+    if file_format(path, format) != "csv":
+        return ""
+    with open_text(path) as stream:
+        found = separator_of(stream)
+    return "" if found == "," else SEPARATORS[found]
 
 
 def suffix_format(path: Path) -> str | None:

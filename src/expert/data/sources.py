@@ -20,7 +20,7 @@ from expert.data.folders import SPLIT_NAMES, Split, files_by_split, saved_files,
 from expert.data.hub import hub_fingerprint, read_hub
 from expert.data.records import BadRow, Row
 from expert.data.rows import file_format, read_rows
-from expert.data.streams import unusable
+from expert.data.streams import not_here, unusable
 from expert.manifest.dataset import DatasetSpec
 from expert.manifest.names import CORPORA
 from expert.planning.survey import local_path, looks_local
@@ -175,7 +175,7 @@ class _Finder:
             return self._files(path, [found])
         if self._hub_meant or not looks_local(path, self._folder) or _is_hub_split(path):
             return self._on_hub(path)
-        raise unusable(path, f"there is no {found}", _similar(found))
+        raise not_here(path, f"there is no {found}", _similar(found))
 
     def beside(self, train: str, split: Split) -> Source | None:
         """The part of the folder of the training rows that is named like another split."""
@@ -238,7 +238,7 @@ class _Finder:
             files = by_split[split] or by_split[None] or sorted(every)
         if not files:
             what = f"the folder has no data files for {asked or split!r}"
-            raise unusable(path, what, "put .jsonl, .csv, .parquet or other data files there")
+            raise not_here(path, what, "put .jsonl, .csv, .parquet or other data files there")
         return self._files(path, files)
 
 

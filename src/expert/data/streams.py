@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from expert.data.records import BadRow, DataError
+from expert.data.records import BadRow, DataError, DataNotHere
 
 MAX_ROW_BYTES = 5_000_000
 """Longest row that is read; a longer one is a bad row and is never held in memory."""
@@ -99,6 +99,11 @@ def _pass_over(stream: io.BufferedReader, line: bytes) -> Overlong:
 def unusable(file: str, what: str, fix: str = "") -> DataError:
     """The error for data that cannot be used as a whole: which, what, and what to do."""
     return DataError(f"{file}: {what}" + (f"  ({fix})" if fix else ""))
+
+
+def not_here(file: str, what: str, fix: str = "") -> DataNotHere:
+    """As `unusable`, for data that is not on this machine."""
+    return DataNotHere(str(unusable(file, what, fix)))
 
 
 def bad_row(file: str, line: int, reason: str, raw: bytes | str = "") -> BadRow:

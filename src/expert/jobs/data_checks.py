@@ -131,7 +131,8 @@ def _why_not_prepared(builder: Builder, sources: Sources) -> str | None:
     if not builder.cache.exists():
         return "nothing was prepared yet"
     for source in _trains(sources):
-        reason = look(builder.recipe_of(source, "train")[1], builder.recipe_of(source, "train")[0])
+        recipe, folder = builder.recipe_of(source, "train")
+        reason = look(folder, recipe, made_for=f"train {source.name}")
         if reason is not None:
             return reason
     return None

@@ -26,6 +26,8 @@ class DatasetReport:
     max_seq_length: int
     splits: list[SplitReport] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """How the files were read where that is not what their names say."""
 
     def warnings(self) -> list[str]:
         return [line for split in self.splits for line in split.warnings()]
@@ -117,6 +119,7 @@ class _Checker:
         from expert.data.prepare import Dropped
         from expert.data.records import BadRow
 
+        self._note_separators(source)
         segments_of, _ = self.builder.formatter(source)
         example_in, response = self._understood(source)
         collector = DocumentCollector()
@@ -144,6 +147,14 @@ class _Checker:
         documents = collector.documents()
         self._judge(f"{split.name} {source.name}", bad_rows, documents)
         return documents
+
+    def _note_separators(self, source: Source) -> None:
+        from expert.data.rows import unusual_separator
+
+        for file in source.files if source.kind == "files" else ():
+            found = unusual_separator(file, source.format)
+            if found:
+                self.report.notes.append(f"{file.name}: {found} separate its columns")
 
     def _judge(self, where: str, bad_rows: int, documents: Documents) -> None:
         from expert.data.audit import counted

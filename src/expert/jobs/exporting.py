@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from expert.core.errors import ExpertError
+from expert.jobs.export_checks import (
+    CannotExport,
+    Kind,
+    gate_remark,
+    naming,
+    refuse_place,
+    settle_kind,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -21,11 +28,8 @@ if TYPE_CHECKING:
     from expert.model.export_check import Difference
     from expert.planning.run_plan import RunPlan
 
-Kind = Literal["adapter", "merged", "model"]
-
-
-class CannotExport(ExpertError):
-    """An export that makes no sense, or that would not say what the trained model says."""
+UNHARMED_SPREADS = 4
+"""How far an adapter may move the logits before its rounding is let pass more, in their spreads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,23 +89,35 @@ def export(
 
     A run that was validated and did not pass the gate is refused, unless `allow_failed`.
     """
-    from expert.core.publish import publishing
-    from expert.jobs.comparing import CHECKED_TEXTS
-    from expert.jobs.trained import choose, pick_device, read_plan
+    from expert.jobs.trained import choose, read_plan
     from expert.jobs.watching import find_run
-    from expert.model.load import without_progress_bar
 
+    # All that may be refused is asked before torch is imported, which takes seconds.
     folder = find_run(run)
     plan = read_plan(folder)
     settled = settle_kind(plan, kind, dtype)
-    _refuse_taken(to)
+    refuse_place(to)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     said = gate_remark(folder, choice, allow_failed=allow_failed)
     work = _Export(folder, plan, choice, settled, dtype or plan.kernels.precision)
+    return _carry_out(work, to, said, device=device, tell=tell)
+
+
+def _carry_out(
+    work: _Export, to: Path, said: str, *, device: str, tell: Callable[[str], None]
+) -> Exported:
+    """Load, write and compare; `said` is the remark on its validation."""
+    from expert.core.publish import publishing
+    from expert.jobs.comparing import CHECKED_TEXTS
+    from expert.jobs.trained import pick_device
+    from expert.model.load import without_progress_bar
+
     work.device = pick_device(device)
-    tell(f"loading {plan.model.name} and {choice.name} of {folder.path}")
+    tell(f"loading {work.plan.model.name} and {work.choice.name} of {work.folder.path}")
     work.load()
-    with publishing(to) as temporary, without_progress_bar():
+    if to.is_dir():
+        to.rmdir()  # it is empty
+    with naming(to), publishing(to) as temporary, without_progress_bar():
         tell("writing")
         work.write(temporary, to)
         tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")
@@ -109,68 +125,6 @@ def export(
         done = replace(work.report(to, temporary, found), validation=said)
         work.write_card(temporary, done)
     return done
-
-
-def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str:
-    """What the run's validation makes worth saying; CannotExport where its gate was not passed."""
-    if not folder.validation.is_file():
-        return ""
-    try:
-        found = json.loads(folder.validation.read_text(encoding="utf-8"))
-        passed, judged = found["gate"]["passed"] is True, str(found.get("checkpoint") or "")
-        reasons = "; ".join(map(str, found["gate"].get("reasons") or ())) or "no reason is given"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        passed, judged, reasons = False, "", "the file cannot be read"
-    if not passed:
-        said = f"{folder.validation}: the gate is not passed: {reasons}"
-        if not allow_failed:
-            raise CannotExport(
-                f"{said}  (train further, judge another state with expert validate --checkpoint, "
-                "or export it all the same with --allow-failed)"
-            )
-        return said
-    if judged and judged != choice.name:
-        return (
-            f"the gate was passed by {judged}, and {choice.name} is exported  (judge it with "
-            f"expert validate --expert {folder.path})"
-        )
-    return ""
-
-
-def settle_kind(plan: RunPlan, asked: str | None, dtype: str | None) -> Kind:
-    """What the export will be; what the run cannot give is refused."""
-    from expert.manifest.schema import CHAR_GPT
-
-    if plan.adapter.type == "full":
-        if asked is not None:
-            flag = f"--{asked}"
-            raise CannotExport(
-                f"{flag}: the model was trained whole, it has no adapter  (leave {flag} out)"
-            )
-        if dtype is not None and plan.model.name == CHAR_GPT:
-            raise CannotExport(
-                "--dtype: the character model is float32, as it was trained  (leave --dtype out)"
-            )
-        return "model"
-    if asked == "merged":
-        if plan.adapter.type == "none":
-            raise CannotExport(
-                "--merged: soft prompts cannot be merged into weights  (export them with --adapter)"
-            )
-        return "merged"
-    if dtype is not None:
-        raise CannotExport(
-            "--dtype: an adapter is exported as it was trained  (use --dtype with --merged)"
-        )
-    return "adapter"
-
-
-def _refuse_taken(to: Path) -> None:
-    """Nothing is overwritten; an empty folder is as good as none."""
-    if to.is_dir() and not any(to.iterdir()):
-        to.rmdir()
-    elif to.exists() or to.is_symlink():
-        raise CannotExport(f"{to}: is there already  (name a new folder: nothing is overwritten)")
 
 
 class _Export:
@@ -255,6 +209,7 @@ class _Export:
             return
         if self.kind == "adapter":
             self._write_adapter(target)
+            self._name_base_here(target)
         else:
             model: Any = trained.loaded.module
             if self.kind == "merged":
@@ -285,6 +240,20 @@ class _Export:
             if path.is_file() and name.name not in ("DONE", "README.md"):
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target / name, follow_symlinks=False)
+
+    def _name_base_here(self, target: Path) -> None:
+        """A base that comes with Expert lies elsewhere on every machine; PEFT is told where it is
+        on this one, whichever the run comes from."""
+        from expert.model.base_folder import base_reference
+
+        if self.plan.model.place != "built-in":
+            return
+        here, _ = base_reference(self.plan.model)
+        for file in target.rglob("adapter_config.json"):
+            settings = json.loads(file.read_text(encoding="utf-8"))
+            settings["base_model_name_or_path"] = here
+            text = json.dumps(settings, indent=2, sort_keys=True)
+            file.write_text(text + "\n", encoding="utf-8")
 
     def _write_soft_prompts(self, target: Path, *, base: str) -> None:
         """The prompts beside the weights they were learnt with, which are those of the export."""
@@ -335,12 +304,13 @@ class _Export:
 
     @property
     def tolerance(self) -> float:
-        """The coarser of what was trained in and what is written; more where the adapter moves the
-        logits by more than four spreads: float16 was off by 3.6 % where it moved them by eight."""
+        """The coarser of what was trained in and what is written; in proportion more where a merged
+        adapter moves the logits by more than four spreads, since what is rounded is larger: float16
+        was off by 3.6 % where it moved them by eight."""
         from expert.model.export_check import TOLERANCE
 
         own = self.dtype if self.kind == "merged" else self.plan.kernels.precision
-        more = max(1.0, (self.adapter_effect or 0.0) / 4)
+        more = max(1.0, (self.adapter_effect or 0.0) / UNHARMED_SPREADS)
         return max(TOLERANCE[own], TOLERANCE[self.dtype]) * more
 
     def _row(self, ids: list[int]) -> Tensor:

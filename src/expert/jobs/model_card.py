@@ -25,6 +25,21 @@ model = PeftModel.from_pretrained(base, "PATH/TO/THIS/FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("PATH/TO/THIS/FOLDER")
 ```
 """
+_BUILT_IN = """\
+```python
+from expert.model.base_folder import built_in_folder  # pip install expert-cli
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+base = AutoModelForCausalLM.from_pretrained(built_in_folder({base}))
+model = PeftModel.from_pretrained(base, "PATH/TO/THIS/FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("PATH/TO/THIS/FOLDER")
+```
+
+The base, {name}, comes with Expert (`pip install expert-cli`) and is on no hub.
+`adapter_config.json` names the folder it had on the machine of the export, for PEFT where that is
+to find the base by itself.
+"""
 _TRANSFORMERS = """\
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -73,9 +88,15 @@ def _head(plan: RunPlan, done: Exported) -> str:
     if plan.model.name == CHAR_GPT:
         library = "expert"
     else:
-        lines.append(f"base_model: {json.dumps(base_reference(plan.model)[0])}")
+        lines.append(f"base_model: {json.dumps(_base(plan))}")
     lines += [f"library_name: {library}", "tags:", f"- {plan.adapter.type}", "- expert", "---\n"]
     return "\n".join(lines)
+
+
+def _base(plan: RunPlan) -> str:
+    """What others know the base by."""
+    own = plan.model.place == "built-in"  # its folder is one of this machine
+    return plan.model.name if own else base_reference(plan.model)[0]
 
 
 def _what(plan: RunPlan, done: Exported) -> str:
@@ -99,6 +120,9 @@ def _loading(plan: RunPlan, done: Exported) -> str:
     if prompts and plan.adapter.type != "none":
         said += f"\nThe soft prompts {', '.join(prompts)} lie in soft_prompts/ as PEFT prompt "
         said += "tuning; their rows stand in front of every conversation.\n"
+    if done.kind == "adapter" and plan.model.place == "built-in":
+        name = plan.model.name
+        return _BUILT_IN.format(base=json.dumps(name), name=name) + "\n" + said
     if done.kind == "adapter":
         base, revision = base_reference(plan.model)
         pinned = f", revision={json.dumps(revision)}" if revision else ""
@@ -112,12 +136,13 @@ def _settings(plan: RunPlan, environment: dict[str, Any]) -> list[tuple[str, str
     source = str(spec.get("path") or ", ".join(spec.get("tasks") or ()) or "unknown")
     rows = f", {length.rows:,} rows" if length.rows else ""
     rank = f", rank {adapter.rank}, alpha {adapter.alpha:g}" if adapter.rank else ""
+    comes_with = ", which comes with Expert" if plan.model.place == "built-in" else ""
     versions = environment.get("versions") or {}
     used = [
         f"{name} {versions[name]}" for name in ("torch", "transformers", "peft") if name in versions
     ]
     return [
-        ("base", f"{plan.model.name}, quantization {plan.model.quantization}"),
+        ("base", f"{plan.model.name}{comes_with}, quantization {plan.model.quantization}"),
         ("data", f"{source}{rows}"),
         ("trained", f"{adapter.type}{rank}, dropout {adapter.dropout:g}"),
         ("trained weights", _number(adapter.trainable_parameters, "{:,}")),

@@ -16,7 +16,7 @@ from expert.core.files import write_text_atomically
 
 if TYPE_CHECKING:
     from expert.data.formats import Columns
-    from expert.data.records import Example
+    from expert.data.records import BadRow, Example, Row
 
 LOOKED_AT = 50
 """Rows of a file that are read to tell what it holds."""
@@ -126,34 +126,52 @@ def _look(data: Path, mapped: Mapping[str, str]) -> tuple[Columns, Sequence[Exam
     """What the first rows of a file hold; CannotMake where they are of no use."""
     from expert.data.formats import example_of, understand_columns
     from expert.data.records import BadRow, DataError, Row
-    from expert.data.sources import iterate, resolve_sources
-    from expert.manifest.dataset import DatasetSpec, FieldMapping
+    from expert.manifest.dataset import FieldMapping
 
-    if not data.exists():
-        raise CannotMake(f"--from {data}: there is no such file")
+    found = _first_rows(data)
+    rows = [row for row in found if isinstance(row, Row)]
+    if not rows:
+        why = found[0].reason if found and isinstance(found[0], BadRow) else "it is empty"
+        raise CannotMake(f"--from {data}: no row can be read: {why}")
     try:
-        source = resolve_sources(DatasetSpec(path=str(data.absolute())), Path()).train
-        assert source is not None
-        found = list(islice(iterate(source), LOOKED_AT))
-        rows = [row for row in found if isinstance(row, Row)]
-        if not rows:
-            why = found[0].reason if found and isinstance(found[0], BadRow) else "it is empty"
-            raise CannotMake(f"--from {data}: no row can be read: {why}")
         columns = understand_columns(
             list(rows[0].values),
             rows[0].values,
             mapping=FieldMapping.model_validate(mapped) if mapped else None,
         )
-        read = [example_of(row, columns) for row in rows]
     except DataError as error:
         what = str(error).partition("  (")[0]
         how = "--map instruction=COLUMN --map response=COLUMN says which hold what"
         raise CannotMake(f"--from {data}: {what}  ({how})") from None
+    read = [example_of(row, columns) for row in rows]
     examples = [example for example in read if not isinstance(example, BadRow)]
     if not examples:
         first = next(bad for bad in read if isinstance(bad, BadRow))
         raise CannotMake(f"--from {data}: no row can be learnt from: {first.reason}")
     return columns, examples
+
+
+def _first_rows(data: Path) -> list[Row | BadRow]:
+    """The beginning of a file or folder; CannotMake where it is none that can be read."""
+    from expert.data.records import DataError
+    from expert.data.rows import FORMATS, suffix_format
+    from expert.data.sources import iterate, resolve_sources
+    from expert.manifest.dataset import DatasetSpec
+
+    if not data.exists():
+        raise CannotMake(f"--from {data}: there is no such file")
+    if data.is_file() and suffix_format(data) is None:
+        known = ", ".join(FORMATS)
+        raise CannotMake(
+            f"--from {data}: its name tells no format that is read  (save the rows as one of "
+            f"{known}, and name the file so; a spreadsheet as csv)"
+        )
+    try:
+        source = resolve_sources(DatasetSpec(path=str(data.absolute())), Path()).train
+        assert source is not None
+        return list(islice(iterate(source), LOOKED_AT))
+    except DataError as error:
+        raise CannotMake(f"--from {data}: {error}") from None
 
 
 def _parts(columns: Columns) -> dict[str, str]:

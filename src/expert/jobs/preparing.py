@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.core.errors import ExpertError
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -28,6 +30,10 @@ Tell = Callable[[str, int, int], None]
 INDEX_FORMAT = 2
 ENOUGH_FOR_TWO = 4_000_000
 """Bytes of data from which a second process pays: loading its own tokenizer takes half a second."""
+
+
+class NothingToPrepare(ExpertError):
+    """Rows that are tokenised while training."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +76,6 @@ def prepare(
     tell: Tell = lambda name, rows, tokens: None,
 ) -> PreparedData:
     """Tokenise and pack what a manifest names, once; a second call finds it done."""
-    from expert.data.records import DataError
     from expert.data.sources import resolve_sources
     from expert.jobs.planning import plan as plan_job
     from expert.jobs.smollm2 import provide_model
@@ -81,13 +86,13 @@ def prepare(
         read = read_manifest(read, overrides=overrides)
     spec = read.manifest.training.dataset
     if spec.streaming:
-        raise DataError(
+        raise NothingToPrepare(
             "training.dataset.streaming is true: its rows are tokenised while training, there is "
             "nothing to prepare  (set streaming: false to prepare them once)"
         )
+    sources = resolve_sources(spec, read.folder)
     provide_model(read, model)
     plan = plan_job(read, model=model)
-    sources = resolve_sources(spec, read.folder)
     builder = Builder(plan, read, sources, tell)
     return builder.build()
 
@@ -193,6 +198,7 @@ class Builder:
             rows=lambda: self.rows_of(source),
             segments_of=segments_of,
             encoder=self.encoder,
+            made_for=f"{name} {source.name}",
             max_bad_rows=self.spec.max_bad_rows,
             tell=lambda rows, tokens: self.tell(f"{name} {source.name}", rows, tokens),
             with_helper=self._pays_for_a_helper(source),
@@ -376,7 +382,7 @@ def _beside(cache: Path, explicit: bool) -> Path:
 
 def _tokenizer_folder(plan: RunPlan) -> Path:
     """The model's folder on this machine; for a hub model its tokenizer files are fetched."""
-    from expert.data.records import DataError
+    from expert.data.records import DataNotHere
 
     if plan.model.place != "hub":
         return Path(plan.model.location)
@@ -384,7 +390,7 @@ def _tokenizer_folder(plan: RunPlan) -> Path:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ImportError:
-        raise DataError(
+        raise DataNotHere(
             f"{plan.model.location} is not on this machine  (put its folder into models/, or "
             "pip install 'expert-cli[hub]' to fetch it)"
         ) from None
@@ -395,7 +401,7 @@ def _tokenizer_folder(plan: RunPlan) -> Path:
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(
+        raise DataNotHere(
             f"{plan.model.location} could not be fetched from the hub: {reason}  "
             "(put its folder into models/ beside the manifest)"
         ) from None

@@ -51,7 +51,8 @@ def report(
     to: Path | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Written:
-    """Write report.html and report.md of a run into its folder, or into the folder `to`."""
+    """Write report.html and report.md of a run into its folder, or into the folder `to`; a name
+    that ends in .html is that of the page itself."""
     from expert.core.files import write_text_atomically
     from expert.insight.page.blocks import Figure
     from expert.insight.page.contents import make_page
@@ -61,20 +62,21 @@ def report(
     made = gather(place, compare=compare, ladder=ladder, now=clock())
     page = make_page(made)
     html = page_html(page)
-    folder = made.run.record.folder if to is None else to
+    place_html, place_markdown = _places(made.run.record.folder if to is None else to)
     try:
-        write_text_atomically(folder / MARKDOWN, page_markdown(page))
-        write_text_atomically(folder / HTML, html)
+        write_text_atomically(place_markdown, page_markdown(page))
+        write_text_atomically(place_html, html)
     except OSError as error:
+        where = made.run.record.folder if to is None else to
         raise ReportError(
-            f"{folder}: no report can be written here: {error.strerror}  (name another folder "
+            f"{where}: no report can be written here: {error.strerror}  (name another place "
             "with --to)"
         ) from error
     blocks = (block for section in page.sections for block in section.inside)
     return Written(
         run=made.run.record.folder,
-        html=folder / HTML,
-        markdown=folder / MARKDOWN,
+        html=place_html,
+        markdown=place_markdown,
         html_bytes=len(html.encode("utf-8")),
         state=made.run.state,
         verdict=made.verdict,
@@ -82,6 +84,13 @@ def report(
         figures=tuple(block.name for block in blocks if isinstance(block, Figure)),
         compared=tuple(run.record.folder for run in made.others),
     )
+
+
+def _places(to: Path) -> tuple[Path, Path]:
+    """Where the page and its Markdown twin go."""
+    if to.suffix.lower() == ".html" and not to.is_dir():
+        return to, to.with_suffix(".md")
+    return to / HTML, to / MARKDOWN
 
 
 def gather(

@@ -136,27 +136,41 @@ def _of_sources(sources: Sequence[Source], spec: DatasetSpec, name: str) -> Test
 
 
 def _of_split(folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path) -> TestSet:
-    """The share of the training rows that was held out, found again by the seed of the run."""
+    """The share of the training rows that was held out, found again by the seed of the run.
+
+    Only in the very rows that the run saw: a row more, and another share would be drawn.
+    """
     import numpy as np
 
     from expert.data.documents import DocumentStore
     from expert.data.sources import resolve_sources
+    from expert.jobs.learnt_rows import learnt_rows
     from expert.jobs.preparing import Builder
     from expert.manifest.reader import ReadManifest
     from expert.manifest.schema import Manifest
 
     text = folder.manifest.read_text(encoding="utf-8")
     read = ReadManifest(Manifest.model_validate_json(text), str(folder.manifest), place)
+    nothing = NoTestSet(
+        f"{folder.path}: the manifest holds no rows out  (name rows with --test-set FILE, or "
+        "set training.dataset.test_path)"
+    )
+    if spec.streaming or not spec.validation_split:
+        raise nothing
     sources = resolve_sources(spec, place)
     builder = Builder(plan, read, sources, lambda name, rows, tokens: None)
-    split = None if spec.streaming or not spec.validation_split else builder.build().validation
-    if split is None:
-        raise NoTestSet(
-            f"{folder.path}: the manifest holds no rows out  (name rows with --test-set FILE, or "
-            "set training.dataset.test_path)"
-        )
     own_trains = [sources.train] if sources.train is not None else []
     trains = [task.train for task in sources.tasks] or own_trains
+    learnt, name = learnt_rows(folder), spec.path or "the tasks"
+    unlike = learnt.unlike([builder.recipe_of(source, "train")[0].key() for source in trains])
+    if unlike:
+        raise _may_be_learnt(folder, name, unlike)
+    made = builder.build()
+    if learnt.indexes != {made.train.index_file.name}:
+        raise _may_be_learnt(folder, name, "other rows are drawn from it than in the run")
+    split = made.validation
+    if split is None:
+        raise nothing
     kept, first = [], 0
     documents = np.unique(split.index.piece_document)
     for prepared, source in zip(split.folders, trains, strict=True):
@@ -166,7 +180,14 @@ def _of_split(folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path) 
         rows = enumerate(builder.rows_of(source))
         kept.append([row for number, row in rows if number in numbers])
         first += count
-    return _of_rows(kept, spec, f"rows held out of {spec.path or 'the tasks'}")
+    return _of_rows(kept, spec, f"rows held out of {name}")
+
+
+def _may_be_learnt(folder: RunFolder, name: str, why: str) -> NoTestSet:
+    return NoTestSet(
+        f"{folder.path}: the rows that it held out of {name} cannot be told from those it learnt: "
+        f"{why}  (name rows it has not learnt with --test-set FILE, or put the data back as it was)"
+    )
 
 
 def _of_rows(

@@ -176,6 +176,8 @@ def _tell_of_data(session: Session, data: RunData) -> None:
                 folder=str(prepared.folder),
                 hit=prepared.hit,
                 because=prepared.because,
+                key=prepared.key,
+                index=split.index_file.name,
             )
 
 

@@ -38,6 +38,9 @@ class RunStatus:
     epoch: float | None
     epochs: float | None
     loss: float | None
+    """Of the last update that was told of; of a finished run only where that was the last one."""
+    mean_loss: float | None
+    """Of the whole run, once it has finished."""
     rate: float | None
     tokens_per_second: float | None
     eta_seconds: float | None
@@ -96,6 +99,8 @@ def run_status(folder: RunFolder) -> RunStatus:
             fallbacks.append(": ".join(str(event.get(k)) for k in ("failure", "reason")))
         seen.update(_facts(event))
     state, because = state_of(folder, ending)
+    if state == "finished" and ending is not None:
+        seen |= _at_the_end(seen, ending)
     known = {name: seen.get(name) for name in _KEPT}
     return RunStatus(
         folder=folder.path,
@@ -113,7 +118,7 @@ _STARTED = ("expert", "model", "device", "total_steps", "epochs")
 _STEP = ("step", "epoch", "loss", "rate", "tokens_per_second", "eta_seconds")
 _REACHED = ("saved", "finished", "stopped", "rolled_back", "resumed")
 """Events that say which update was the last one; those of steps come only now and then."""
-_KEPT = (*_STARTED, *_STEP, "eval_loss", "last_checkpoint")
+_KEPT = (*_STARTED, *_STEP, "mean_loss", "eval_loss", "last_checkpoint")
 
 
 def _facts(event: Event) -> dict[str, Any]:
@@ -122,13 +127,31 @@ def _facts(event: Event) -> dict[str, Any]:
     if kind == "started":
         return {name: event.get(name) for name in _STARTED}
     if kind == "step":
-        return {name: event.get(name) for name in _STEP}
+        told = {name: event.get(name) for name in _STEP}
+        return {**told, "told_at": event.get("step"), "epoch_at": event.get("step")}
+    if kind == "epoch":
+        return {"epoch": event.get("epoch"), "epoch_at": event.get("step")}
     if kind == "eval" and event.get("split", "validation") == "validation":
         return {"eval_loss": event.get("loss")}
     reached = {"step": event["step"]} if kind in _REACHED and "step" in event else {}
     if kind == "saved":
         return {**reached, "last_checkpoint": event.get("path")}
     return reached
+
+
+def _at_the_end(seen: dict[str, Any], finished: Event) -> dict[str, Any]:
+    """What holds of a finished run as a whole. Steps are told of now and then: what was said of an
+    earlier one is not how the run ended, and is left out."""
+    last = finished.get("step")
+    facts = {"mean_loss": finished.get("loss"), "eta_seconds": None}
+    for name in ("eval_loss", "tokens_per_second"):
+        if finished.get(name) is not None:
+            facts[name] = finished[name]
+    if seen.get("told_at") != last:
+        facts |= {"loss": None, "rate": None}
+    if seen.get("epoch_at") != last:
+        facts["epoch"] = None
+    return facts
 
 
 def state_of(folder: RunFolder, ending: Event | None) -> tuple[State, str]:

@@ -128,7 +128,7 @@ def _help(path: str, node: Mapping[str, Any], *, required: bool) -> KeyHelp:
     default = "required" if required else ""
     if "default" in node and not isinstance(node["default"], dict):
         default = json.dumps(node["default"], ensure_ascii=False)
-    meaning = str(node.get("description", ""))
+    meaning = " ".join(str(node.get("description", "")).split())  # it is broken into lines there
     return KeyHelp(path, expected(node), default, meaning, tuple(other_names(path)))
 
 

@@ -27,8 +27,10 @@ def built_in_folder(name: str) -> Path | None:
 
 def base_reference(model: ModelPlan) -> tuple[str, str | None]:
     """What others find the base by, and its revision: a hub id where it has one, else the folder
-    it lies in. A folder of the hub cache is named by its repository and commit."""
-    if model.place in ("folder", "built-in", "hub"):
+    it lies in on this machine. A folder of the hub cache is named by its repository and commit."""
+    if model.place == "built-in":
+        return str(built_in_folder(model.name) or model.location), None
+    if model.place in ("folder", "hub"):
         return model.location, model.revision
     if model.place == "hf cache":
         folder = Path(model.location)

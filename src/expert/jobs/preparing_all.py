@@ -1,0 +1,56 @@
+"""The job behind `expert pretokenize --all`: what became of each manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from expert.core.errors import ExpertError
+
+if TYPE_CHECKING:
+    from expert.jobs.preparing import PreparedData, Tell
+
+MAKES_ROWS = "make_data.py"
+"""A script beside a manifest that makes its rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one manifest; a reason where it was not prepared."""
+
+    manifest: Path
+    state: Literal["prepared", "skipped", "failed"]
+    data: PreparedData | None = None
+    reason: str = ""
+
+
+def attempt(
+    manifest: Path, *, model: str | None, overrides: tuple[str, ...], tell: Tell
+) -> Outcome:
+    """Prepare what a manifest names. It is skipped where there is nothing to prepare on this
+    machine, and has failed where there is."""
+    from expert.data.records import DataNotHere
+    from expert.jobs.preparing import NothingToPrepare, prepare
+
+    try:
+        data = prepare(manifest, model=model, overrides=overrides, tell=tell)
+    except DataNotHere as error:
+        return Outcome(manifest=manifest, state="skipped", reason=_not_here(manifest, error))
+    except NothingToPrepare as error:
+        return Outcome(manifest=manifest, state="skipped", reason=str(error))
+    except ExpertError as error:
+        return Outcome(manifest=manifest, state="failed", reason=str(error))
+    except OSError as error:
+        reason = f"{error.filename or manifest}: {error.strerror or error}"
+        return Outcome(manifest=manifest, state="failed", reason=reason)
+    return Outcome(manifest=manifest, state="prepared", data=data)
+
+
+def _not_here(manifest: Path, error: ExpertError) -> str:
+    """What is missing, and the command that makes it where there is one."""
+    script = manifest.parent / MAKES_ROWS
+    if not script.is_file():
+        return str(error)
+    what = str(error).partition("  (")[0]
+    return f"{what}  (python {script} makes it)"
