@@ -73,7 +73,9 @@ def main() -> None:
     lost = []
     for one in results:
         tuned, base = one["tuned"], one["base"]
-        print(f"{one['expert']:18} {tuned['accuracy']:6.1%}  the base alone {base['accuracy']:6.1%}")
+        print(
+            f"{one['expert']:18} {tuned['accuracy']:6.1%}  the base alone {base['accuracy']:6.1%}"
+        )
         if tuned["interval"][0] <= base["interval"][1]:
             lost.append(f"{one['expert']} does not beat its base outside the interval")
         if tuned["accuracy"] < PROMISED.get(one["expert"], 0.0):
