@@ -14,22 +14,10 @@ LONG_ENOUGH_TO_BEGIN_WRONG = 9
 
 # Words one or two letters away from a key that say something else in a description.
 WORDS_OF_THEIR_OWN = frozenset(
-    [
-        "adapted",
-        "complete",
-        "compiled",
-        "completed",
-        "datasets",
-        "date",
-        "devices",
-        "methods",
-        "models",
-        "optimized",
-        "optimised",
-        "patients",
-        "task",
-        "versions",
-    ]
+    (
+        *("adapted", "complete", "completed", "compiled", "datasets", "date", "devices", "methods"),
+        *("models", "optimised", "optimized", "patients", "task", "versions"),
+    )
 )
 
 
