@@ -120,7 +120,7 @@ def train(
         raise NotAsked("--vram: limits the memory of a card, and device is cpu  (leave one out)")
     if resume not in (None, "auto") and not Path(resume or "").exists():
         raise NotAsked(f"{RESUME} {resume}: there is no such folder  (name one under runs/)")
-    plan = plan_job(read, model=model, vram=vram)
+    plan = plan_job(read, model=model, vram=vram, look=dry_run)
     if read.manifest.training.config.device == "cuda" and plan.kernels.device == "cpu":
         raise NotAsked(
             "device: cuda was asked for, and no GPU was found: see expert machine  (use --device "

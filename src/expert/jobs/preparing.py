@@ -86,7 +86,7 @@ def prepare(
             "nothing to prepare  (set streaming: false to prepare them once)"
         )
     provide_model(read, model)
-    plan = plan_job(read, model=model)
+    plan = plan_job(read, model=model, look=False)
     sources = resolve_sources(spec, read.folder)
     builder = Builder(plan, read, sources, tell)
     return builder.build()

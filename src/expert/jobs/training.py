@@ -65,7 +65,7 @@ def train(
     if not isinstance(read, ReadManifest):
         read = read_manifest(read, overrides=overrides)
     provide_model(read, model)
-    plan = plan_job(read, model=model, vram=vram)
+    plan = plan_job(read, model=model, vram=vram, look=False)
     plan, data, builder = open_data(plan, read, tell)
     plan = with_an_end(plan)
     folder, checkpoint = _run_folder(plan, resume)
