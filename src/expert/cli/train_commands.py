@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from expert.cli.manifest_option import manifest_option
 from expert.core.errors import EXIT_DOES_NOT_FIT, EXIT_OK, ExpertError
 
 if TYPE_CHECKING:
@@ -62,9 +63,7 @@ def with_resume_value(args: list[str]) -> list[str]:
 
 
 def train(
-    manifest: Annotated[
-        Path | None, typer.Option("--manifest", "-m", help="The manifest to train.")
-    ] = None,
+    manifest: Annotated[Path | None, manifest_option("The manifest to train")] = None,
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -329,7 +328,9 @@ def _would_resume(plan: RunPlan, resume: str | None) -> str | None:
 def watch(
     run: Annotated[
         Path | None,
-        typer.Argument(help="A run folder, or a folder of runs: the newest of them. runs/"),
+        typer.Argument(
+            help="A run folder; of a folder of runs or an expert's folder, the newest. runs/"
+        ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print how it stands, and leave.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="How it stands as JSON, once.")] = False,
@@ -337,9 +338,10 @@ def watch(
     """Follow a run from its events until it ends; Ctrl-C leaves, the run goes on."""
     from expert.cli.display import make_console, show_sheet, write_line
     from expert.cli.run_view import RunView, say, status_sheet
-    from expert.jobs.watching import find_run, follow_run, run_status
+    from expert.jobs.run_places import find_trained
+    from expert.jobs.watching import follow_run, run_status
 
-    folder = find_run(run)
+    folder = find_trained(run)
     console = make_console()
     if as_json:
         import json

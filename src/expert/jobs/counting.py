@@ -64,8 +64,9 @@ def count_rows(read: ReadManifest, plan: RunPlan) -> Counts | None:
         return None
     try:
         sources = resolve_sources(spec, read.folder)
-        trains = [task.train for task in sources.tasks] or [sources.train]
-        if any(source is None or source.kind == "hub" for source in trains):
+        own = [sources.train] if sources.train is not None else []
+        trains = [task.train for task in sources.tasks] or own
+        if any(source.kind == "hub" for source in trains):
             return None
         builder = _OnlyLooking(plan, read, sources, lambda name, rows, tokens: None)
         return _prepared(builder, trains) or _sampled(builder, sources, plan)
@@ -78,7 +79,7 @@ def _has_tokenizer(plan: RunPlan) -> bool:
     return plan.model.place != "hub" and (Path(plan.model.location) / "tokenizer.json").is_file()
 
 
-def _prepared(builder: _OnlyLooking, trains: list[Any]) -> Counts | None:
+def _prepared(builder: _OnlyLooking, trains: list[Source]) -> Counts | None:
     """Exact counts, where every token is there; packed ones where the packing is too."""
     from expert.planning.survey import Survey
 

@@ -13,7 +13,8 @@ from expert.insight.faults import find_faults
 from expert.insight.finding import Finding, worst_first
 from expert.insight.record import RunRecord, read_run
 from expert.insight.verdict import Verdict, judge, judge_step
-from expert.jobs.watching import State, find_run, run_status
+from expert.jobs.run_places import find_trained
+from expert.jobs.watching import State, run_status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +54,13 @@ class Diagnosis:
 
 
 def diagnose_run(place: Path | None) -> Diagnosis:
-    """The diagnosis of a run folder, or of the newest run in a folder of runs.
+    """The diagnosis of a run folder, or of the newest run of a folder of runs or of an expert.
 
     A folder with events is a run however damaged it is.
     """
     folder = RunFolder(place) if place is not None else None
     if folder is None or not folder.events.is_file():
-        folder = find_run(place)
+        folder = find_trained(place)
     status = run_status(folder)
     run = read_run(folder.path)
     found = Evidence(run=run, anatomy=dissect(run))

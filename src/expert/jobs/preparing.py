@@ -95,8 +95,9 @@ def prepare(
 def manifests_below(folder: Path) -> list[Path]:
     """Every manifest in a folder of experts, one or two levels down."""
     from expert.data.records import DataError
+    from expert.manifest.document import FILE_NAMES
 
-    names = ("manifest.json", "manifest.yaml", "manifest.yml", "config.yaml")
+    names = FILE_NAMES
     found = [path for name in names for path in [*folder.glob(name), *folder.glob(f"*/{name}")]]
     if not found:
         raise DataError(f"{folder}: no manifest below  (looked for {', '.join(names)})")

@@ -17,6 +17,9 @@ MAX_DEPTH = 60
 # It has 300 values; 5,000 are read, or refused, in under half a second.
 MAX_ITEMS = 5_000
 
+FILE_NAMES = ("manifest.json", "manifest.yaml", "manifest.yml", "config.yaml")
+"""What a manifest is called where only its folder is named, in the order they are looked for."""
+
 Scalar = str | int | float | bool | None
 Format = Literal["json", "yaml"]
 
@@ -123,8 +126,17 @@ def add_entry(entries: dict[str, Item], key: str, item: Item, problems: list[Pro
     entries[f"{key}_{number}"] = item
 
 
+def manifest_in(folder: Path) -> Path | None:
+    """The manifest of an expert's folder, by its name; None where there is none."""
+    return next((path for name in FILE_NAMES if (path := folder / name).is_file()), None)
+
+
 def read_document(path: Path) -> Document:
-    """Parse a manifest file; ManifestError with file and line where it cannot be parsed."""
+    """Parse a manifest file; ManifestError with file and line where it cannot be parsed.
+
+    A folder means the manifest in it.
+    """
+    path = manifest_in(path) or path
     source = str(path)
     text = _decode(source, _read_bytes(path, source))
     if path.suffix.lower() in {".yaml", ".yml"}:
