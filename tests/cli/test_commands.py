@@ -338,8 +338,7 @@ def test_a_misspelt_override_is_refused(run):
 
 def test_settings_of_a_flat_file_that_mean_nothing_are_told(run, tmp_path):
     file = tmp_path / "flat.yaml"
-    text = "base_model: x\ndataset: a.jsonl\nlr: 1e-4\nlearning-rat: 1\nsample_size: 3\n"
+    text = "base_model: x\ndataset: a.jsonl\nlr: 1e-4\nsample_size: 3\n"
     file.write_text(text, encoding="utf-8")
     out = run("manifest", "check", str(file)).out
-    assert "line 4: learning-rat: warning: kept as metadata: did you mean" in out
-    assert "line 5: sample_size: warning: without effect: Expert has no such key" in out
+    assert "line 4: sample_size: warning: without effect: Expert has no such key" in out
