@@ -27,6 +27,9 @@ Line = tuple[str, str]
 SECONDS_BETWEEN_FRAMES = 0.1
 """The bar is drawn at most this often: a frame costs about 1 ms of the thread that trains."""
 
+SECONDS_BETWEEN_SIGNS = 20.0
+"""Where nobody watches, a run that logs rarely says so often how far it is."""
+
 WIDE = 130
 BAR_CELLS, BAR_CELLS_WIDE = 8, 24
 """With 8 cells everything but the wait for data fits into 100 columns."""
@@ -47,6 +50,8 @@ class ProgressView:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._drawn = -SECONDS_BETWEEN_FRAMES
+        self._parts: dict[str, str] = {}
+        self._said: float | None = None
         self._gone = False
 
     def __enter__(self) -> ProgressView:
@@ -69,6 +74,32 @@ class ProgressView:
         except OSError:  # a closed pipe or terminal: training goes on unseen
             self._gone = True
 
+    def progress(self, step: int) -> None:
+        """An update was launched: the bar moves, plain output has a sign of life now and then.
+
+        Called after every update by the thread that trains, so it mostly only looks at the clock.
+        """
+        now = self._clock()
+        if self._gone or (self._console.is_terminal and now - self._drawn < SECONDS_BETWEEN_FRAMES):
+            return
+        try:
+            self._moved(step, now)
+        except OSError:  # as above
+            self._gone = True
+
+    def _moved(self, step: int, now: float) -> None:
+        total = whole(self._started, "total_steps")
+        parts = {**self._parts, "step": f"{step}/{total}" if total is not None else f"{step}"}
+        if self._console.is_terminal:
+            self._draw(step, total, parts)
+            return
+        if self._said is not None and now - self._said < SECONDS_BETWEEN_SIGNS:
+            return
+        # The first update has a line of its own where each has one.
+        if self._said is not None or whole(self._started, "logging_steps") != 1:
+            self._console.out(f"step {parts['step']}", highlight=False)
+        self._said = now
+
     def close(self) -> None:
         """Leaves the bar as it stands."""
         bar, self._bar = self._bar, None
@@ -81,6 +112,7 @@ class ProgressView:
         if kind == "started":
             self.close()
             self._started = dict(event)
+            self._parts, self._said = {}, None
         if kind == "step":
             self._step(event)
             return
@@ -104,15 +136,21 @@ class ProgressView:
         if not self._console.is_terminal:
             shown = [text for name, text in parts.items() if name not in ONLY_IN_THE_BAR]
             self._console.out(GAP.join(["step " + shown[0], *shown[1:]]), highlight=False)
+            self._said = self._clock()
             return
+        self._parts = parts
+        self._draw(whole(event, "step") or 0, total, parts)
+
+    def _draw(self, step: int, total: int | None, parts: Mapping[str, str]) -> None:
+        """Move the bar, and show it where the last frame is long enough ago."""
         bar_cells = BAR_CELLS if self._console.width < WIDE else BAR_CELLS_WIDE
         facts = fitting(parts, self._console.width - bar_cells - 1)
         if self._bar is None:
             self._open_bar(total, bar_cells)
         assert self._bar is not None
         assert self._task is not None
-        self._bar.update(self._task, completed=whole(event, "step") or 0, facts=facts)
-        if self._clock() - self._drawn >= SECONDS_BETWEEN_FRAMES or event.get("step") == total:
+        self._bar.update(self._task, completed=step, facts=facts)
+        if self._clock() - self._drawn >= SECONDS_BETWEEN_FRAMES or step == total:
             self._bar.refresh()
             self._drawn = self._clock()
 
@@ -296,6 +334,14 @@ def _log_failed(event: Event) -> list[Line]:
     return [(f"warning: {event.get('what', '')}: {event.get('because', '')}", "yellow")]
 
 
+def _threads(event: Event) -> list[Line]:
+    count, cores = whole(event, "threads"), whole(event, "cores")
+    if event.get("lowered") is not True or count is None:
+        return []
+    text = f"computing with {count} {'thread' if count == 1 else 'threads'}: {event['because']}"
+    return [(f"{text}  (OMP_NUM_THREADS={cores} takes them all)", "yellow")]
+
+
 def _stopped(event: Event) -> list[Line]:
     code = whole(event, "exit_code")
     text = f"stopped: {event.get('reason', '')}"
@@ -330,6 +376,7 @@ _WRITERS: Mapping[str, Callable[[Event], list[Line]]] = {
     "skipped": _skipped,
     "warning": _warning,
     "log_failed": _log_failed,
+    "threads": _threads,
     "stopped": _stopped,
     "finished": _finished,
 }

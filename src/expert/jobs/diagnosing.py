@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expert.core.rundir import RunFolder
+from expert.core.rundir import RunFolder, named_manifest
 from expert.insight.anatomy import Anatomy, dissect
 from expert.insight.evidence import Evidence
 from expert.insight.faults import find_faults
@@ -82,7 +82,7 @@ def diagnose_run(place: Path | None) -> Diagnosis:
 
 def _killed(run: RunRecord, step: int | None) -> Finding:
     """A run whose trainer is gone without a word."""
-    saved = run.of("saved")
+    saved, manifest = run.of("saved"), named_manifest(next(reversed(run.of("started")), {}))
     kept = f"the last checkpoint is that of update {saved[-1].get('step')}" if saved else ""
     return Finding(
         name="no-ending",
@@ -92,6 +92,6 @@ def _killed(run: RunRecord, step: int | None) -> Finding:
         if run.events
         else "there is no event at all",
         consequence=kept or "there is no checkpoint to go on from",
-        fix="expert train --manifest FILE --resume RUN; dmesg names a process that the kernel "
-        "killed for its memory",
+        fix=f"expert train --manifest {manifest} --resume {run.folder}; dmesg names a process that "
+        "the kernel killed for its memory",
     )

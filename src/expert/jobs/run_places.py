@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from expert.core.rundir import RunFolder, RunFolderError, latest_run
+from expert.core.events import read_events
+from expert.core.rundir import RunFolder, RunFolderError, latest_run, named_manifest
 from expert.jobs.watching import find_run
 
 
@@ -32,6 +33,15 @@ def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
             f"expert train --manifest {file})"
         )
     return run, read.folder
+
+
+def manifest_of(folder: RunFolder) -> str:
+    """The manifest a run was trained from, as a command takes it; FILE where it is gone."""
+    try:
+        started = [e for e in read_events(folder.events) if e.get("event") == "started"]
+    except OSError:
+        started = []
+    return named_manifest(started[-1] if started else {})
 
 
 def _is_run(folder: RunFolder) -> bool:
