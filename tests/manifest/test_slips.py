@@ -55,7 +55,7 @@ def test_letters_put_in_taken_out_replaced_and_swapped_are_counted(one, other, e
         *(("lerning_rate", "learning_rate"), ("learningRate", "learning_rate"), ("pth", "path")),
         *(("epoks", "epochs"), ("epoch", "epochs"), ("rnak", "rank"), ("batchsize", "batch_size")),
         *(("max_bad_row", "max_bad_rows"), ("field_maping", "field_mapping"), ("sed", "seed")),
-        *(("validation_splitt", "validation_split"), ("decodin", "decoding")),
+        *(("validation_splitt", "validation_split"), ("decodimg", "decoding")),
     ],
 )
 def test_a_slip_of_the_pen_is_known_for_what_was_meant(wrong, right):

@@ -16,6 +16,8 @@ PLAIN_WIDTH = 100
 """Columns of a table that is not in a terminal: what a log or a mail shows without wrapping."""
 NARROWEST = 24
 """A sentence in less than so many columns is a ladder of words."""
+MOST_NARROWED = 2
+"""Three columns of wrapped sentences side by side are read with difficulty."""
 GAP = "  "
 
 
@@ -106,7 +108,7 @@ def _narrowed(widths: Sequence[int]) -> list[int] | None:
         if widest <= NARROWEST:
             return None
         found[found.index(widest, 1)] -= 1
-    return found
+    return found if sum(map(int.__lt__, found, widths)) <= MOST_NARROWED else None
 
 
 def _paragraph(name: str, text: str) -> list[str]:
