@@ -400,7 +400,7 @@ def test_ctrl_c_before_the_first_update_says_so_and_leaves_no_folder(run, expert
     monkeypatch.setattr("expert.jobs.session.Session.__init__", interrupted)
     ran = run("train", "-m", str(expert), "--device", "cpu")
     assert ran.code == 130
-    assert ran.out.endswith("stopped before the first update: there is nothing to go on with\n")
+    assert ran.out.endswith("stopped before the first update: nothing was written\n")
     assert list((expert.parent / "runs").iterdir()) == []
 
 

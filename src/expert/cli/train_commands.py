@@ -230,7 +230,8 @@ def _run(
             )
         except SystemExit:  # Ctrl-C, before the run itself listens for it
             before.close()
-            say(console, "stopped before the first update: there is nothing to go on with")
+            left = "nothing was written" if options["resume"] is None else "the run is as it was"
+            say(console, f"stopped before the first update: {left}")
             raise
 
 

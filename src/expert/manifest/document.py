@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -128,7 +129,9 @@ def add_entry(entries: dict[str, Item], key: str, item: Item, problems: list[Pro
 
 def manifest_in(folder: Path) -> Path | None:
     """The manifest of an expert's folder, by its name; None where there is none."""
-    return next((path for name in FILE_NAMES if (path := folder / name).is_file()), None)
+    with contextlib.suppress(OSError):  # a name that no file system has; reading says so
+        return next((path for name in FILE_NAMES if (path := folder / name).is_file()), None)
+    return None
 
 
 def read_document(path: Path) -> Document:
