@@ -12,10 +12,11 @@ help:            ## list the targets
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "Expert needs Python 3.11, 3.12 or 3.13; this is %d.%d. Try: make PYTHON=python3.11 ..." % v)'
-	@echo "setting up $(VENV) (once, about half a minute)"
+	@echo "setting up $(VENV) (once, a minute or two)"
 	@rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@# In a terminal pip shows what it fetches; elsewhere a log of it is of no use.
+	@$(BIN)/python -m pip install $$(test -t 1 || echo --quiet) --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 DEMO := experts/expert-json

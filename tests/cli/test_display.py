@@ -30,9 +30,35 @@ def test_in_a_terminal_a_table_is_ruled_and_brackets_are_not_markup():
     assert "[bold]2" in text
 
 
-def test_long_lines_are_never_cut_outside_a_terminal():
+def test_a_long_word_is_never_cut_outside_a_terminal():
     wide = Sheet(("key",), [[("x" * 500,)]])
     assert plain_lines(wide)[1] == "x" * 500
+
+
+def test_a_wide_table_is_wrapped_within_its_columns():
+    words = "word " * 60
+    lines = plain_lines(Sheet(("key", "means", "by"), [[("a.long.key", words, "me")]]))
+    assert max(map(len, lines)) <= 100
+    assert lines[1].startswith("a.long.key  word word")
+    assert lines[1].endswith("  me")
+    assert lines[2].startswith("            word word")  # it goes on under its column
+    assert " ".join(lines).count("word") == 60
+
+
+def test_long_columns_that_would_be_squeezed_are_paragraphs_under_their_row():
+    words = "word " * 30
+    names = ("key", "found", "means", "mends", "gain", "by")
+    sheet = Sheet(names, [[("a.long.key", words, "short", words, "", "me"), ("b",) * 6]])
+    lines = plain_lines(Sheet(names, [[("k" * 40, words, words, words, "", "me")]]))
+    assert max(map(len, lines)) <= 100
+    assert lines[0].split() == ["key", "gain", "by"]
+    assert lines[1].split() == ["k" * 40, "me"]
+    assert [line.split()[0] for line in lines if ":" in line] == ["found:", "means:", "mends:"]
+    assert max(map(len, plain_lines(sheet))) <= 100
+
+
+def test_a_table_that_fits_stays_as_it_is():
+    assert plain_lines(Sheet(("k", "v"), [[("a", "x y " * 20)]]))[1] == "a  " + "x y " * 19 + "x y"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from expert.cli.display import plain_lines
 from expert.cli.machine_view import machine_sheet
 from expert.planning.machine import Fact, Gpu, GpuProcess, Machine, unknown
 
@@ -46,7 +45,8 @@ MACHINE = Machine(
 
 def lines_of(machine: Machine) -> list[str]:
     """The table's lines with runs of blanks made one; the heading is left out."""
-    lines = [" ".join(line.split()) for line in plain_lines(machine_sheet(machine))]
+    rows = [row for section in machine_sheet(machine).sections for row in section]
+    lines = [" ".join(" ".join(row).replace("\n", "; ").split()) for row in [("heading",), *rows]]
     return [line for line in lines if line][1:]
 
 

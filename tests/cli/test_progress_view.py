@@ -80,6 +80,72 @@ def only_line(**event: Any) -> str:
     return line
 
 
+# --- between two step lines ----------------------------------------------------------------------
+
+
+def progressed(screen: Screen, *moments: tuple[float, int]) -> list[str]:
+    """What was printed after the start, when updates were launched at these moments."""
+    with screen.view:
+        screen.view(STARTED | {"logging_steps": 10})
+        before = len(screen.lines())
+        for screen.now, step in moments:
+            screen.view.progress(step)
+    return screen.lines()[before:]
+
+
+def test_plain_output_has_a_line_after_the_first_update_and_then_one_in_twenty_seconds():
+    every_second = [(float(step), step) for step in range(1, 43)]
+    assert progressed(Screen(terminal=False), *every_second) == [
+        "step 1/900",
+        "step 21/900",
+        "step 41/900",
+    ]
+
+
+def test_a_step_line_is_a_sign_of_life_too():
+    screen = Screen(terminal=False)
+    with screen.view:
+        screen.view(STARTED | {"logging_steps": 10})
+        for screen.now, step in ((1.0, 1), (19.0, 119)):
+            screen.view.progress(step)
+        screen.view(STEP)
+        screen.now = 30.0
+        screen.view.progress(130)
+    assert screen.lines()[-2:] == ["step 1/900", PLAIN_STEP]
+
+
+def test_where_every_update_has_its_line_the_first_has_no_other():
+    screen = Screen(terminal=False)
+    with screen.view:
+        screen.view(STARTED | {"logging_steps": 1})
+        screen.view.progress(1)
+    assert screen.lines()[-1] == "run folder: runs/a"
+
+
+def test_the_bar_moves_with_every_update_and_keeps_what_the_last_line_said():
+    screen = Screen(terminal=True)
+    with screen.view:
+        screen.view(STARTED | {"logging_steps": 10})
+        screen.now = 1.0
+        screen.view.progress(1)
+        assert "1/900" in screen.file.getvalue()
+        screen.now = 2.0
+        screen.view(STEP)
+        screen.now = 3.0
+        screen.view.progress(121)
+    assert re.search(r"121/900  loss 1\.2345", screen.file.getvalue())
+
+
+def test_updates_faster_than_the_eye_are_not_drawn():
+    screen = Screen(terminal=True)
+    with screen.view:
+        screen.view(STARTED)
+        for step in range(1, 1001):
+            screen.now = 1.0 + step * 1e-5
+            screen.view.progress(step)
+        assert screen.file.getvalue().count("/900") == 1
+
+
 # --- lines ---------------------------------------------------------------------------------------
 
 
@@ -344,3 +410,11 @@ def test_a_run_says_whether_its_tokens_were_there_and_why():
     miss = {"event": "data", "split": "test", "hit": False, "because": "the tokenizer changed"}
     assert lines_of(hit) == [("train: tokens were there: made from the same data", "dim")]
     assert lines_of(miss) == [("test: tokens were made: the tokenizer changed", "dim")]
+
+
+def test_threads_are_told_only_where_others_took_cores():
+    told = {"event": "threads", "threads": 1, "cores": 2, "because": "other processes use 1.0 of 2"}
+    assert plain({**told, "lowered": False}) == []
+    assert plain({**told, "lowered": True}) == [
+        "computing with 1 thread: other processes use 1.0 of 2  (OMP_NUM_THREADS=2 takes them all)"
+    ]

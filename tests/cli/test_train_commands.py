@@ -12,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from expert.cli.train_commands import asked_manifest, flag_overrides, with_resume_value
+from expert.cli.train_commands import (
+    _say_stopping,
+    asked_manifest,
+    command_to_go_on,
+    flag_overrides,
+    with_resume_value,
+)
 from expert.jobs.training import RunResult
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.test_watching import FINISHED, NO_SUCH_PID, STARTED, STEP, a_run
@@ -145,7 +151,10 @@ def test_the_exit_code_is_that_of_the_run_and_going_on_is_explained(run, expert,
     monkeypatch.setattr("expert.jobs.training.train", lambda read, **more: stopped)
     ran = run("train", "-m", str(expert), "--device", "cpu")
     assert ran.code == 143
-    assert ran.out.endswith("go on with the same command and --resume runs/a\n")
+    told = f"go on with: expert train -m {expert} --device cpu --resume runs/a\n"
+    assert ran.out.endswith(told)
+    again = run("train", "-m", str(expert), "--resume", "--device", "cpu")
+    assert again.out.endswith(told)
     done = replace(stopped, exit_code=0, final=Path("runs/a/final"))
     monkeypatch.setattr("expert.jobs.training.train", lambda read, **more: done)
     assert run("train", "-m", str(expert), "--device", "cpu").code == 0
@@ -317,7 +326,9 @@ def test_a_torn_file_of_a_dead_run_is_shown_as_far_as_it_goes(run, tmp_path):
     assert ran.code == 0
     assert ran.out.splitlines()[-2] == "step 4/9  loss 1.5000  lr 1.0e-03"
     assert ran.out.splitlines()[-1].startswith("the trainer ended without a word")
-    assert ran.out.splitlines()[-1].endswith(f"(train with --resume {tmp_path / 'r'} to go on)")
+    assert ran.out.splitlines()[-1].endswith(
+        f"(to go on: expert train --manifest FILE --resume {tmp_path / 'r'})"
+    )
     found = json.loads(run("watch", str(tmp_path / "r"), "--json").out)
     assert (found["state"], found["step"], found["loss"]) == ("gone", 4, 1.5)
 
@@ -380,3 +391,33 @@ def test_remote_code_is_allowed_by_its_flag_alone(run, expert, monkeypatch, flag
     monkeypatch.setattr("expert.jobs.training.train", train)
     assert run("train", "-m", str(expert), "--device", "cpu", *flags).code == 0
     assert asked == [allowed]
+
+
+@pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        (["expert", "train", "-m", "a b.json"], "expert train -m 'a b.json' --resume runs/a"),
+        (["expert", "train", "--resume", "runs/b"], "expert train --resume runs/a"),
+        (["/x/expert/__main__.py", "train"], "python -m expert train --resume runs/a"),
+        (["/nowhere/bin/expert", "train"], "/nowhere/bin/expert train --resume runs/a"),
+    ],
+)
+def test_the_command_that_goes_on_is_whole(argv, command):
+    assert command_to_go_on(argv, Path("runs/a")) == command
+
+
+def test_ctrl_c_before_the_first_update_says_so_and_leaves_no_folder(run, expert, monkeypatch):
+    def interrupted(self, **options):
+        assert list((expert.parent / "runs").iterdir())
+        raise SystemExit(130)
+
+    monkeypatch.setattr("expert.jobs.session.Session.__init__", interrupted)
+    ran = run("train", "-m", str(expert), "--device", "cpu")
+    assert ran.code == 130
+    assert ran.out.endswith("stopped before the first update: nothing was written\n")
+    assert list((expert.parent / "runs").iterdir()) == []
+
+
+def test_a_signal_is_acknowledged_past_the_buffers_of_python(capfd):
+    _say_stopping()
+    assert capfd.readouterr().err == "stopping after this update; once more to stop now\n"

@@ -17,7 +17,7 @@ import pytest
 
 from expert.core import rundir
 from expert.core.errors import EXIT_USAGE
-from expert.core.rundir import RunFolder, RunFolderError, RunInUse, latest_run
+from expert.core.rundir import RunFolder, RunFolderError, RunInUse, latest_run, named_manifest
 from tests.core.forking import fork, in_child
 
 NOON = time.mktime((2026, 5, 4, 12, 0, 0, 0, 0, -1))
@@ -272,3 +272,23 @@ def test_the_lock_is_given_back_after_an_exception(run: RunFolder):
         raise ValueError("x")
     with run.locked() as previous:
         assert previous is None
+
+
+def test_a_folder_nobody_wrote_to_is_removed_and_no_other(tmp_path: Path):
+    unused, used = (RunFolder.create(tmp_path, name) for name in ("a", "b"))
+    with unused.locked():
+        pass
+    used.write_json("plan.json", {})
+    for folder in (unused, used, RunFolder(tmp_path / "nowhere")):
+        folder.remove_if_unused()
+    assert [path.name for path in tmp_path.iterdir()] == [used.path.name]
+
+
+def test_a_manifest_is_named_where_it_still_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "demo" / "manifest.json"
+    assert named_manifest({"manifest": str(file)}) == named_manifest({}) == "FILE"
+    file.parent.mkdir()
+    file.write_text("{}")
+    assert named_manifest({"manifest": str(file)}) == str(file)
+    monkeypatch.chdir(tmp_path)
+    assert named_manifest({"manifest": str(file)}) == str(Path("demo", "manifest.json"))

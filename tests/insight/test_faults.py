@@ -9,6 +9,7 @@ import pytest
 
 from expert.insight.faults import RULES, find_faults
 from expert.insight.record import RunRecord
+from expert.insight.verdict import judge
 from tests.insight.records import (
     CPU,
     GIB,
@@ -358,3 +359,41 @@ def test_no_rule_stumbles_over_a_damaged_run(events, plan):
 
 def test_every_rule_is_in_the_table_once():
     assert len(RULES) == len(set(RULES)) > 30
+
+
+# --- a run on a CPU with neighbours --------------------------------------------------------------
+
+ON_CPU = {f"kernels__{name}": value for name, value in CPU.items()}
+
+
+def crowded_run(threads: int, others: float, *, cores: int = 2) -> RunRecord:
+    told = {"event": "threads", "step": 0, "threads": threads, "cores": cores, "because": "x"}
+    gone = {"gpu_utilization": None, "gpu_memory_bytes": None, "gpu_process_memory_bytes": None}
+    steps = step_events(cpu_others=others, mfu=None, **gone)
+    return record(finished_events(steps, told), planned(**ON_CPU), gpus=())
+
+
+def test_threads_that_share_their_cores_with_others_are_told():
+    run = crowded_run(2, 0.4)
+    finding = found_in(run)["busy-cores"]
+    assert finding.severity == "warning"
+    assert finding.evidence == "2 threads on 2 cores, of which others used 0.8"
+    assert finding.fix.startswith("OMP_NUM_THREADS=1 expert train")
+    verdict = judge(evidence(run))
+    assert verdict.sentence.startswith("compute-bound, on crowded cores.")
+    assert verdict.fix == finding.fix
+
+
+@pytest.mark.parametrize(
+    ("threads", "others", "cores"),
+    [(2, 0.0, 2), (2, 0.1, 2), (1, 0.5, 2), (1, 1.0, 2), (4, 0.4, 8)],
+)
+def test_threads_that_have_a_core_each_are_not(threads, others, cores):
+    run = crowded_run(threads, others, cores=cores)
+    assert "busy-cores" not in found_in(run)
+    assert judge(evidence(run)).sentence.startswith("compute-bound: good.")
+
+
+def test_a_run_that_does_not_tell_of_its_threads_is_not_judged_by_them():
+    run = record(finished_events(step_events(cpu_others=0.9)), planned(**ON_CPU), gpus=())
+    assert "busy-cores" not in found_in(run)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 import expert
+from expert.jobs.feeding import data_order
+from expert.planning.run_plan import RunPlan
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "expert-json" / "manifest.json"
 
@@ -32,3 +35,85 @@ def test_the_package_shows_what_it_has_and_nothing_else():
         assert getattr(expert, name)
     with pytest.raises(AttributeError, match="module 'expert' has no attribute 'nonsense'"):
         expert.nonsense  # noqa: B018
+
+
+# --- rows that can be counted before a run -------------------------------------------------------
+
+
+def _expert(folder: Path, rows: int, **dataset: object) -> Path:
+    lines = [
+        json.dumps({"instruction": f"{'Add. ' * (n % 7)}{n} and 3?", "response": str(n + 3)})
+        for n in range(rows)
+    ]
+    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    training = {"dataset": {"path": "rows.jsonl", **dataset}, "config": {"max_seq_length": 128}}
+    data = {"name": "adder", "base_model": {"name": "tiny"}, "training": training}
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
+def _reason(plan: RunPlan, path: str) -> str:
+    return next(decision.because for decision in plan.decisions if decision.path == path)
+
+
+def test_tokens_are_counted_on_a_sample_where_a_tokenizer_is_at_hand(tmp_path):
+    path = _expert(tmp_path, 500)
+    plan = expert.plan(path)
+    assert _reason(plan, "length.tokens_per_epoch") == "counted on a sample of 200 rows"
+    exact = expert.prepare(path).train.index.statistics().tokens
+    # The numbers of the first 200 rows are shorter by a token or two, of about 30 in a row.
+    assert plan.length.tokens_per_epoch == pytest.approx(exact, rel=0.05)
+
+
+def test_a_plan_writes_nothing_but_the_hash_of_the_data(tmp_path):
+    path = _expert(tmp_path, 50)
+    expert.plan(path)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["manifest.json", "rows.jsonl"]
+
+
+def test_prepared_tokens_give_the_plan_the_numbers_of_the_run(tmp_path):
+    path = _expert(tmp_path, 500)
+    made = expert.prepare(path).train
+    plan = expert.plan(path)
+    order = data_order(plan, made)
+    assert plan.length.tokens_per_epoch == made.index.statistics().tokens
+    assert plan.length.steps_per_epoch == order.steps_per_epoch
+    assert plan.length.total_steps == order.updates_in(plan.length.epochs)
+    assert plan.length.rows == made.index.examples == 450
+    assert _reason(plan, "length.total_steps").startswith("prepared: 450 examples")
+
+
+def test_tokens_prepared_for_other_sequences_still_count(tmp_path):
+    path = _expert(tmp_path, 500)
+    expert.prepare(path)
+    plan = expert.plan(path, overrides=("max_seq_length=256",))
+    assert _reason(plan, "length.tokens_per_epoch") == "prepared"
+
+
+def test_rows_that_changed_after_they_were_prepared_are_sampled_again(tmp_path):
+    path = _expert(tmp_path, 500)
+    expert.prepare(path)
+    _expert(tmp_path, 300)
+    plan = expert.plan(path)
+    assert _reason(plan, "length.tokens_per_epoch") == "counted on a sample of 200 rows"
+    assert plan.length.rows == 270
+
+
+def test_a_model_that_is_not_here_leaves_the_bytes_to_go_by(tmp_path):
+    path = _expert(tmp_path, 20)
+    plan = expert.plan(path, gpu="rtx-4090", overrides=("base_models[0].name=some/model",))
+    assert _reason(plan, "length.tokens_per_epoch").startswith("from bytes: 3.8 of the file")
+
+
+def test_data_that_cannot_be_read_leaves_a_plan_all_the_same(tmp_path):
+    path = _expert(tmp_path, 20)
+    (tmp_path / "rows.jsonl").write_bytes(b"{broken\n" * 20)
+    assert _reason(expert.plan(path), "length.tokens_per_epoch").startswith("from bytes")
+
+
+def test_the_only_row_is_trained_on_and_draws_no_warning(tmp_path):
+    plan = expert.plan(_expert(tmp_path, 1))
+    assert plan.length.rows == 1
+    assert [remark.text for remark in plan.remarks if remark.path == "length.rows"] == []
+    assert expert.prepare(tmp_path / "manifest.json").train.index.examples == 1

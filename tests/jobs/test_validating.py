@@ -153,7 +153,7 @@ def test_another_run_is_a_baseline():
 def test_an_expert_is_named_by_the_folder_of_its_manifest(tmp_path):
     done = validate(learnt().parents[1], device="cpu", limit=4)
     assert done.folder == learnt()
-    with pytest.raises(CannotValidate, match="there is no run of demo under"):
+    with pytest.raises(RunFolderError, match="there is no run of demo under"):
         validate(write_expert(tmp_path, "tiny", {}).parent)
 
 

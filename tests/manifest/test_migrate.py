@@ -200,7 +200,10 @@ def test_a_data_set_with_a_path_may_have_a_title():
     data["training"]["dataset"]["name"] = "rows of birds"
     manifest = read_data(data).manifest
     assert manifest.training.dataset.path == "a.jsonl"
-    assert read_data(data).notices == ()
+    told = [str(notice) for notice in read_data(data).notices]
+    assert [text.partition("training")[2] for text in told] == [
+        ".dataset: note: kept as metadata, without effect: name"
+    ]
 
 
 @pytest.mark.parametrize("place", ["", "training"])

@@ -401,7 +401,7 @@ def test_metadata_of_real_manifests_raises_no_near_miss_warning(section: str):
 def test_strict_refuses_unknown_keys_everywhere_but_comments():
     text = (
         MINIMAL
-        + "_c: 1\nowner: me\ntraining: {source: x, _c: 1, decoding: {top_pp: 1}}\n"
+        + "_c: 1\nowner: me\ntraining: {source: x, _c: 1, decoding: {stop: 1}}\n"
         + "soft_prompts: [{name: p, size: 1}]\n"
     )
     assert read(text).manifest.name == "m"
@@ -409,7 +409,7 @@ def test_strict_refuses_unknown_keys_everywhere_but_comments():
         "m.yaml: 4 problems\n"
         "  - line 4: owner: unknown key  (remove it)\n"
         "  - line 5: training.source: unknown key  (remove it)\n"
-        "  - line 5: training.decoding.top_pp: unknown key  (did you mean 'top_p'?)\n"
+        "  - line 5: training.decoding.stop: unknown key  (remove it)\n"
         "  - line 6: soft_prompts[0].size: unknown key  (remove it)"
     )
 

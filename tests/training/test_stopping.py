@@ -217,3 +217,11 @@ def test_the_cursor_is_shown_on_terminals_and_nothing_is_written_elsewhere(monke
     monkeypatch.setattr(os, "write", lambda stream, text: written.append((stream, text)))
     show_cursor()
     assert written == [(2, b"\x1b[?25h")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_acknowledged_before_anything_else_happens(number):
+    told = []
+    with Signals(acknowledge=lambda: told.append(number)) as signals:
+        os.kill(os.getpid(), number)
+        assert (told, signals.requested) == ([number], 128 + number)

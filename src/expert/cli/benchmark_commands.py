@@ -8,13 +8,12 @@ from typing import Annotated
 
 import typer
 
+from expert.cli.manifest_option import manifest_option
 from expert.cli.train_commands import Device, NotAsked, asked_manifest, flag_overrides
 
 
 def benchmark(
-    manifest: Annotated[
-        Path | None, typer.Option("--manifest", "-m", help="The manifest to measure.")
-    ] = None,
+    manifest: Annotated[Path | None, manifest_option("The manifest to measure")] = None,
     dataset: Annotated[
         str | None,
         typer.Option(

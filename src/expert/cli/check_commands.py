@@ -35,14 +35,14 @@ class Asked:
 
     def read(self, more: tuple[str, ...] = ()) -> ReadManifest:
         """The manifest named, or that of the run named, with further overrides."""
+        from expert.jobs.run_places import find_trained
         from expert.jobs.trying import read_again
-        from expert.jobs.watching import find_run
         from expert.manifest.reader import read_manifest
 
         overrides = (*self.overrides, *more)
         if self.manifest is not None:
             return read_manifest(self.manifest, overrides=overrides)
-        return read_again(find_run(self.run).path, overrides)
+        return read_again(find_trained(self.run).path, overrides)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -95,11 +95,11 @@ def take_profile(asked: Asked, updates: int) -> int:
     """A trace of some updates, and what they were made of."""
     from expert.cli.check_view import show_profile
     from expert.jobs.profiling import profile
-    from expert.jobs.watching import find_run
+    from expert.jobs.run_places import find_trained
 
     console, tell = _telling(asked)
     tell(f"a short run, {updates} updates of it are looked at")
-    folder = find_run(asked.run).path / "profile" if asked.manifest is None else None
+    folder = find_trained(asked.run).path / "profile" if asked.manifest is None else None
     found = profile(asked.read(), updates=updates, folder=folder, **asked.options)
     if asked.as_json:
         _write_json(found.as_dict())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from expert.cli.manifest_option import manifest_option
 from expert.core.errors import EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def _dataset() -> None:
 
 @app.command()
 def check(
-    manifest: Annotated[Path, typer.Option("--manifest", "-m", help="Whose data is looked at.")],
+    manifest: Annotated[Path, manifest_option("Whose data is looked at")],
     model: Annotated[str | None, typer.Option(help="Which of the base models.")] = None,
     overrides: Annotated[
         list[str] | None,

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from expert.cli.manifest_option import manifest_option
+
 DIAGNOSE_EPILOG = (
     "Exit codes besides: 2 where a finding before a run is an error, so that it would not start; "
     "4 where --parity finds a difference beyond its tolerance."
@@ -17,12 +19,13 @@ def diagnose(
     run: Annotated[
         Path | None,
         typer.Argument(
-            help="A run folder, or a folder of runs: the newest of them. Without: this machine."
+            help="A run folder; of a folder of runs or an expert's folder, the newest. Without: "
+            "this machine."
         ),
     ] = None,
     manifest: Annotated[
         Path | None,
-        typer.Option("--manifest", "-m", help="Look at a run of this before it begins."),
+        manifest_option("Look at a run of this before it begins"),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Which of the base models.")] = None,
     gpu: Annotated[

@@ -46,7 +46,7 @@ def show_diagnosis(found: Diagnosis, console: Console) -> None:
 
 def show_verdict(verdict: Verdict, console: Console) -> None:
     """One sentence, the fix, and the gain with its arithmetic."""
-    style = "bold green" if verdict.kind == GOOD else "bold yellow"
+    style = "bold green" if verdict.kind == GOOD and not verdict.fix else "bold yellow"
     say(console, verdict.sentence, style)
     if verdict.fix:
         say(console, f"fix: {verdict.fix}")
@@ -122,17 +122,20 @@ def show_findings(findings: Sequence[Finding], console: Console) -> None:
 
 def next_command(found: Diagnosis) -> str:
     """The one command that comes next."""
+    from expert.core.rundir import named_manifest
+
+    manifest = named_manifest(next(reversed(found.run.of("started")), {}))
     keys = found.verdict.overrides or next(
         (each.overrides for each in found.findings if each.overrides and each.severity != "note"),
         (),
     )
     if keys:
         sets = " ".join(f"--set {key}" for key in keys)
-        return f"next: expert train --manifest FILE {sets}"
+        return f"next: expert train --manifest {manifest} {sets}"
     if found.verdict.fix and found.verdict.kind != "unknown":
         return f"next: {found.verdict.fix}"
     if found.state == "running":
         return f"next: expert watch {found.folder}"
     if found.state in ("gone", "stopped", "failed"):
-        return f"next: expert train --manifest FILE --resume {found.folder}"
+        return f"next: expert train --manifest {manifest} --resume {found.folder}"
     return f'next: expert sample {found.folder} --prompt "…"'

@@ -7,12 +7,20 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Row = Sequence[str]
+PLAIN_WIDTH = 100
+"""Columns of a table that is not in a terminal: what a log or a mail shows without wrapping."""
+NARROWEST = 24
+"""A sentence in less than so many columns is a ladder of words."""
+MOST_NARROWED = 2
+"""Three columns of wrapped sentences side by side are read with difficulty."""
+GAP = "  "
 
 
 @dataclass
@@ -54,7 +62,7 @@ def say_no_more(stream: IO[str]) -> None:
 
 
 def show_sheet(sheet: Sheet, console: Console) -> None:
-    """A ruled table in a terminal; aligned columns, never cut, elsewhere."""
+    """A ruled table in a terminal; aligned columns elsewhere, long cells over several lines."""
     if not console.is_terminal:
         for line in plain_lines(sheet):
             console.out(line, highlight=False)
@@ -76,14 +84,63 @@ def show_sheet(sheet: Sheet, console: Console) -> None:
 
 
 def plain_lines(sheet: Sheet) -> list[str]:
-    """The table as text lines with aligned columns."""
+    """The table as text lines, at most PLAIN_WIDTH wide where words allow.
+
+    Columns are aligned. Where that would squeeze the long ones, each of them is a paragraph under
+    its row instead.
+    """
     rows = [[cell.replace("\n", "; ") for cell in row] for row in sheet.rows()]
     widths = [max(map(len, column)) for column in zip(sheet.columns, *rows, strict=True)]
+    narrowed = _narrowed(widths)
     lines = [sheet.title] if sheet.title else []
-    for row in [list(sheet.columns), *rows]:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
+    if narrowed is not None:
+        return lines + _aligned([list(sheet.columns), *rows], narrowed)
+    short = [n for n, width in enumerate(widths) if n == 0 or width <= NARROWEST]
+    kept = [widths[n] for n in short]
+    lines += _aligned([[sheet.columns[n] for n in short]], kept)
+    for row in rows:
+        lines += _aligned([[row[n] for n in short]], kept)
+        long = [n for n in range(len(row)) if n not in short and row[n]]
+        lines += [line for n in long for line in _paragraph(sheet.columns[n], row[n])]
     return lines
+
+
+def _aligned(rows: Sequence[Row], widths: Sequence[int]) -> list[str]:
+    lines = []
+    for row in rows:
+        cells = [_wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = [part.ljust(width) for part, width in zip(parts, widths, strict=True)]
+            lines.append(GAP.join(padded).rstrip())
+    return lines
+
+
+def _narrowed(widths: Sequence[int]) -> list[int] | None:
+    """The widths with the widest taken in until a line fits; None where they would be too narrow.
+
+    The first column holds names, which stay whole.
+    """
+    found = list(widths)
+    room = PLAIN_WIDTH - len(GAP) * (len(found) - 1) - found[0]
+    while len(found) > 1 and sum(found[1:]) > room:
+        widest = max(found[1:])
+        if widest <= NARROWEST:
+            return None
+        found[found.index(widest, 1)] -= 1
+    return found if sum(map(int.__lt__, found, widths)) <= MOST_NARROWED else None
+
+
+def _paragraph(name: str, text: str) -> list[str]:
+    return [f"    {line}" for line in _wrapped(f"{name}: {text}", PLAIN_WIDTH - 4)]
+
+
+def _wrapped(cell: str, width: int) -> list[str]:
+    """The lines of a cell; a word that is longer stays whole, so that it can be copied."""
+    from textwrap import wrap
+
+    if len(cell) <= width:
+        return [cell]
+    return wrap(cell, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def show_bars(parts: Sequence[tuple[str, float, str]], whole: float, console: Console) -> None:

@@ -24,6 +24,7 @@ from expert.cli import (
     train_commands,
     validate_commands,
 )
+from expert.cli.manifest_option import manifest_option, named_file
 from expert.core.errors import (
     EXIT_DOES_NOT_FIT,
     EXIT_INTERNAL,
@@ -107,10 +108,10 @@ def machine(
 
 @app.command()
 def plan(
-    file: Annotated[Path | None, typer.Argument(help="The manifest, as with --manifest.")] = None,
-    manifest: Annotated[
-        Path | None, typer.Option("--manifest", "-m", help="The manifest to plan.")
+    file: Annotated[
+        Path | None, typer.Argument(help="The manifest, as with --manifest.", callback=named_file)
     ] = None,
+    manifest: Annotated[Path | None, manifest_option("The manifest to plan")] = None,
     gpu: Annotated[
         list[str] | None,
         typer.Option(help="Plan for this card; several times: side by side."),
@@ -157,9 +158,7 @@ def plan(
 
 @app.command()
 def pretokenize(
-    manifest: Annotated[
-        Path | None, typer.Option("--manifest", "-m", help="The manifest whose data is prepared.")
-    ] = None,
+    manifest: Annotated[Path | None, manifest_option("The manifest whose data is prepared")] = None,
     everything: Annotated[
         Path | None,
         typer.Option(

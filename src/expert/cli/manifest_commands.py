@@ -100,7 +100,13 @@ def explain(
         write_line(json.dumps([asdict(entry) for entry in found], indent=2))
         return
     rows = [
-        (entry.path, entry.expected, entry.default, entry.meaning, ", ".join(entry.also_written))
+        (
+            entry.path,
+            entry.expected,
+            entry.default,
+            " ".join(entry.meaning.split()),  # a meaning of several lines is one sentence
+            ", ".join(entry.also_written),
+        )
         for entry in found
     ]
     columns = ("key", "may be", "by default", "means", "also written")

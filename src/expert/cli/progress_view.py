@@ -14,7 +14,19 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from expert.cli.words import count, duration, gib, value_in_words
+from expert.cli.event_words import (
+    bytes_in_words,
+    counted,
+    joined,
+    listed,
+    loss_in_words,
+    number,
+    percent,
+    time_in_words,
+    whole,
+    worded,
+)
+from expert.cli.words import value_in_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,6 +38,9 @@ Line = tuple[str, str]
 
 SECONDS_BETWEEN_FRAMES = 0.1
 """The bar is drawn at most this often: a frame costs about 1 ms of the thread that trains."""
+
+SECONDS_BETWEEN_SIGNS = 20.0
+"""Where nobody watches, a run that logs rarely says so often how far it is."""
 
 WIDE = 130
 BAR_CELLS, BAR_CELLS_WIDE = 8, 24
@@ -47,6 +62,8 @@ class ProgressView:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._drawn = -SECONDS_BETWEEN_FRAMES
+        self._parts: dict[str, str] = {}
+        self._said: float | None = None
         self._gone = False
 
     def __enter__(self) -> ProgressView:
@@ -69,6 +86,32 @@ class ProgressView:
         except OSError:  # a closed pipe or terminal: training goes on unseen
             self._gone = True
 
+    def progress(self, step: int) -> None:
+        """An update was launched: the bar moves, plain output has a sign of life now and then.
+
+        Called after every update by the thread that trains, so it mostly only looks at the clock.
+        """
+        now = self._clock()
+        if self._gone or (self._console.is_terminal and now - self._drawn < SECONDS_BETWEEN_FRAMES):
+            return
+        try:
+            self._moved(step, now)
+        except OSError:  # as above
+            self._gone = True
+
+    def _moved(self, step: int, now: float) -> None:
+        total = whole(self._started, "total_steps")
+        parts = {**self._parts, "step": f"{step}/{total}" if total is not None else f"{step}"}
+        if self._console.is_terminal:
+            self._draw(step, total, parts)
+            return
+        if self._said is not None and now - self._said < SECONDS_BETWEEN_SIGNS:
+            return
+        # The first update has a line of its own where each has one.
+        if self._said is not None or whole(self._started, "logging_steps") != 1:
+            self._console.out(f"step {parts['step']}", highlight=False)
+        self._said = now
+
     def close(self) -> None:
         """Leaves the bar as it stands."""
         bar, self._bar = self._bar, None
@@ -81,6 +124,7 @@ class ProgressView:
         if kind == "started":
             self.close()
             self._started = dict(event)
+            self._parts, self._said = {}, None
         if kind == "step":
             self._step(event)
             return
@@ -104,15 +148,21 @@ class ProgressView:
         if not self._console.is_terminal:
             shown = [text for name, text in parts.items() if name not in ONLY_IN_THE_BAR]
             self._console.out(GAP.join(["step " + shown[0], *shown[1:]]), highlight=False)
+            self._said = self._clock()
             return
+        self._parts = parts
+        self._draw(whole(event, "step") or 0, total, parts)
+
+    def _draw(self, step: int, total: int | None, parts: Mapping[str, str]) -> None:
+        """Move the bar, and show it where the last frame is long enough ago."""
         bar_cells = BAR_CELLS if self._console.width < WIDE else BAR_CELLS_WIDE
         facts = fitting(parts, self._console.width - bar_cells - 1)
         if self._bar is None:
             self._open_bar(total, bar_cells)
         assert self._bar is not None
         assert self._task is not None
-        self._bar.update(self._task, completed=whole(event, "step") or 0, facts=facts)
-        if self._clock() - self._drawn >= SECONDS_BETWEEN_FRAMES or event.get("step") == total:
+        self._bar.update(self._task, completed=step, facts=facts)
+        if self._clock() - self._drawn >= SECONDS_BETWEEN_FRAMES or step == total:
             self._bar.refresh()
             self._drawn = self._clock()
 
@@ -142,13 +192,13 @@ def step_parts(event: Event, *, total: int | None, epochs: float | None) -> dict
     step, epoch = whole(event, "step"), number(event, "epoch")
     parts = {
         "step": f"{step}/{total}" if total is not None else f"{step}",
-        "loss": _worded(number(event, "loss"), "loss {:.4f}"),
-        "rate": _worded(number(event, "rate"), "lr {:.1e}"),
-        "speed": _worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"),
-        "gpu": _worded(number(event, "gpu_utilization"), "GPU {:.0f} %"),
-        "memory": _worded(number(event, "gpu_memory_bytes"), "{}", _bytes),
-        "data_wait": _worded(number(event, "data_wait"), "data wait {:.1f} %", _percent),
-        "eta": _worded(number(event, "eta_seconds"), "ETA {}", _time),
+        "loss": worded(number(event, "loss"), "loss {:.4f}"),
+        "rate": worded(number(event, "rate"), "lr {:.1e}"),
+        "speed": worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"),
+        "gpu": worded(number(event, "gpu_utilization"), "GPU {:.0f} %"),
+        "memory": worded(number(event, "gpu_memory_bytes"), "{}", bytes_in_words),
+        "data_wait": worded(number(event, "data_wait"), "data wait {:.1f} %", percent),
+        "eta": worded(number(event, "eta_seconds"), "ETA {}", time_in_words),
     }
     if epoch is not None and epochs is not None and math.isfinite(epoch):
         parts["epoch"] = f"epoch {_current_epoch(epoch, epochs)}/{epochs:g}"
@@ -184,10 +234,10 @@ def _started(event: Event) -> list[Line]:
     parameters, tokens = number(event, "trainable_parameters"), number(event, "tokens_per_epoch")
     epochs = number(event, "epochs")
     facts = [
-        _worded(whole(event, "total_steps"), "{:,} steps"),
-        _worded(epochs, "1 epoch" if epochs == 1 else "{:g} epochs"),
-        _worded(tokens, "{} tokens an epoch", _counted),
-        _worded(parameters, "{} parameters learn", _counted),
+        worded(whole(event, "total_steps"), "{:,} steps"),
+        worded(epochs, "1 epoch" if epochs == 1 else "{:g} epochs"),
+        worded(tokens, "{} tokens an epoch", counted),
+        worded(parameters, "{} parameters learn", counted),
     ]
     who = f"{event.get('expert', 'expert')}: {event.get('model', 'model')}"
     device = f" on {event['device']}" if event.get("device") else ""
@@ -204,19 +254,19 @@ def _kernels(event: Event) -> list[Line]:
 
 
 def _compiled(event: Event) -> list[Line]:
-    return [(_joined("compiled", _worded(number(event, "seconds"), "in {}", _time)), "dim")]
+    return [(joined("compiled", worded(number(event, "seconds"), "in {}", time_in_words)), "dim")]
 
 
 def _epoch(event: Event) -> list[Line]:
-    which = f"epoch {whole(event, 'epoch')}" + _worded(number(event, "epochs"), "/{:g}")
-    loss = _worded(number(event, "loss"), "loss {}", _loss)
-    validation = _worded(number(event, "eval_loss"), "(validation {})", _loss)
+    which = f"epoch {whole(event, 'epoch')}" + worded(number(event, "epochs"), "/{:g}")
+    loss = worded(number(event, "loss"), "loss {}", loss_in_words)
+    validation = worded(number(event, "eval_loss"), "(validation {})", loss_in_words)
     parts = (
         which,
         " ".join(filter(None, (loss, validation))),
-        _worded(number(event, "seconds"), "{}", _time),
-        _worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"),
-        _worded(number(event, "samples_per_second"), "{:,.1f} samples/s"),
+        worded(number(event, "seconds"), "{}", time_in_words),
+        worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"),
+        worded(number(event, "samples_per_second"), "{:,.1f} samples/s"),
     )
     return [(GAP.join(filter(None, parts)), "bold")]
 
@@ -224,11 +274,11 @@ def _epoch(event: Event) -> list[Line]:
 def _eval(event: Event) -> list[Line]:
     split = event.get("split") or "validation"
     parts = (
-        _worded(whole(event, "step"), "step {}"),
-        _worded(number(event, "loss"), f"{split} loss {{:.4f}}"),
-        _worded(number(event, "perplexity"), "perplexity {:.4g}"),
-        _worded(number(event, "token_accuracy"), "token accuracy {:.1f} %", _percent),
-        _worded(number(event, "seconds"), "{}", _time),
+        worded(whole(event, "step"), "step {}"),
+        worded(number(event, "loss"), f"{split} loss {{:.4f}}"),
+        worded(number(event, "perplexity"), "perplexity {:.4g}"),
+        worded(number(event, "token_accuracy"), "token accuracy {:.1f} %", percent),
+        worded(number(event, "seconds"), "{}", time_in_words),
         "best so far" if event.get("best") is True else "",
     )
     return [(GAP.join(filter(None, parts)), "cyan")]
@@ -242,8 +292,8 @@ def _data(event: Event) -> list[Line]:
 def _saved(event: Event) -> list[Line]:
     parts = (
         f"saved {event.get('path', '')}",
-        _worded(number(event, "bytes"), "{}", _bytes),
-        _worded(number(event, "seconds"), "{}", _time),
+        worded(number(event, "bytes"), "{}", bytes_in_words),
+        worded(number(event, "seconds"), "{}", time_in_words),
     )
     return [(GAP.join(filter(None, parts)), "dim")]
 
@@ -261,17 +311,17 @@ def _fell_back(event: Event) -> list[Line]:
 
 def _not_finite(event: Event) -> list[Line]:
     bins = event.get("bins")
-    where = f" in sequences {_listed(bins)}" if bins else ""
+    where = f" in sequences {listed(bins)}" if bins else ""
     policy = f": {event['policy']}" if event.get("policy") else ""
     return [(f"step {event.get('step')}: not a finite number{where}{policy}", "yellow")]
 
 
 def _spike(event: Event) -> list[Line]:
     parts = (
-        _worded(number(event, "median"), "median {}", _loss),
-        _worded(number(event, "z"), "z {:.1f}"),
+        worded(number(event, "median"), "median {}", loss_in_words),
+        worded(number(event, "z"), "z {:.1f}"),
     )
-    loss = _worded(number(event, "loss"), "loss {}", _loss)
+    loss = worded(number(event, "loss"), "loss {}", loss_in_words)
     known = ", ".join(filter(None, parts))
     text = f"step {event.get('step')}: the loss leaps: {loss}"
     return [(f"{text} ({known})" if known else text, "yellow")]
@@ -280,7 +330,7 @@ def _spike(event: Event) -> list[Line]:
 def _rolled_back(event: Event) -> list[Line]:
     skipped = event.get("skipped")
     text = f"rolled back to step {event.get('to_step')}"
-    return [(f"{text}, skipping {_listed(skipped)}" if skipped else text, "yellow")]
+    return [(f"{text}, skipping {listed(skipped)}" if skipped else text, "yellow")]
 
 
 def _skipped(event: Event) -> list[Line]:
@@ -296,6 +346,14 @@ def _log_failed(event: Event) -> list[Line]:
     return [(f"warning: {event.get('what', '')}: {event.get('because', '')}", "yellow")]
 
 
+def _threads(event: Event) -> list[Line]:
+    count, cores = whole(event, "threads"), whole(event, "cores")
+    if event.get("lowered") is not True or count is None:
+        return []
+    text = f"computing with {count} {'thread' if count == 1 else 'threads'}: {event['because']}"
+    return [(f"{text}  (OMP_NUM_THREADS={cores} takes them all)", "yellow")]
+
+
 def _stopped(event: Event) -> list[Line]:
     code = whole(event, "exit_code")
     text = f"stopped: {event.get('reason', '')}"
@@ -304,10 +362,10 @@ def _stopped(event: Event) -> list[Line]:
 
 def _finished(event: Event) -> list[Line]:
     parts = (
-        _joined("finished", _worded(number(event, "seconds"), "in {}", _time)),
-        _worded(number(event, "loss"), "loss {:.4f}"),
-        _worded(number(event, "eval_loss"), "validation {:.4f}"),
-        _worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"),
+        joined("finished", worded(number(event, "seconds"), "in {}", time_in_words)),
+        worded(number(event, "loss"), "loss {:.4f}"),
+        worded(number(event, "eval_loss"), "validation {:.4f}"),
+        worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"),
     )
     lines = [(GAP.join(filter(None, parts)), "bold green")]
     if event.get("final"):
@@ -330,65 +388,7 @@ _WRITERS: Mapping[str, Callable[[Event], list[Line]]] = {
     "skipped": _skipped,
     "warning": _warning,
     "log_failed": _log_failed,
+    "threads": _threads,
     "stopped": _stopped,
     "finished": _finished,
 }
-
-
-# --- values --------------------------------------------------------------------------------------
-
-
-def number(event: Event, key: str) -> float | None:
-    """The field as a number; None where it is missing. The event file holds "nan" as text."""
-    value = event.get(key)
-    if isinstance(value, str):
-        with suppress(ValueError):
-            return float(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value)
-
-
-def whole(event: Event, key: str) -> int | None:
-    """The field as a whole number; None where it is not one."""
-    value = event.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _worded(value: float | None, form: str, say: Callable[[float], Any] = lambda v: v) -> str:
-    """The value in its form; nothing where there is none."""
-    return "" if value is None else form.format(say(value))
-
-
-def _time(seconds: float) -> str:
-    return duration(seconds) if math.isfinite(seconds) else "?"
-
-
-def _bytes(value: float) -> str:
-    return gib(value) if math.isfinite(value) else "?"
-
-
-def _percent(share: float) -> float:
-    return 100 * share
-
-
-def _counted(value: float) -> str:
-    return count(int(value)) if math.isfinite(value) else "?"
-
-
-def _loss(value: float) -> str:
-    """Two decimals, and three digits below one: `12.34`, `1.71`, `0.0312`."""
-    return f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
-
-
-def _joined(*words: str) -> str:
-    return " ".join(filter(None, words))
-
-
-def _listed(value: Any) -> str:
-    """Things by name, or how many of them where the list is long."""
-    if not isinstance(value, list | tuple):
-        return str(value)
-    if len(value) > 8:
-        return f"{len(value)} ({', '.join(map(str, value[:3]))}, …)"
-    return ", ".join(map(str, value))

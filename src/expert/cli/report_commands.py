@@ -18,7 +18,7 @@ def report(
         list[Path] | None,
         typer.Argument(
             metavar="[RUN]",
-            help="A run folder, or a folder of runs: the newest; by default in runs/.",
+            help="A run folder; of a folder of runs or an expert's folder, the newest. runs/",
             show_default=False,
         ),
     ] = None,

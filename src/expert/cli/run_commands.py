@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from expert.jobs.gpu_memory import CardMemory, GpuMemory
     from expert.jobs.sampling import Samples
 
-Run = Annotated[Path, typer.Argument(help="A run folder, or a folder of runs: the newest.")]
+Run = Annotated[
+    Path,
+    typer.Argument(help="A run folder; of a folder of runs or an expert's folder, the newest."),
+]
 Checkpoint = Annotated[
     str | None,
     typer.Option(
@@ -157,6 +160,7 @@ def export(
     from expert.cli.display import make_console, write_line
     from expert.cli.run_view import quiet_libraries, say, waiting
     from expert.jobs.exporting import export as export_job
+    from expert.jobs.run_places import find_trained
 
     if merged and adapter:
         raise typer.BadParameter("--merged and --adapter are two exports: choose one")
@@ -164,7 +168,7 @@ def export(
     console = make_console(error=as_json)
     with _Stages(console, waiting) as stage:
         done = export_job(
-            run,
+            find_trained(run).path,
             to,
             kind="merged" if merged else "adapter" if adapter else None,
             dtype=dtype.value if dtype else None,

@@ -46,6 +46,10 @@ class RunView:
         if self._live and event.get("event") == "kernels":
             self.wait("loading the model")
 
+    def progress(self, step: int) -> None:
+        """Shows that an update was launched; no event is needed for it."""
+        self._view.progress(step)
+
     def wait(self, what: str) -> None:
         """Says what is being waited for until the next event."""
         self._waiting.enter_context(waiting(self._console, what))

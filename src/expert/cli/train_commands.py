@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import os
+import sys
+from contextlib import ExitStack, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from expert.cli.manifest_option import manifest_option
 from expert.core.errors import EXIT_DOES_NOT_FIT, EXIT_OK, ExpertError
 
 if TYPE_CHECKING:
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 RESUME = "--resume"
+STOPPING = "stopping after this update; once more to stop now"
 TRAIN_EPILOG = (
     "Exit codes of a run: 0 finished; 2 command line, manifest or data wrong; 3 the plan does not "
     "fit (with --dry-run); 4 the run could not go on; 75 no room for a checkpoint; 130 stopped "
@@ -62,9 +66,7 @@ def with_resume_value(args: list[str]) -> list[str]:
 
 
 def train(
-    manifest: Annotated[
-        Path | None, typer.Option("--manifest", "-m", help="The manifest to train.")
-    ] = None,
+    manifest: Annotated[Path | None, manifest_option("The manifest to train")] = None,
     dataset: Annotated[
         str | None,
         typer.Option(
@@ -120,7 +122,7 @@ def train(
         raise NotAsked("--vram: limits the memory of a card, and device is cpu  (leave one out)")
     if resume not in (None, "auto") and not Path(resume or "").exists():
         raise NotAsked(f"{RESUME} {resume}: there is no such folder  (name one under runs/)")
-    plan = plan_job(read, model=model, vram=vram)
+    plan = plan_job(read, model=model, vram=vram, look=dry_run)
     if read.manifest.training.config.device == "cuda" and plan.kernels.device == "cpu":
         raise NotAsked(
             "device: cuda was asked for, and no GPU was found: see expert machine  (use --device "
@@ -206,7 +208,7 @@ def _run(
     console: Console,
     **options: Any,
 ) -> RunResult:
-    from expert.cli.run_view import PreparingView, RunView, quiet_libraries
+    from expert.cli.run_view import PreparingView, RunView, quiet_libraries, say
     from expert.jobs.training import train as train_job
 
     quiet_libraries()
@@ -217,7 +219,27 @@ def _run(
             before.close()  # the data is ready: its display makes room for that of the run
             view(event)
 
-        return train_job(read, **options, sinks=(show,), tell=tell)
+        try:
+            return train_job(
+                read,
+                **options,
+                sinks=(show,),
+                tell=tell,
+                acknowledge=_say_stopping,
+                progress=view.progress,
+            )
+        except SystemExit:  # Ctrl-C, before the run itself listens for it
+            before.close()
+            left = "nothing was written" if options["resume"] is None else "the run is as it was"
+            say(console, f"stopped before the first update: {left}")
+            raise
+
+
+def _say_stopping() -> None:
+    """Written past Python's buffers: it is called in the middle of anything, even of writing."""
+    start = b"\r\x1b[K" if os.isatty(2) else b""  # a bar may stand there
+    with suppress(OSError):
+        os.write(2, start + f"{STOPPING}\n".encode())
 
 
 def _show_warnings(read: ReadManifest, plan: RunPlan, console: Console) -> None:
@@ -250,7 +272,25 @@ def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json:
         for number, command in enumerate(commands):
             say(console, f"{'      ' if number else 'next: '}{command}")
     else:
-        say(console, f"go on with the same command and {RESUME} {result.folder}")
+        say(console, f"go on with: {command_to_go_on(sys.argv, result.folder)}")
+
+
+def command_to_go_on(argv: list[str], folder: Path) -> str:
+    """The command that was given, whole, with the run to resume; under make nobody saw it."""
+    import shlex
+    import shutil
+
+    program, *words = argv
+    known = shutil.which(Path(program).name)
+    if Path(program).name == "__main__.py":
+        program = "python -m expert"
+    elif known is not None and Path(known).resolve() == Path(program).resolve():
+        program = Path(program).name
+    words = with_resume_value(words)
+    if RESUME in words:
+        place = words.index(RESUME)
+        del words[place : place + 2]
+    return f"{program} {shlex.join([*words, RESUME, str(folder)])}"
 
 
 # --- a dry run -----------------------------------------------------------------------------------
@@ -335,7 +375,9 @@ def _would_resume(plan: RunPlan, resume: str | None) -> str | None:
 def watch(
     run: Annotated[
         Path | None,
-        typer.Argument(help="A run folder, or a folder of runs: the newest of them. runs/"),
+        typer.Argument(
+            help="A run folder; of a folder of runs or an expert's folder, the newest. runs/"
+        ),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print how it stands, and leave.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="How it stands as JSON, once.")] = False,
@@ -343,9 +385,10 @@ def watch(
     """Follow a run from its events until it ends; Ctrl-C leaves, the run goes on."""
     from expert.cli.display import make_console, show_sheet, write_line
     from expert.cli.run_view import RunView, say, status_sheet
-    from expert.jobs.watching import find_run, follow_run, run_status
+    from expert.jobs.run_places import find_trained, manifest_of
+    from expert.jobs.watching import follow_run, run_status
 
-    folder = find_run(run)
+    folder = find_trained(run)
     console = make_console()
     if as_json:
         import json
@@ -364,5 +407,6 @@ def watch(
         show_sheet(status_sheet(status), console)
     elif status.state == "gone":
         last = f" after step {status.step}" if status.step else ""
-        text = f"{status.because}{last}  (train with --resume {folder.path} to go on)"
+        go_on = f"expert train --manifest {manifest_of(folder)} {RESUME} {folder.path}"
+        text = f"{status.because}{last}  (to go on: {go_on})"
         say(console, text, "bold red")

@@ -51,14 +51,21 @@ class Problem:
 
 
 class ManifestError(ExpertError):
-    """A manifest that cannot be used, with all of its problems at once."""
+    """A manifest that cannot be used, with all of its problems at once.
 
-    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+    `remarks` are about keys that do nothing: one of them may be what was meant.
+    """
+
+    def __init__(
+        self, source: str, problems: Sequence[Problem], remarks: Sequence[str] = ()
+    ) -> None:
         self.source = source
         self.problems = tuple(problems)
-        super().__init__(source, self.problems)
+        self.remarks = tuple(remarks)
+        super().__init__(source, self.problems, self.remarks)
 
     def __str__(self) -> str:
         count = len(self.problems)
         head = f"{self.source}: {count} problem{'s' if count != 1 else ''}"
-        return "\n".join([head, *(f"  - {problem}" for problem in self.problems)])
+        remarks = [f"  {remark}" for remark in self.remarks]
+        return "\n".join([head, *(f"  - {problem}" for problem in self.problems), *remarks])

@@ -9,8 +9,8 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -135,6 +135,13 @@ class RunFolder:
     def lock_file(self) -> Path:
         return self.path / ".lock"
 
+    def remove_if_unused(self) -> None:
+        """Take the folder away where it holds nothing but a lock; anything else is left alone."""
+        with suppress(OSError):
+            if {path.name for path in self.path.iterdir()} <= {self.lock_file.name}:
+                self.lock_file.unlink(missing_ok=True)
+                self.path.rmdir()
+
     def write_json(self, name: str, data: Any) -> Path:
         """Write a file of the folder as a whole; values of secret variables become "***"."""
         assert Path(name).name == name, f"{name} is no plain file name"
@@ -171,6 +178,15 @@ def latest_run(parent: Path, expert: str) -> RunFolder | None:
         if path.name.startswith(prefix) and match and RunFolder(path).was_started:
             found.append((match[1], int(match[2] or 1), RunFolder(path)))
     return max(found, key=lambda run: run[:2])[2] if found else None
+
+
+def named_manifest(started: Mapping[str, Any]) -> str:
+    """The manifest that the event of a start names, from here; FILE where it is not there."""
+    told = started.get("manifest")
+    if not isinstance(told, str) or not Path(told).is_file():
+        return "FILE"
+    here = Path.cwd()
+    return str(Path(told).relative_to(here)) if Path(told).is_relative_to(here) else told
 
 
 def _folder_name(expert: str) -> str:

@@ -11,6 +11,7 @@ from expert.insight.evidence import CONTEXT_BYTES, Evidence
 from expert.insight.finding import Finding
 from expert.insight.verdict import (
     RETRIES_PER_UPDATE,
+    free_cores_fix,
     is_starved,
     is_worth_telling,
     launch_fix,
@@ -155,6 +156,23 @@ def _names(found: Evidence) -> str:
     return f"; at the start: {words}" if words else ""
 
 
+def busy_cores(found: Evidence) -> Finding | None:
+    """A run on a CPU whose threads wait for each other, because others take their cores."""
+    crowded = found.crowded
+    if crowded is None:
+        return None
+    threads, cores, others = crowded
+    return Finding(
+        name="busy-cores",
+        severity="warning",
+        title="other processes use the cores this run computes on",
+        evidence=f"{threads} threads on {cores} cores, of which others used {others:.1f}",
+        consequence="threads wait for the one that has no core; updates take several times as long",
+        fix=free_cores_fix(*crowded),
+        numbers={"threads": threads, "cores": cores, "others": others},
+    )
+
+
 def braked(found: Evidence) -> Finding | None:
     heat, power = found.median("throttled_heat"), found.median("throttled_power")
     clock = found.median("sm_clock_mhz")
@@ -241,6 +259,7 @@ RULES = (
     one_row,
     few_rows_at_once,
     company,
+    busy_cores,
     braked,
     gpu_unused,
     memory_full,

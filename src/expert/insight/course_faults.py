@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from expert.core.rundir import named_manifest
 from expert.insight.anatomy import number
 from expert.insight.bands import expected_band
 from expert.insight.evidence import Evidence
@@ -31,13 +32,14 @@ def failed(found: Evidence) -> Finding | None:
     went_on = found.run.events and found.run.events[-1].get("event") != "failed"
     if not error or went_on:
         return None
+    manifest = named_manifest(found.newest("started"))
     return Finding(
         name="failed",
         severity="error",
         title="the run ended with an error",
         evidence=str(error).strip(),
         consequence="what was learnt since the last checkpoint is lost",
-        fix="mend it and go on: expert train --manifest FILE --resume RUN",
+        fix=f"mend it and go on: expert train --manifest {manifest} --resume {found.run.folder}",
     )
 
 

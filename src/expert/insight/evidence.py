@@ -14,6 +14,9 @@ from expert.insight.record import RunRecord
 CONTEXT_BYTES = 840 * 2**20
 """What a process holds on a card outside torch's allocator (docs/benchmarks/memory-h200.json)."""
 
+CROWDED_CORES = 0.3
+"""What others may use besides: threads are lowered from just this on (planning/threads.py)."""
+
 KEYS = {
     "kernels.attention": "attention",
     "kernels.checkpointing": "gradient_checkpointing",
@@ -180,6 +183,19 @@ class Evidence:
         """The most memory the run held on its card, its context included; else the estimate."""
         seen = self.last("peak_reserved_bytes")
         return seen + CONTEXT_BYTES if seen is not None else self.amount("memory.peak_bytes")
+
+    @property
+    def crowded(self) -> tuple[int, int, float] | None:
+        """(threads, cores, cores that others used) of a run that computed with more threads than
+        it had cores to itself; None where they sufficed, or where nobody knows."""
+        told, share = self.newest("threads"), self.median("cpu_others")
+        threads, cores = number(told, "threads"), number(told, "cores")
+        if self.run.on_gpu or share is None or not threads or not cores:
+            return None
+        others = share * cores
+        if threads < 2 or threads + others <= cores + CROWDED_CORES:
+            return None
+        return int(threads), int(cores), others
 
     def fell_back(self, failure: str) -> Event | None:
         """The newest fallback of a kind."""

@@ -375,6 +375,12 @@ def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
     return f"{key}: {rows}, or {other}", (f"{key}={rows}",)
 
 
+def free_cores_fix(threads: int, cores: int, others: float) -> str:
+    """What gives every thread a core: fewer threads, or fewer neighbours."""
+    fewer = max(1, min(threads - 1, int(cores - others + 0.5)))
+    return f"OMP_NUM_THREADS={fewer} expert train …, or end what else is running"
+
+
 def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
     use = step.gpu_utilization
     if step.idle_share is None and use is None:
@@ -383,7 +389,12 @@ def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
     busy = percent(1 - step.idle_share if step.idle_share is not None else use or 0.0)
     rate = f" at {step.tokens_per_second:,.0f} tokens/s" if step.tokens_per_second else ""
     if not found.run.on_gpu:
-        sentence = f"compute-bound: good. The CPU computes {busy} of an update's {span(step.wall)}"
+        crowded = found.crowded
+        good = "compute-bound: good." if crowded is None else "compute-bound, on crowded cores."
+        sentence = f"{good} The CPU computes {busy} of an update's {span(step.wall)}"
+        if crowded is not None:
+            text = f"{sentence}{rate}, while others used {crowded[2]:.1f} of {crowded[1]} cores."
+            return Verdict(kind="compute-bound", sentence=text, fix=free_cores_fix(*crowded))
         return Verdict(kind="compute-bound", sentence=f"{sentence}{rate}.")
     sentence = f"compute-bound: good. The GPU computes {busy} of an update's {span(step.wall)}"
     if step.mfu:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -36,15 +37,18 @@ def write_down(folder: RunFolder, plan: RunPlan, manifest: Manifest, data: RunDa
         ) from error
 
 
-def started_facts(folder: RunFolder, plan: RunPlan) -> dict[str, Any]:
-    """The fields of the event "started"."""
+def started_facts(folder: RunFolder, plan: RunPlan, source: str = "") -> dict[str, Any]:
+    """The fields of the event "started"; `source` is the manifest's file, where there is one."""
+    named = {"manifest": str(Path(source).resolve())} if source and Path(source).is_file() else {}
     return {
+        **named,
         "expert": plan.expert,
         "model": plan.model.name,
         "device": plan.target,
         "total_steps": plan.length.total_steps,
         "epochs": plan.length.epochs,
         "run": str(folder.path),
+        "logging_steps": plan.watch.logging_steps,
         "trainable_parameters": plan.adapter.trainable_parameters,
         "tokens_per_epoch": plan.length.tokens_per_epoch,
         "pid": os.getpid(),

@@ -88,7 +88,9 @@ def new_folder(asked: Asked) -> Path:
     from expert.jobs.planning import plan
     from expert.planning.plan import folder_name
 
-    made = plan(asked.read(()), model=asked.model, vram=asked.vram, use_measurements=False)
+    made = plan(
+        asked.read(()), model=asked.model, vram=asked.vram, use_measurements=False, look=False
+    )
     name = f"{folder_name(made.expert)}-{time.strftime('%Y%m%d-%H%M%S')}"
     parent = Path(made.watch.output_dir) / "benchmarks"
     parent.mkdir(parents=True, exist_ok=True)

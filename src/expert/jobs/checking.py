@@ -16,6 +16,7 @@ from expert.insight.finding import Finding, worst_first
 
 if TYPE_CHECKING:
     from expert.insight.bands import Band
+    from expert.jobs.counting import Counts
     from expert.jobs.data_checks import DataFacts
     from expert.jobs.gpu_memory import GpuMemory
     from expert.jobs.kernel_trials import Trials
@@ -99,7 +100,9 @@ def check(
     here = machine or describe_machine(read.folder if read is not None else Path())
     device = read.manifest.training.config.device if read is not None else "auto"
     target = choose_target(here, gpu=gpu, vram=vram, device=device)
-    plan = _plan(read, here, gpu=gpu, vram=vram, model=model) if read is not None else None
+    plan, counts = None, None
+    if read is not None:
+        plan, counts = _plan(read, here, gpu=gpu, vram=vram, model=model)
     trials = _trials(here, target, plan, named=gpu, wanted=try_out, tell=tell)
     found: list[Finding] = []
     if gpu is None:
@@ -111,7 +114,7 @@ def check(
         tell("the data")
         facts = _data(read, plan)
         found += [*facts.findings, *_disk(plan, target), *_remarks(plan), *_device(read, plan)]
-        found += _configuration(read, plan, here, target, facts, replan, (gpu, vram, model))
+        found += _configuration(read, plan, here, target, facts, replan, counts, (gpu, vram, model))
         band = expected(plan, target)
         found += _length(plan, band)
     return Check(
@@ -131,10 +134,14 @@ def _plan(
     gpu: str | None,
     vram: str | None,
     model: str | None,
-) -> RunPlan:
-    from expert.jobs.planning import plan as plan_job
+    counts: Counts | None = None,
+    look: bool = True,
+) -> tuple[RunPlan, Counts | None]:
+    from expert.jobs.planning import counted_plan
 
-    return plan_job(read, gpu=gpu, vram=vram, model=model, machine=machine)
+    return counted_plan(
+        read, gpu=gpu, vram=vram, model=model, machine=machine, look=look, counts=counts
+    )
 
 
 def _trials(
@@ -240,6 +247,7 @@ def _configuration(
     target: Target,
     facts: DataFacts,
     again: Callable[[tuple[str, ...]], ReadManifest] | None,
+    counts: Counts | None,
     options: tuple[str | None, str | None, str | None],
 ) -> list[Finding]:
     from expert.jobs.faults.asked import Asked
@@ -252,7 +260,10 @@ def _configuration(
         if again is None:
             return None
         try:
-            return _plan(again(overrides), machine, gpu=gpu, vram=vram, model=model)
+            read = again(overrides)
+            return _plan(read, machine, gpu=gpu, vram=vram, model=model, counts=counts, look=False)[
+                0
+            ]
         except ExpertError:  # a rule of the manifest may forbid the combination
             return None
 

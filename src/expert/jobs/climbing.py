@@ -128,6 +128,7 @@ class Climb:
             vram=self.asked.vram,
             machine=self.machine,
             use_measurements=False,
+            look=False,
         )
 
     # --- climbing ------------------------------------------------------------------------------

@@ -142,17 +142,21 @@ def _prepared(builder: Builder, plan: RunPlan) -> DataFacts:
     """What the prepared tokens say: exact counts."""
     from expert.data.statistics import DocumentStatistics
 
-    split = builder.build().train
+    made = builder.build()
+    split = made.train
     total = DocumentStatistics()
     for prepared in split.folders:
         total = total.plus(prepared.statistics)
     over = split.index.overlong
+    held = made.validation is not None and made.validation.folders == split.folders
+    held_out = " (those held out for validation among them)" if held else ""
     findings = [
         Finding(
             name="cache",
             severity="good",
             title="the tokens are prepared",
-            evidence=f"{total.documents:,} rows, {total.tokens:,} tokens in {builder.cache}",
+            evidence=f"{total.documents:,} rows, {total.tokens:,} tokens{held_out} "
+            f"in {builder.cache}",
             numbers={"rows": total.documents, "tokens": total.tokens},
         ),
         *_left_out(total.rows_in, total.bad_rows, sum(total.dropped.values()), exact=True),
@@ -301,7 +305,11 @@ def _size(plan: RunPlan, files: Sequence[Path], size: int) -> list[Finding]:
     parts = [f"{len(files)} files, {size / 1e6:.1f} MB"] if files else []
     parts += [f"{length.rows:,} training rows"] if length.rows is not None else []
     if length.tokens_per_epoch is not None:
-        parts.append(f"about {length.tokens_per_epoch:,} tokens an epoch")
+        told = next((d for d in plan.decisions if d.path == "length.tokens_per_epoch"), None)
+        exact = told is not None and told.source == "measurement"
+        how = "" if exact or told is None else f" ({told.because})"
+        about = "" if exact else "about "
+        parts.append(f"{about}{length.tokens_per_epoch:,} tokens an epoch{how}")
     if length.max_steps and length.steps_per_epoch:
         share = length.max_steps / (length.steps_per_epoch * length.epochs)
         if share < 1:

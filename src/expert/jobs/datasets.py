@@ -43,7 +43,7 @@ def check_dataset(
     from expert.manifest.reader import read_manifest
 
     read = read_manifest(manifest, overrides=overrides)
-    plan = plan_job(read, model=model)
+    plan = plan_job(read, model=model, look=False)
     sources = resolve_sources(read.manifest.training.dataset, read.folder)
     builder = Builder(plan, read, sources, lambda name, rows, tokens: None)
     template = builder.template.name if builder.template else "characters"

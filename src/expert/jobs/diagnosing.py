@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expert.core.rundir import RunFolder
+from expert.core.rundir import RunFolder, named_manifest
 from expert.insight.anatomy import Anatomy, dissect
 from expert.insight.evidence import Evidence
 from expert.insight.faults import find_faults
 from expert.insight.finding import Finding, worst_first
 from expert.insight.record import RunRecord, read_run
 from expert.insight.verdict import Verdict, judge, judge_step
-from expert.jobs.watching import State, find_run, run_status
+from expert.jobs.run_places import find_trained
+from expert.jobs.watching import State, run_status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +54,13 @@ class Diagnosis:
 
 
 def diagnose_run(place: Path | None) -> Diagnosis:
-    """The diagnosis of a run folder, or of the newest run in a folder of runs.
+    """The diagnosis of a run folder, or of the newest run of a folder of runs or of an expert.
 
     A folder with events is a run however damaged it is.
     """
     folder = RunFolder(place) if place is not None else None
     if folder is None or not folder.events.is_file():
-        folder = find_run(place)
+        folder = find_trained(place)
     status = run_status(folder)
     run = read_run(folder.path)
     found = Evidence(run=run, anatomy=dissect(run))
@@ -81,7 +82,7 @@ def diagnose_run(place: Path | None) -> Diagnosis:
 
 def _killed(run: RunRecord, step: int | None) -> Finding:
     """A run whose trainer is gone without a word."""
-    saved = run.of("saved")
+    saved, manifest = run.of("saved"), named_manifest(next(reversed(run.of("started")), {}))
     kept = f"the last checkpoint is that of update {saved[-1].get('step')}" if saved else ""
     return Finding(
         name="no-ending",
@@ -91,6 +92,6 @@ def _killed(run: RunRecord, step: int | None) -> Finding:
         if run.events
         else "there is no event at all",
         consequence=kept or "there is no checkpoint to go on from",
-        fix="expert train --manifest FILE --resume RUN; dmesg names a process that the kernel "
-        "killed for its memory",
+        fix=f"expert train --manifest {manifest} --resume {run.folder}; dmesg names a process that "
+        "the kernel killed for its memory",
     )

@@ -88,7 +88,7 @@ def settled_by_data(plan: RunPlan, order: DataOrder, split: PreparedSplit) -> Ru
         for path, value in values.items()
         if slices[path.partition(".")[0]][path.partition(".")[2]] != value
     }
-    because = f"counted: {split.index.examples:,} examples in {split.index.bins:,} sequences"
+    because = f"prepared: {split.index.examples:,} examples in {split.index.bins:,} sequences"
     return plan.with_values(changed, because, "measurement") if changed else plan
 
 

@@ -110,19 +110,22 @@ def recorder_of(session: Session) -> Recorder:
         flops_per_token=plan.length.flops_per_token,
         loss_scaling=plan.kernels.loss_scaling,
         compiles=plan.kernels.compile,
-        more=_gpu_fields(session),
+        more=_device_fields(session),
         pressure=session.pressure,
         skips=state.skips,
     )
 
 
-def _gpu_fields(session: Session) -> Callable[[], dict[str, Any]]:
-    """What a step event says of the card: numbers, no text, which would be searched for secrets."""
+def _device_fields(session: Session) -> Callable[[], dict[str, Any]]:
+    """What a step event says of the card or the cores: numbers, no text, which would be searched
+    for secrets."""
+    from expert.telemetry.cpu import CpuSampler
     from expert.telemetry.gpu import allocator_facts
 
     gpu, looked_at = session.gpu, time.monotonic()
     if gpu is None:
-        return dict
+        # Workers are processes of their own, and would be taken for somebody else's.
+        return CpuSampler().step_fields if not session.plan.loader.workers else dict
 
     def fields() -> dict[str, Any]:
         nonlocal looked_at

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from expert.jobs.counting import Counts
     from expert.manifest.reader import ReadManifest
     from expert.planning.machine import Machine
     from expert.planning.run_plan import RunPlan
@@ -20,8 +21,38 @@ def plan(
     overrides: tuple[str, ...] = (),
     machine: Machine | None = None,
     use_measurements: bool = True,
+    look: bool = True,
 ) -> RunPlan:
-    """Settle a manifest for a card: the one named, so much memory, or this machine's own."""
+    """Settle a manifest for a card: the one named, so much memory, or this machine's own.
+
+    `look`: count tokens that are prepared, or a sample of the rows; who opens the data next need
+    not.
+    """
+    return counted_plan(
+        manifest,
+        gpu=gpu,
+        vram=vram,
+        model=model,
+        overrides=overrides,
+        machine=machine,
+        use_measurements=use_measurements,
+        look=look,
+    )[0]
+
+
+def counted_plan(
+    manifest: str | Path | ReadManifest,
+    *,
+    gpu: str | None = None,
+    vram: str | None = None,
+    model: str | None = None,
+    overrides: tuple[str, ...] = (),
+    machine: Machine | None = None,
+    use_measurements: bool = True,
+    look: bool = True,
+    counts: Counts | None = None,
+) -> tuple[RunPlan, Counts | None]:
+    """The plan, and what was counted for it; counts of before spare looking again."""
     from expert.manifest.reader import ReadManifest, read_manifest
     from expert.planning.machine import describe_machine
     from expert.planning.plan import make_plan
@@ -35,10 +66,32 @@ def plan(
     here = machine or describe_machine(read.folder)
     device = read.manifest.training.config.device
     target = choose_target(here, gpu=gpu, vram=vram, device=device)
-    return make_plan(
-        read.manifest,
-        target,
-        folder=read.folder,
-        model=model,
-        use_measurements=use_measurements,
-    )
+
+    def made(known: Counts | None) -> RunPlan:
+        return make_plan(
+            read.manifest,
+            target,
+            folder=read.folder,
+            model=model,
+            use_measurements=use_measurements,
+            survey=known.survey if known else None,
+        )
+
+    if counts is not None or not look:
+        return made(counts), counts
+    from expert.jobs.counting import count_rows
+
+    plan = made(None)
+    counts = count_rows(read, plan)
+    if counts is None:
+        return plan, None
+    return _as_packed(made(counts), counts), counts
+
+
+def _as_packed(plan: RunPlan, counts: Counts) -> RunPlan:
+    """The plan with the updates that the packed rows make; the same numbers as the run's own."""
+    from expert.jobs.feeding import data_order, settled_by_data
+
+    if counts.packed is None:
+        return plan
+    return settled_by_data(plan, data_order(plan, counts.packed), counts.packed)

@@ -92,7 +92,7 @@ def prepare(
         )
     sources = resolve_sources(spec, read.folder)
     provide_model(read, model)
-    plan = plan_job(read, model=model)
+    plan = plan_job(read, model=model, look=False)
     builder = Builder(plan, read, sources, tell)
     return builder.build()
 
@@ -100,8 +100,9 @@ def prepare(
 def manifests_below(folder: Path) -> list[Path]:
     """Every manifest in a folder of experts, one or two levels down."""
     from expert.data.records import DataError
+    from expert.manifest.document import FILE_NAMES
 
-    names = ("manifest.json", "manifest.yaml", "manifest.yml", "config.yaml")
+    names = FILE_NAMES
     found = [path for name in names for path in [*folder.glob(name), *folder.glob(f"*/{name}")]]
     if not found:
         raise DataError(f"{folder}: no manifest below  (looked for {', '.join(names)})")

@@ -91,7 +91,7 @@ def prepared_plan(
     from expert.jobs.training import open_data, with_an_end
 
     provide_model(read, model)
-    plan = plan_job(read, model=model, vram=vram)
+    plan = plan_job(read, model=model, vram=vram, look=False)
     plan, data, _ = open_data(plan, read, lambda name, rows, tokens: None)
     return with_an_end(plan), data
 

@@ -89,10 +89,10 @@ def sample(
     decides by the data. `loading`, `begin` and `tell` follow the work.
     """
     from expert.jobs.row_kind import trained_on_text
+    from expert.jobs.run_places import find_trained
     from expert.jobs.trained import choose, load_trained, pick_device, read_plan
-    from expert.jobs.watching import find_run
 
-    folder = find_run(run)
+    folder = find_trained(run)
     plan = read_plan(folder)
     how, notes = settle_decoding(plan, decoding or {})
     continues = trained_on_text(plan) if plain is None else plain

@@ -45,9 +45,12 @@ class Session:
         plan: RunPlan,
         data: RunData,
         manifest: Manifest,
+        source: str = "",
         sinks: tuple[Sink, ...],
         restream: Callable[[RunPlan], Stream] | None = None,
         allow_remote_code: bool = False,
+        acknowledge: Callable[[], None] = lambda: None,
+        progress: Callable[[int], None] = lambda done: None,
     ) -> None:
         from expert.core.events import EventLog
         from expert.jobs.building import device_of
@@ -60,7 +63,8 @@ class Session:
         self.folder, self.plan, self.data, self.manifest = folder, plan, data, manifest
         self.device: torch.device = device_of(plan)
         self.state: TrainState = TrainState()
-        self.signals = Signals()
+        self.signals = Signals(acknowledge=acknowledge)
+        self._progress, self._source = progress, source
         self.gpu = GpuSampler(self.device.index or 0) if self.device.type == "cuda" else None
         self.doing: Literal["training", "probe"] = "training"
         self._restream = restream
@@ -101,18 +105,27 @@ class Session:
     def announce(self) -> None:
         """Write down what was asked, what was decided and on what, and say that it begins."""
         from expert.jobs.announcing import started_facts, write_down
+        from expert.jobs.cpu_threads import settle_threads
         from expert.model.loss import loss_kernel_trouble
         from expert.model.switches import list_switches
 
         write_down(self.folder, self.plan, self.manifest, self.data)
-        self.emit("started", step=self.state.done, **started_facts(self.folder, self.plan))
+        self.emit(
+            "started", step=self.state.done, **started_facts(self.folder, self.plan, self._source)
+        )
         self._announced = True
+        if self.device.type == "cpu":
+            settle_threads(self)
         for text in self._warnings:
             self.emit("warning", text=text)
         self.emit("kernels", lines=[str(line) for line in list_switches(self.plan, self.device)])
         trouble = loss_kernel_trouble(self.device) if self.plan.kernels.fused_loss else ""
         if trouble:
             self.warn_once("loss kernel", f"the loss runs without its Triton kernel: {trouble}")
+
+    def at_the_end(self, undo: Callable[[], None]) -> None:
+        """Have something undone when the run has ended, however it ends."""
+        self._close.callback(undo)
 
     def _warn_of_tracker(self, text: str) -> None:
         """What is said before the run was announced waits for that."""
@@ -249,6 +262,8 @@ class Session:
         if evaluated or state.done > self.state.done:
             assert self._memory is not None
             self._memory.after_update(disturbed=evaluated)
+        if state.done > self.state.done:
+            self._progress(state.done)
         self.state = state
 
     def loop_plan(self) -> LoopPlan:

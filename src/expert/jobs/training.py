@@ -6,7 +6,8 @@ recorded, and the same update is taken again with the same data.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,8 +55,14 @@ def train(
     allow_remote_code: bool = False,
     sinks: Sequence[Sink] = (),
     tell: Tell = lambda name, rows, tokens: None,
+    acknowledge: Callable[[], None] = lambda: None,
+    progress: Callable[[int], None] = lambda done: None,
 ) -> RunResult:
-    """Train what a manifest describes. `resume` is "auto", a run folder or a checkpoint."""
+    """Train what a manifest describes. `resume` is "auto", a run folder or a checkpoint.
+
+    `acknowledge` is called from the handler of the first signal that asks for an end, `progress`
+    after every update that was launched; neither may take long.
+    """
     from expert.jobs.planning import plan as plan_job
     from expert.jobs.session import Session
     from expert.jobs.smollm2 import provide_model
@@ -65,24 +72,37 @@ def train(
     if not isinstance(read, ReadManifest):
         read = read_manifest(read, overrides=overrides)
     provide_model(read, model)
-    plan = plan_job(read, model=model, vram=vram)
+    plan = plan_job(read, model=model, vram=vram, look=False)
     plan, data, builder = open_data(plan, read, tell)
     plan = with_an_end(plan)
     folder, checkpoint = _run_folder(plan, resume)
-    with folder.locked():
+    with _removed_if_unused(folder), folder.locked():
         session = Session(
             folder=folder,
             plan=plan,
             data=data,
             manifest=read.manifest,
+            source=read.source,
             sinks=tuple(sinks),
             restream=lambda changed: _stream_of(builder, changed),
             allow_remote_code=allow_remote_code,
+            acknowledge=acknowledge,
+            progress=progress,
         )
         with session:
             if checkpoint is not None:
                 session.resume(checkpoint, allow_changed=allow_changed)
             return run_session(session)
+
+
+@contextmanager
+def _removed_if_unused(folder: RunFolder) -> Iterator[None]:
+    """Take a run folder away again that nothing was written to, because its run never began."""
+    try:
+        yield
+    except BaseException:
+        folder.remove_if_unused()
+        raise
 
 
 def open_data(plan: RunPlan, read: ReadManifest, tell: Tell) -> tuple[RunPlan, RunData, Builder]:

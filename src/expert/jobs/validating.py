@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.jobs.run_places import find_expert
 from expert.jobs.validated import Judged, Reached, Validation
 from expert.judging.gate import MAX_REGRESSION, MIN_ACCURACY, Demands, gate_of
 from expert.judging.score import compare
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["CannotValidate", "Validation", "find_expert", "validate"]
 
 ALL = "all"
-MANIFESTS = ("manifest.json", "manifest.yaml", "manifest.yml", "config.yaml")
 
 Tell = Callable[[str, int, int], None]
 """Told of what is being done, how far it is, and of how much; of 0 where that is not known."""
@@ -122,31 +122,6 @@ def validate(
     )
     folder.write_json(folder.validation.name, done.as_dict())
     return done
-
-
-def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
-    """The run that is meant, and the folder of its manifest where that was named."""
-    from expert.core.rundir import RunFolder, latest_run
-    from expert.jobs.watching import find_run
-    from expert.manifest.reader import read_manifest
-
-    if place is None or RunFolder(place).was_started:
-        return find_run(place), None
-    file = place if place.is_file() else None
-    if file is None:
-        found = (place / name for name in MANIFESTS)
-        file = next((path for path in found if path.is_file()), None)
-    if file is None:
-        return find_run(place), None
-    read = read_manifest(file)
-    parent = read.folder / (read.manifest.training.config.output_dir or "runs")
-    run = latest_run(parent, read.manifest.name)
-    if run is None:
-        raise CannotValidate(
-            f"{file}: there is no run of {read.manifest.name} under {parent}  (train it with "
-            f"expert train --manifest {file})"
-        )
-    return run, read.folder
 
 
 def _task(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ MAX_BYTES = 1_000_000
 MAX_DEPTH = 60
 # It has 300 values; 5,000 are read, or refused, in under half a second.
 MAX_ITEMS = 5_000
+
+FILE_NAMES = ("manifest.json", "manifest.yaml", "manifest.yml", "config.yaml")
+"""What a manifest is called where only its folder is named, in the order they are looked for."""
 
 Scalar = str | int | float | bool | None
 Format = Literal["json", "yaml"]
@@ -123,8 +127,19 @@ def add_entry(entries: dict[str, Item], key: str, item: Item, problems: list[Pro
     entries[f"{key}_{number}"] = item
 
 
+def manifest_in(folder: Path) -> Path | None:
+    """The manifest of an expert's folder, by its name; None where there is none."""
+    with contextlib.suppress(OSError):  # a name that no file system has; reading says so
+        return next((path for name in FILE_NAMES if (path := folder / name).is_file()), None)
+    return None
+
+
 def read_document(path: Path) -> Document:
-    """Parse a manifest file; ManifestError with file and line where it cannot be parsed."""
+    """Parse a manifest file; ManifestError with file and line where it cannot be parsed.
+
+    A folder means the manifest in it.
+    """
+    path = manifest_in(path) or path
     source = str(path)
     text = _decode(source, _read_bytes(path, source))
     if path.suffix.lower() in {".yaml", ".yml"}:

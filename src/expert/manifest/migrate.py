@@ -107,8 +107,8 @@ def _move_dataset(work: Migration) -> None:
         target = training.setdefault("dataset", Item({}, item.path, item.line)).fields()
         _rename_dataset_keys(work, item.value)
         for name, entry in item.value.items():
-            if is_comment(name):
-                target.setdefault(name, entry)
+            if is_comment(name) or name not in DATASET_KEYS:
+                target.setdefault(name, entry)  # metadata moves along, and is told as such
             else:
                 work.place(target, name, entry, f"training.dataset.{name}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -11,8 +12,19 @@ from pydantic import ValidationError
 from expert.core.errors import Problem
 from expert.manifest.document import Item, is_comment, join, shown
 from expert.manifest.expectations import LARGEST, expected, resolve, schema, schema_at
-from expert.manifest.names import CONFIG, CONFIG_ALIASES, home_of
+from expert.manifest.names import (
+    BASE_MODEL_KEYS,
+    CONFIG,
+    CONFIG_ALIASES,
+    CONFIG_KEYS,
+    DATASET_ALIASES,
+    LOOSE_DATASET_KEYS,
+    SHAPE_ALIASES,
+    SPECIAL_NAMES,
+    home_of,
+)
 from expert.manifest.notices import Notice
+from expert.manifest.slips import WORDS_OF_THEIR_OWN, slip_of
 
 _KINDS: list[tuple[type | tuple[type, ...], str]] = [
     (bool, "true or false"),
@@ -119,25 +131,39 @@ def closest(word: str, choices: list[str], likeness: float = 0.75) -> str | None
 def unknown_keys(
     root: Item, *, strict: bool, flat: bool = False
 ) -> tuple[list[Problem], list[Notice]]:
-    """Unknown keys: errors in training.config and with --set, elsewhere metadata.
+    """Unknown keys: errors in training.config, with --set and where one is a known key misspelt.
 
-    Near misses are warned about. In a flat file, whose settings stand at the top level, every
-    unknown key there was meant as a setting, so it is told that it does nothing.
+    Any other is metadata, and told to be. In a flat file, whose settings stand at the top level,
+    every unknown key there was meant as a setting, so it is told that it does nothing.
     """
     problems: list[Problem] = []
     notices: list[Notice] = []
+    kept: dict[str, list[Item]] = {}
     for number, (item, key, node, closed) in enumerate(_unknown(root, schema())):
         # A hint costs a comparison with every known key, 0.4 ms: no file needs hundreds of them.
-        hint = _hint(key, node, item.from_command_line) if number < 200 else ""
-        if closed or strict or item.from_command_line:
-            fix = hint or (_known(node) if closed else "remove it")
+        meant = _misspelt(key, node) if number < 200 else None
+        hint = _hint(key, node, item.from_command_line) if number < 200 and not meant else ""
+        if closed or strict or item.from_command_line or meant:
+            right = f"did you mean {meant!r}?" if meant else hint
+            fix = right or (_known(node) if closed else "remove it")
             problems.append(Problem(item.path, "unknown key", fix, item.line))
         elif hint:
             notices.append(Notice("warning", item.path, f"kept as metadata: {hint}", item.line))
         elif flat and item.path == key:
             text = "without effect: Expert has no such key"
             notices.append(Notice("warning", item.path, text, item.line))
-    return problems, notices
+        elif key != "error_injection_ratio":  # a rule tells of it in its own words
+            section = item.path.removesuffix(key).removesuffix(".")
+            kept.setdefault(section, []).append(item)
+    return problems, notices + [_told_as_metadata(*each) for each in kept.items()]
+
+
+def _told_as_metadata(section: str, items: list[Item]) -> Notice:
+    """One notice for a whole section: real manifests describe themselves at length."""
+    names = [item.path.removeprefix(f"{section}.") for item in items]
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    text = f"kept as metadata, without effect: {', '.join(names[:20])}{more}"
+    return Notice("note", section or "top level", text, items[0].line)
 
 
 def _unknown(
@@ -164,20 +190,32 @@ def _unknown(
             yield from _unknown(entry, extra)
 
 
+def _misspelt(key: str, node: Mapping[str, Any]) -> str | None:
+    """The key that was meant, where this one is a slip of the pen of a key of its place."""
+    if key in _every_name():
+        return None
+    title = str(node.get("title"))
+    here = [name for name in node["properties"] if name not in _DESCRIPTIVE]
+    near = slip_of(key, [*here, *_NAMES_TOO.get(title, ())])
+    if near or title not in _TAKES_LOOSE_KEYS:
+        return near
+    near = slip_of(key, _LOOSE_NAMES)
+    return near and (home_of(near) or near)
+
+
 def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
     closed = node.get("additionalProperties") is False
     in_config = node.get("title") == "TrainingConfig"
     here = [name for name in node["properties"] if name not in _DESCRIPTIVE]
     # Where metadata is welcome, checkpoint_path is no slip for checkpoint_step.
-    near = closest(
-        key, here + (list(CONFIG_ALIASES) if in_config else []), 0.75 if closed else 0.85
-    )
-    if near:
+    likeness = 0.72 if closed else 0.85
+    near = closest(key, here + (list(CONFIG_ALIASES) if in_config else []), likeness)
+    if near and key not in WORDS_OF_THEIR_OWN:
         return f"did you mean {near!r}?"
     home = _other_home(key)
     if home:
         return f"{key!r} belongs at {home!r}"
-    if in_config:
+    if in_config or key in WORDS_OF_THEIR_OWN:
         return ""
     settings = list(schema()["$defs"]["TrainingConfig"]["properties"])
     if node.get("title") == "Manifest":  # free metadata lives here: only a clear slip is one
@@ -194,7 +232,23 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
 _DESCRIPTIVE = {
     *("description", "author", "capabilities", "constraints", "limitations", "routing", "runtime"),
     *("perf", "quality_metrics", "evaluation", "integrity", "license", "repository", "homepage"),
-    *("tags", "purpose", "sha256", "scaling", "size_bytes", "checkpoint_step"),
+    *("tags", "purpose", "sha256", "scaling", "size_bytes", "checkpoint_step", "checkpoint"),
+    "alternative_checkpoints",
+}
+# Sections whose settings may stand there instead of in training.config or training.dataset.
+_TAKES_LOOSE_KEYS = ("Manifest", "Training")
+_LOOSE_NAMES = (
+    *CONFIG_KEYS,
+    *CONFIG_ALIASES,
+    *SPECIAL_NAMES,
+    *LOOSE_DATASET_KEYS,
+    *BASE_MODEL_KEYS,
+    *("dataset", "base_model", "adapters"),
+)
+_NAMES_TOO = {
+    "TrainingConfig": (*CONFIG_ALIASES, *SPECIAL_NAMES),
+    "DatasetSpec": tuple(DATASET_ALIASES),
+    "CharGptShape": tuple(SHAPE_ALIASES),
 }
 _HOMES = {
     "DatasetSpec": "training.dataset",
@@ -207,6 +261,16 @@ _AMBIGUOUS = {
     *("name", "type", "path", "format", "validation", "version", "text", "input", "config"),
     *("sha256", "revision", "checkpoint", "alternative_checkpoints"),
 }
+
+
+@cache
+def _every_name() -> frozenset[str]:
+    """Every key and every other spelling: what is known elsewhere is misplaced, not misspelt."""
+    sections = [schema(), *schema()["$defs"].values()]
+    own = {name for section in sections for name in section.get("properties", ())}
+    return frozenset(
+        own | {*_LOOSE_NAMES, *(name for more in _NAMES_TOO.values() for name in more)}
+    )
 
 
 def _other_home(key: str) -> str | None:

@@ -54,16 +54,16 @@ def understand(
     told, refused = convert_values(root)
     notices = [*work.notices, *laid_over.notices, *told]
     problems += [*work.problems, *laid_over.problems, *refused]
-    unknown, near_misses = unknown_keys(root, strict=strict, flat=_is_flat(work.notices))
+    unknown, kept = unknown_keys(root, strict=strict, flat=_is_flat(work.notices))
     problems += unknown
-    notices += near_misses
+    notices += kept
     manifest, violations = _validate(root, {problem.path for problem in problems})
     problems += violations
     findings = check_rules(manifest, root) if manifest is not None else Findings(root)
     problems += [found for found in findings.problems if not _rests_on(found, problems)]
     if problems or manifest is None:
         problems.sort(key=lambda problem: problem.line or 0)
-        raise ManifestError(document.source, problems)
+        raise ManifestError(document.source, problems, [str(one) for one in kept])
     notices = list(dict.fromkeys([*notices, *findings.notices]))
     notices.sort(key=lambda notice: notice.line or 0)
     return ReadManifest(manifest, document.source, document.folder, tuple(notices), root)

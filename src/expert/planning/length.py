@@ -26,8 +26,8 @@ def training_rows(now: Situation, length: int) -> int | None:
         return None
     data = now.manifest.training.dataset
     has_file = data.validation_path or any(t.valid for t in (data.tasks or {}).values())
-    if not has_file and data.validation_split > 0:
-        rows -= math.ceil(rows * data.validation_split)
+    if not has_file and rows > 1:  # the only row there is is never held out
+        rows -= math.ceil(rows * Fraction(str(data.validation_split)))
     return max(rows, 0)
 
 
@@ -55,7 +55,7 @@ def settle_length(now: Situation, ledger: Ledger, *, length: int, examples: int)
         kept = tokens * rows / whole if whole else 0.0
         if now.config.overlong != "split" and not now.is_char_model:
             kept = min(kept, float(rows * length))
-        how = "characters" if now.is_char_model else "estimated at 3.8 bytes of the file a token"
+        how = "characters" if now.is_char_model else now.survey.tokens_from
         ledger.settle("length.tokens_per_epoch", int(kept), how, "machine")
     steps = math.ceil(rows / examples)
     because = f"{rows} rows, {examples} an update"

@@ -42,7 +42,7 @@ from expert.planning.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
 from expert.planning.sequences import settle_sequences, settle_update
 from expert.planning.situation import Situation
-from expert.planning.survey import survey_data
+from expert.planning.survey import Survey, survey_data
 from expert.planning.target import Target
 
 PREFETCHED_BATCHES = 4
@@ -62,12 +62,16 @@ def make_plan(
     model: str | None = None,
     environ: Mapping[str, str] = os.environ,
     use_measurements: bool = True,
+    survey: Survey | None = None,
 ) -> RunPlan:
     """Settle everything the manifest leaves open for this target.
 
     Without measurements what ladders have found is left out: one that is climbed looks for itself.
+    A survey is what somebody knows of the rows who can tokenise; without one, files are looked at.
     """
     now = gather(manifest, target, folder=folder, model=model, environ=environ)
+    if survey is not None:
+        now = replace(now, survey=survey)
     if not use_measurements:
         now = replace(now, rates=())
     ledger = Ledger()

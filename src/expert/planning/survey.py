@@ -25,6 +25,8 @@ class Survey:
     rows: int | None
     tokens: int | None
     because: str
+    tokens_from: str = f"from bytes: {FILE_BYTES_PER_TOKEN} of the file a token"
+    """How the tokens were told."""
 
     @property
     def mean_tokens(self) -> float | None:

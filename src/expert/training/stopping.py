@@ -90,14 +90,21 @@ def show_cursor() -> None:
 class Signals:
     """While it is entered, SIGINT and SIGTERM are requests that the loop sees between updates.
 
-    The second signal ends the process at once. Handlers can only be set in the main thread;
+    The first is acknowledged at once: until the update is over and saved, seconds may pass. The
+    second signal ends the process at once. Handlers can only be set in the main thread;
     anywhere else nothing is set, and nothing is ever requested. A signal that was ignored when the
     process began, as by `nohup` or in the background, stays ignored.
     """
 
-    def __init__(self, *, restore_terminal: Callable[[], None] = show_cursor) -> None:
+    def __init__(
+        self,
+        *,
+        acknowledge: Callable[[], None] = lambda: None,
+        restore_terminal: Callable[[], None] = show_cursor,
+    ) -> None:
         self.requested: int | None = None
         """The exit code to end with, 130 for SIGINT and 143 for SIGTERM, once one has come."""
+        self._acknowledge = acknowledge
         self._restore_terminal = restore_terminal
         self._before: dict[int, Any] = {}
 
@@ -124,6 +131,7 @@ class Signals:
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.requested is None:
             self.requested = 128 + number
+            self._acknowledge()
             return
         self._restore_terminal()
         os._exit(128 + number)

@@ -1,0 +1,73 @@
+"""The threads of a run on a CPU: chosen when it begins, kept when it is taken up again."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from expert.jobs.session import Session
+    from expert.planning.threads import Threads
+
+LOOK_SECONDS = 0.2
+"""The kernel counts the time of a core in hundredths of a second: enough for a twentieth of one."""
+
+
+def settle_threads(session: Session) -> None:
+    """Take as many threads as there are free cores, say so, and give torch's number back later."""
+    import torch
+
+    from expert.planning.threads import Threads
+
+    before = torch.get_num_threads()
+    chosen = _as_before(session) or look_for_threads(before)
+    if session.plan.kernels.deterministic:
+        chosen = Threads(before, "deterministic: the same parts are added every time")
+    if chosen.count != before:
+        torch.set_num_threads(chosen.count)
+        session.at_the_end(lambda: torch.set_num_threads(before))
+    session.emit(
+        "threads",
+        step=session.state.done,
+        threads=chosen.count,
+        cores=_cores(),
+        because=chosen.because,
+        lowered=chosen.lowered,
+    )
+
+
+def look_for_threads(own: int) -> Threads:
+    """The number for this moment; where the user has said one, nothing is looked at."""
+    from expert.planning.host import cores_available
+    from expert.planning.threads import NAMES, choose_threads
+    from expert.telemetry.cpu import busy_seconds
+
+    busy = 0.0
+    if own > 1 and not any(os.environ.get(name) for name in NAMES):
+        began, worked = time.monotonic(), busy_seconds()
+        time.sleep(LOOK_SECONDS)
+        busy = (busy_seconds() - worked) / (time.monotonic() - began)
+    granted = cores_available(Path("/")).value or own
+    return choose_threads(
+        own=own, granted=granted, cores=_cores(), busy=max(0.0, busy), environ=os.environ
+    )
+
+
+def _cores() -> int:
+    from expert.telemetry.cpu import cores_seen
+
+    return len(cores_seen())
+
+
+def _as_before(session: Session) -> Threads | None:
+    """The threads the run began with: sums of other parts round to other bits."""
+    from expert.core.events import read_events
+    from expert.planning.threads import NAMES, Threads
+
+    if not session.state.done or any(os.environ.get(name) for name in NAMES):
+        return None
+    told = [e for e in read_events(session.folder.events) if e.get("event") == "threads"]
+    count = told[-1].get("threads") if told else None
+    return Threads(count, "as the run began") if isinstance(count, int) and count > 0 else None

@@ -1,0 +1,65 @@
+"""Who uses the cores of this machine: the run itself, or other processes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def busy_seconds() -> float:
+    """Seconds that the cores this process may use were at work since the machine began."""
+    import psutil
+
+    times = psutil.cpu_times(percpu=True)
+    allowed = cores_seen()
+    mine = [each for number, each in enumerate(times) if number in allowed] or times
+    return sum(sum(each) - each.idle - _waits(each) for each in mine)
+
+
+def cores_seen() -> set[int]:
+    """The cores the scheduler may put this process on."""
+    ask = getattr(os, "sched_getaffinity", None)
+    return set(ask(0)) if ask is not None else set(range(os.cpu_count() or 1))
+
+
+def _waits(times: Any) -> float:
+    """What counts as time and is no work: waiting for a disk, a neighbour of this virtual machine,
+    and guests, which are in `user` already."""
+    names = ("iowait", "steal", "guest", "guest_nice")
+    return sum(float(getattr(times, name, 0.0)) for name in names)
+
+
+def own_seconds() -> float:
+    """Seconds that this process and its finished children computed."""
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
+
+
+class CpuSampler:
+    """What other processes took of the cores between two looks: 0.1 ms each, once a log line."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        busy: Callable[[], float] = busy_seconds,
+        own: Callable[[], float] = own_seconds,
+        cores: int | None = None,
+    ) -> None:
+        self._clock, self._busy, self._own = clock, busy, own
+        self._cores = cores or len(cores_seen())
+        self._before = self._look()
+
+    def step_fields(self) -> dict[str, Any]:
+        """`cpu_others`: the share of the cores that others used since the last call."""
+        now, before = self._look(), self._before
+        seconds, busy, own = (a - b for a, b in zip(now, before, strict=True))
+        self._before = now
+        if seconds <= 0:
+            return {}
+        return {"cpu_others": min(1.0, max(0.0, (busy - own) / (seconds * self._cores)))}
+
+    def _look(self) -> tuple[float, float, float]:
+        return self._clock(), self._busy(), self._own()

@@ -1,0 +1,37 @@
+"""Folders that commands take: an expert's where a run is meant, a manifest's where a file is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.test_run_places import expert_folder
+from tests.jobs.trained_runs import finished
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("sample", "{}", "--prompt", "say cat 2", "--max-tokens", "2", "--device", "cpu"),
+        ("report", "{}", "--to", "{out}"),
+        ("diagnose", "{}"),
+        ("watch", "{}", "--once"),
+        ("export", "{}", "--to", "{out}", "--device", "cpu"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_command_on_a_run_takes_an_expert_s_folder(run, tmp_path, command):
+    expert = Path(str(finished("lora"))).parent.parent
+    assert (expert / "manifest.json").is_file()
+    ran = run(*(word.replace("{}", str(expert)).format(out=tmp_path / "out") for word in command))
+    assert (ran.code, "Error" in ran.err) == (0, False), ran.err
+
+
+def test_a_folder_named_as_manifest_means_the_file_in_it_and_says_so(run, tmp_path):
+    expert = expert_folder(tmp_path / "demo", "manifest.yaml")
+    for command in (("plan", "--gpu", "rtx-4090", "--manifest"), ("plan", "--gpu", "rtx-4090")):
+        ran = run(*command, str(expert))
+        assert ran.code == 0, ran.err
+        assert f"the manifest is {expert / 'manifest.yaml'}" in ran.err
+    assert run("manifest", "check", str(expert)).code == 0

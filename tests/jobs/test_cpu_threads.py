@@ -1,0 +1,69 @@
+"""Threads of real runs on a CPU, with and without a neighbour."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from expert.jobs.cpu_threads import look_for_threads
+from expert.telemetry.cpu import cores_seen
+from tests.jobs.runs import base_model, events_of, run, write_expert
+
+
+@pytest.fixture
+def free_to_choose(monkeypatch):
+    """No word of the user's, and two threads as torch would have them on two cores."""
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@contextmanager
+def neighbours(count: int):
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_with_every_core_taken_one_thread_is_left(free_to_choose):
+    with neighbours(len(cores_seen())):
+        found = look_for_threads(2)
+    assert (found.count, found.lowered) == (1, True)
+
+
+def test_a_run_tells_its_threads_and_gives_torch_its_own_number_back(tmp_path, free_to_choose):
+    manifest = write_expert(tmp_path, base_model(tmp_path / "models"), {"max_steps": 2})
+    with neighbours(len(cores_seen())):
+        folder = run(manifest).folder
+    [told] = events_of(folder, "threads")
+    assert (told["threads"], told["lowered"]) == (1, True)
+    assert all(0 <= step["cpu_others"] <= 1 for step in events_of(folder, "step"))
+    assert torch.get_num_threads() == 2
+
+
+def test_a_resumed_run_computes_with_the_threads_it_began_with(tmp_path, free_to_choose):
+    manifest = write_expert(
+        tmp_path, base_model(tmp_path / "models"), {"max_steps": 2, "save_steps": 1}
+    )
+    with neighbours(len(cores_seen())):
+        folder = run(manifest).folder
+    run(manifest, resume=str(folder / "checkpoints" / "step-000001"))
+    told = events_of(folder, "threads")[-1]
+    assert (told["threads"], told["because"]) == (1, "as the run began")
+
+
+def test_progress_is_told_after_every_update(tmp_path):
+    manifest = write_expert(tmp_path, base_model(tmp_path / "models"), {"max_steps": 3})
+    seen: list[int] = []
+    run(manifest, progress=seen.append)
+    assert seen == [1, 2, 3]

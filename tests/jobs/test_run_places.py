@@ -1,0 +1,55 @@
+"""Which run is meant by a folder, the same for every command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from expert.core.rundir import RunFolderError
+from expert.jobs.run_places import find_expert, find_trained
+
+
+def _started(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text("{}", encoding="utf-8")
+    return folder
+
+
+def expert_folder(folder: Path, name: str = "manifest.json", **config: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    training = {"dataset": {"path": "a.jsonl"}, "config": config}
+    data = {"name": "demo", "base_model": {"name": "X"}, "training": training}
+    (folder / name).write_text(json.dumps(data), encoding="utf-8")
+    return folder
+
+
+def test_a_run_a_folder_of_runs_and_an_expert_s_folder_mean_the_newest_run(tmp_path):
+    expert = expert_folder(tmp_path / "demo")
+    _started(expert / "runs" / "demo-20260101-000000")
+    newest = _started(expert / "runs" / "demo-20260102-000000")
+    for place in (newest, expert / "runs", expert, expert / "manifest.json"):
+        assert find_trained(place).path == newest
+    assert find_expert(expert)[1] == expert
+    assert find_expert(newest)[1] is None
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "manifest.yaml", "manifest.yml", "config.yaml"])
+def test_a_manifest_is_found_by_any_of_its_names(tmp_path, name):
+    expert = expert_folder(tmp_path / "demo", name, output_dir="trained")
+    run = _started(expert / "trained" / "demo-20260101-000000")
+    assert find_trained(expert).path == run
+
+
+def test_an_expert_without_a_run_is_told_how_to_train_it(tmp_path):
+    expert = expert_folder(tmp_path / "demo")
+    with pytest.raises(RunFolderError, match=r"no run of demo under .*expert train --manifest"):
+        find_trained(expert)
+
+
+def test_a_run_without_a_plan_is_not_taken_for_an_expert(tmp_path):
+    damaged = expert_folder(tmp_path / "demo-20260101-000000")
+    (damaged / "events.jsonl").write_text("", encoding="utf-8")
+    with pytest.raises(RunFolderError, match=r"is no run folder, it has no plan\.json"):
+        find_trained(damaged)

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.core.errors import ManifestError
+from expert.manifest.config import TrainingConfig
+from expert.manifest.dataset import DatasetSpec, Decoding
+from expert.manifest.document import parse_document
+from expert.manifest.names import CONFIG_ALIASES, DATASET_ALIASES, LOOSE_DATASET_KEYS, SPECIAL_NAMES
+from expert.manifest.problems import unknown_keys
+from expert.manifest.reader import read_manifest
+from expert.manifest.schema import BaseModelSpec, Manifest, Training
+from expert.manifest.slips import edit_distance, slip_of
+
+DOCUMENTS = Path(__file__).parents[2]
+KNOWN = sorted(
+    {
+        *TrainingConfig.model_fields,
+        *DatasetSpec.model_fields,
+        *Decoding.model_fields,
+        *BaseModelSpec.model_fields,
+        *Training.model_fields,
+        *Manifest.model_fields,
+        *CONFIG_ALIASES,
+        *DATASET_ALIASES,
+        *LOOSE_DATASET_KEYS,
+        *SPECIAL_NAMES,
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "edits"),
+    [
+        ("path", "pth", 1),
+        ("epochs", "epoks", 2),
+        ("rank", "rnak", 1),
+        ("a", "", 1),
+        ("ab", "ab", 0),
+    ],
+)
+def test_letters_put_in_taken_out_replaced_and_swapped_are_counted(one, other, edits):
+    assert edit_distance(one, other) == edits
+    assert edit_distance(other, one) == edits
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        *(("lerning_rate", "learning_rate"), ("learningRate", "learning_rate"), ("pth", "path")),
+        *(("epoks", "epochs"), ("epoch", "epochs"), ("rnak", "rank"), ("batchsize", "batch_size")),
+        *(("max_bad_row", "max_bad_rows"), ("field_maping", "field_mapping"), ("sed", "seed")),
+        *(("validation_splitt", "validation_split"), ("decodimg", "decoding")),
+    ],
+)
+def test_a_slip_of_the_pen_is_known_for_what_was_meant(wrong, right):
+    assert slip_of(wrong, KNOWN) == right
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("date", "test", "task", "datasets", "service", "ranking", "complete", "models", "owner"),
+        *("source", "splits", "trained_on", "metrics", "notes", "gpu", "status", "category"),
+    ],
+)
+def test_a_word_of_its_own_is_no_slip(word):
+    assert slip_of(word, [name for name in KNOWN if name != "type"]) is None
+
+
+def _told(section: tuple[str, ...], key: str) -> list[str]:
+    """Fixes of the problems with a key that was written into a section."""
+    data: dict[str, Any] = {"base_models": [{"name": "X"}], "training": {"dataset": {"path": "a"}}}
+    place = data
+    for name in section:
+        place = place.setdefault(name, {})
+    place.setdefault(key, None)
+    root = parse_document(json.dumps(data), "json", source="m.json").root
+    return [problem.fix for problem in unknown_keys(root, strict=False)[0]]
+
+
+@pytest.mark.parametrize(
+    "section", [(), ("training",), ("training", "dataset"), ("training", "decoding")]
+)
+@pytest.mark.parametrize("key", KNOWN)
+def test_no_known_name_is_refused_for_being_near_another(section, key):
+    assert _told(section, key) == []
+
+
+def _keys(value: Any) -> set[str]:
+    if isinstance(value, dict):
+        return {*value, *(key for inner in value.values() for key in _keys(inner))}
+    return {key for inner in value for key in _keys(inner)} if isinstance(value, list) else set()
+
+
+def _manifests() -> list[Path]:
+    found = [DOCUMENTS / "examples", DOCUMENTS / "experts"]
+    return sorted(path for folder in found for path in folder.rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("path", _manifests(), ids=lambda path: path.parent.name)
+def test_no_key_of_a_shipped_manifest_is_taken_for_a_slip(path):
+    data = json.loads(path.read_text(encoding="utf-8"))
+    assert read_manifest(path).manifest.name
+    refused = {key for key in _keys(data) - set(KNOWN) if _told((), key)}
+    assert refused == set()
+
+
+def test_no_key_that_the_documents_show_is_taken_for_a_slip():
+    shown: set[str] = set()
+    for path in [*(DOCUMENTS / "docs").glob("*.md"), DOCUMENTS / "README.md"]:
+        shown |= set(
+            re.findall(r"""["`]([a-z][a-z0-9_]+)["`]:""", path.read_text(encoding="utf-8"))
+        )
+    assert len(shown) > 10
+    assert {key for key in shown if _told((), key) or _told(("training", "dataset"), key)} == set()
+
+
+def test_a_misspelt_top_level_setting_is_refused_without_strict(tmp_path):
+    path = tmp_path / "manifest.yaml"
+    path.write_text("base_model: X\ndataset: {path: a.jsonl, splt: x}\nlerning_rate: 3\n")
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(path)
+    assert str(caught.value).splitlines()[1:] == [
+        "  - line 3: lerning_rate: unknown key  (did you mean 'training.config.learning_rate'?)",
+        "  line 2: dataset: note: kept as metadata, without effect: splt",
+    ]
+
+
+def test_a_misspelt_path_is_named_instead_of_missing_data(tmp_path):
+    path = tmp_path / "manifest.yaml"
+    path.write_text("base_model: X\ndataset: {pth: a.jsonl}\n")
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(path)
+    assert [str(problem) for problem in caught.value.problems] == [
+        "line 2: dataset.pth: unknown key  (did you mean 'path'?)"
+    ]

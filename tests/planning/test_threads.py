@@ -1,0 +1,50 @@
+"""How many threads a run on a CPU takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from expert.planning.threads import Threads, choose_threads
+
+
+def chosen(
+    busy: float, said: str = "", *, own: int = 2, granted: int | None = None, cores: int = 2
+) -> Threads:
+    allowed = cores if granted is None else granted
+    environ = {said: "2"} if said else {}
+    return choose_threads(own=own, granted=allowed, cores=cores, busy=busy, environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("cores", "busy", "count"),
+    [(2, 0.0, 2), (2, 0.25, 2), (2, 0.5, 1), (2, 1.0, 1), (2, 2.0, 1), (8, 3.4, 4), (8, 0.3, 8)],
+)
+def test_a_run_takes_the_cores_that_nobody_else_uses(cores, busy, count):
+    assert chosen(busy, own=cores, cores=cores).count == count
+
+
+def test_the_reason_names_the_neighbours():
+    assert chosen(1.0) == Threads(1, "other processes use 1.0 of 2 cores", lowered=True)
+    assert chosen(0.0) == Threads(2, "torch's own number")
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
+def test_what_the_user_says_is_kept_however_busy_the_machine_is(name):
+    assert chosen(1.9, name) == Threads(2, f"{name} is set")
+
+
+def test_a_quota_of_a_container_counts_where_its_machine_is_large():
+    found = chosen(10.0, own=64, granted=4, cores=64)
+    assert (found.count, found.lowered) == (4, False)
+    assert found.because == "this process may use 4 of 64 cores"
+
+
+def test_torch_s_own_number_is_never_raised():
+    assert chosen(0.0, own=4, cores=8).count == 4
+
+
+def test_names_of_the_environment_are_documented():
+    text = Path(__file__).parents[2].joinpath("docs/TROUBLESHOOTING.md").read_text(encoding="utf-8")
+    assert "OMP_NUM_THREADS" in text
