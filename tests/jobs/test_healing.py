@@ -124,7 +124,7 @@ def test_what_the_card_does_goes_into_step_events_as_numbers_alone(monkeypatch):
     gpu = SimpleNamespace(step_fields=lambda since: {"power_watts": 300.0})
     session: Any = SimpleNamespace(gpu=gpu, device=CARD)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    fields = parts._gpu_fields(session)()
+    fields = parts._device_fields(session)()
     assert fields["power_watts"] == 300.0
     assert "because" not in fields
     assert not any(isinstance(value, str) for value in fields.values())

@@ -7,7 +7,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fractions import Fraction
 from pathlib import Path
 from typing import Literal
@@ -23,6 +22,7 @@ from expert.data.rows import file_format, read_rows
 from expert.data.streams import not_here, unusable
 from expert.manifest.dataset import DatasetSpec
 from expert.manifest.names import CORPORA
+from expert.manifest.slips import slip_of
 from expert.planning.survey import local_path, looks_local
 
 
@@ -254,5 +254,5 @@ def _similar(path: Path) -> str:
         beside = [entry.name for entry in path.parent.iterdir()]
     except OSError:
         return "paths are relative to the folder of the manifest"
-    close = get_close_matches(path.name, beside, n=1)
-    return f"did you mean {close[0]!r}?" if close else "check training.dataset.path"
+    close = slip_of(path.name, beside)
+    return f"did you mean {close!r}?" if close else "check training.dataset.path"
