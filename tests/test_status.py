@@ -44,7 +44,7 @@ def test_a_record_that_is_not_there_leaves_its_part_out(tmp_path):
     ladder_file(tmp_path / "ladder-x.json")
     made = draw.made(tmp_path)
     assert "| sql |" in made
-    assert "| packing | 250 |" in made
+    assert "| ✓ packing | 250 |" in made
     assert "H200" not in made
 
 
@@ -76,7 +76,7 @@ def test_only_what_stands_between_the_marks_is_replaced(tmp_path):
     assert after.startswith("# Status\n\nkept\n\n")
     assert after.endswith("\n\nkept too\n")
     assert "- demo on Test CPU: 250 tokens/s, 2.5 times the baseline" in after
-    assert "| packing | 250 |" in after
+    assert "| ✓ packing | 250 |" in after
     assert draw.status_with(after, section) == after
 
 

@@ -90,13 +90,12 @@ def test_what_is_no_result_is_refused_in_words(tmp_path, text, words):
 
 def test_every_rung_has_a_row_of_the_tables_width():
     rows = table_rows(CLIMBED)
-    assert [row[0] for row in rows] == ["baseline", "packing", "compile", "attention"]
+    assert [row[0] for row in rows] == ["✓ baseline", "✓ packing", "– compile", "↓ attention"]
     assert {len(row) for row in rows} == {len(COLUMNS)}
     by = dict(zip(COLUMNS, rows[1], strict=True))
     assert (by["tokens/s"], by["gain"], by["in all"]) == ("250", "2.50x", "2.50x")
-    assert by["loss"] == "2.0000 (+0.10%, ±5.0%)"
-    assert rows[2][-1] == "–: for a reason"
-    assert rows[3][-1] == "↓ slower: for a reason"
+    assert (by["loss"], by["off by"]) == ("2.0000", "+0.10% (±5.0%)")
+    assert [row[-1] for row in rows] == ["", "", "for a reason", "slower: for a reason"]
 
 
 def test_the_headline_is_the_last_rung_that_held():

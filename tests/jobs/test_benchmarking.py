@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +97,15 @@ def test_the_ladder_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     # "starting" only where no test has started it before
     assert {"opening the data", "loading the model", "training"} <= heard.doing
     for rung in found.kept[1:]:
+        held = rung.loss_difference if rung.own_difference is None else rung.own_difference
         assert rung.tolerance is not None
-        assert rung.loss_difference is not None
-        assert abs(rung.loss_difference) <= rung.tolerance, rung.name
+        assert held is not None
+        assert abs(held) <= rung.tolerance, rung.name
     same = [rung for rung in found.kept[1:] if rung.same_rows]
     assert {rung.tolerance for rung in same} == {TOLERANCE_FP32}
     assert by["packing"].same_rows is False
+    # Its weights come from other rows: it is held to itself.
+    assert [rung.name for rung in found.rungs if rung.own_difference is not None] == ["packing"]
     assert by["baseline"].measured is not None
     assert by["pre-tokenised"].measured is not None
     # What is judged has learnt: the loss of the first update was that of the untrained model.
@@ -204,7 +208,11 @@ class PlayedRig:
 
     def measure(self, work: rungs.Work, tell: Any) -> Seen:
         self.plans[work.name] = work.plan
-        return self.answer(work.name, work.plan)
+        seen = self.answer(work.name, work.plan)
+        if work.own_way and seen.measured is not None and seen.measured.own_loss is None:
+            same = seen.measured.model_copy(update={"own_loss": seen.measured.loss})
+            return replace(seen, measured=same)
+        return seen
 
 
 def climbed(
@@ -254,6 +262,27 @@ def test_rungs_that_fail_are_slower_or_disagree_are_left_out_of_those_above(tmp_
     assert by["batch size"].below == "packing"
     assert by["batch size"].gain == pytest.approx(4 / 3)
     assert by["no checkpointing"].cumulative == pytest.approx(5.0)
+
+
+def test_a_rung_with_other_rows_is_held_to_itself(tmp_path, base):
+    """However far its weights are from those below, they must have one loss in both ways."""
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+
+    def climb(own_loss: float, place: str) -> RungResult:
+        rate = rising()
+
+        def answer(name: str, plan: dict[str, Any]) -> Seen:
+            if name == "packing":
+                return Seen(measured=measured(rate(name), loss=3.0, own_loss=own_loss))
+            return Seen(measured=measured(rate(name)))
+
+        found, _, _ = climbed(path, tmp_path / place, answer, only=("packing",))
+        return next(rung for rung in found.rungs if rung.name == "packing")
+
+    right, wrong = climb(3.0, "right"), climb(3.1, "wrong")
+    assert (right.status, right.loss_difference, right.own_difference) == ("kept", 0.5, 0.0)
+    assert wrong.status == "disagrees"
+    assert "when it is computed in this way" in wrong.because
 
 
 def test_a_baseline_that_fails_does_not_end_the_climb(tmp_path, base):
@@ -334,7 +363,7 @@ def test_the_result_is_written_as_data_words_and_a_page(tmp_path, base):
     files = write_result(found, tmp_path / "result.json")
     assert [file.name for file in files] == ["result.json", "result.md", "result.html"]
     assert read_ladder(files[0]) == found
-    assert "| baseline | 100 |" in files[1].read_text(encoding="utf-8")
+    assert "| ✓ baseline | 100 |" in files[1].read_text(encoding="utf-8")
     page = files[2].read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>") or page.lower().startswith("<!doctype html>")
     assert "no checkpointing" in page

@@ -132,8 +132,6 @@ def test_a_rung_is_found_however_it_is_written():
 @pytest.mark.parametrize(
     ("before", "after", "share", "because"),
     [
-        ({}, {"packing": False}, 0.05, "other rows share an update"),
-        ({"dropout": 0.1}, {"dropout": 0.1}, 0.05, "dropout draws other numbers"),
         ({"fp16": True, "bf16": False}, {"bf16": True}, 0.01, "the same rows in 16 bits"),
         (
             {"bf16": False, "fp16": False, "use_tf32": False, "attention": "eager"},
@@ -151,6 +149,18 @@ def test_a_rung_is_found_however_it_is_written():
 )
 def test_how_far_losses_may_differ_depends_on_what_differs(before, after, share, because):
     assert ladder.tolerance(planned(before), planned(after)) == (share, because)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "because"),
+    [
+        ({}, {"packing": False}, "other rows share an update"),
+        ({"dropout": 0.1}, {"dropout": 0.1}, "dropout draws other numbers"),
+        ({}, {"attention": "eager"}, ""),
+    ],
+)
+def test_weights_that_learnt_other_rows_are_not_compared(before, after, because):
+    assert ladder.not_comparable(planned(before), planned(after)) == because
 
 
 def test_the_hash_of_a_plan_is_that_of_what_it_settles():

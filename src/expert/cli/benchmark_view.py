@@ -14,12 +14,12 @@ from expert.cli.run_view import PreparingView, say
 from expert.cli.words import duration
 from expert.insight.ladder import (
     COLUMNS,
-    MARKS,
     Ladder,
     RungResult,
     compare,
     headline,
     how_measured,
+    outcome,
     table_rows,
 )
 from expert.jobs.benchmarking import Watcher
@@ -134,7 +134,7 @@ def line_of(result: RungResult) -> str:
     if seen.loss is not None:
         parts.append(f"loss {seen.loss:.4f}")
     if result.because:
-        parts.append(f"{MARKS[result.status]}: {result.because}")
+        parts.append(outcome(result))
     return f"  {result.name}: {', '.join(parts)}"
 
 

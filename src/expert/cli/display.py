@@ -131,7 +131,8 @@ def _narrowed(widths: Sequence[int]) -> list[int] | None:
 
 
 def _paragraph(name: str, text: str) -> list[str]:
-    return [f"    {line}" for line in _wrapped(f"{name}: {text}", PLAIN_WIDTH - 4)]
+    words = f"{name}: {text}" if name else text
+    return [f"    {line}" for line in _wrapped(words, PLAIN_WIDTH - 4)]
 
 
 def _wrapped(cell: str, width: int) -> list[str]:

@@ -19,13 +19,19 @@ FORMAT = 1
 FILE = "ladder.json"
 
 Status = Literal["kept", "slower", "disagrees", "failed", "not here"]
-MARKS: dict[Status, str] = {
-    "kept": "✓",
-    "slower": "↓ slower",
-    "disagrees": "≠ loss",
-    "failed": "✗ failed",
-    "not here": "–",
+MARKS: dict[Status, tuple[str, str]] = {
+    "kept": ("✓", ""),
+    "slower": ("↓", "slower"),
+    "disagrees": ("≠", "another loss"),
+    "failed": ("✗", "failed"),
+    "not here": ("–", ""),
 }
+"""A sign and a word for what became of a rung."""
+
+
+def outcome(rung: RungResult) -> str:
+    """What became of a rung, and why, in words; empty for one that was kept."""
+    return ": ".join(filter(None, (MARKS[rung.status][1], rung.because)))
 
 
 class NoLadder(ExpertError):
@@ -63,7 +69,9 @@ class Measured(Facts):
     updates_learnt: int
     compile_seconds: float | None
     loss: float | None
-    """Of the held-out rows after `updates_learnt` updates."""
+    """Of the held-out rows after `updates_learnt` updates, in the way all rungs are judged."""
+    own_loss: float | None = None
+    """The same weights and rows, computed as this rung trains; where that was asked for."""
     micro_batch: int
     accumulation: int
     fallbacks: list[str]
@@ -92,6 +100,9 @@ class RungResult(Facts):
     """Times as fast as the baseline."""
     loss_difference: float | None = None
     """From the rung below, as a share of its loss."""
+    own_difference: float | None = None
+    """Of its weights' loss computed in its own way from that in the common way; where the weights
+    cannot be those of the rung below, this is what is held to the tolerance."""
     tolerance: float | None = None
     tolerance_because: str = ""
     same_rows: bool | None = None
@@ -168,13 +179,16 @@ def spread_of(windows: Sequence[float]) -> float:
 # --- judging -------------------------------------------------------------------------------------
 
 
-def verdict(below: Measured, here: Measured, allowed: float) -> tuple[Status, str]:
+def verdict(
+    below: Measured, here: Measured, allowed: float, *, comparable: bool = True
+) -> tuple[Status, str]:
     """Whether a rung holds against the one below: its loss first, then its speed."""
-    difference = loss_difference(below, here)
+    difference = loss_difference(below, here) if comparable else own_difference(here)
     if difference is None and below.loss is not None:
         return "disagrees", "the loss on the held-out rows is not a number"
     if difference is not None and abs(difference) > allowed:
-        return "disagrees", f"the loss differs by {difference:+.2%}, allowed is {allowed:.1%}"
+        way = "" if comparable else " when it is computed in this way"
+        return "disagrees", f"the loss differs by {difference:+.2%}{way}, allowed is {allowed:.1%}"
     rate, before = here.tokens_per_second, below.tokens_per_second
     noise = max(AS_FAST * before, (here.spread + below.spread) / 2)
     if rate < before - noise:
@@ -189,11 +203,18 @@ def loss_difference(below: Measured, here: Measured) -> float | None:
     return (here.loss - below.loss) / abs(below.loss)
 
 
+def own_difference(here: Measured) -> float | None:
+    """How far the loss in the rung's own way is from that in the common way, as a share of it."""
+    if here.own_loss is None or not here.loss or here.own_loss != here.own_loss:
+        return None
+    return (here.own_loss - here.loss) / abs(here.loss)
+
+
 # --- tables --------------------------------------------------------------------------------------
 
 COLUMNS: tuple[str, ...] = (
-    *("rung", "tokens/s", "± spread", "gain", "in all", "samples/s"),
-    *("GPU", "memory", "MFU", "epoch", "loss", ""),
+    *("rung", "tokens/s", "±", "gain", "in all", "rows/s"),
+    *("GPU", "memory", "MFU", "epoch", "loss", "off by", ""),
 )
 
 
@@ -203,12 +224,12 @@ def table_rows(ladder: Ladder) -> list[tuple[str, ...]]:
 
 
 def _row(rung: RungResult) -> tuple[str, ...]:
-    mark = MARKS[rung.status] + (f": {rung.because}" if rung.because else "")
+    name, why = f"{MARKS[rung.status][0]} {rung.name}", outcome(rung)
     seen = rung.measured
     if seen is None:
-        return (rung.name, *("–",) * (len(COLUMNS) - 2), mark)
+        return (name, *("–",) * (len(COLUMNS) - 2), why)
     return (
-        rung.name,
+        name,
         f"{seen.tokens_per_second:,.0f}",
         f"{seen.spread / seen.tokens_per_second:.1%}",
         f"{rung.gain:.2f}x" if rung.gain is not None else "–",
@@ -218,18 +239,20 @@ def _row(rung: RungResult) -> tuple[str, ...]:
         f"{seen.peak_memory_bytes / 2**30:.2f} GiB" if seen.peak_memory_bytes else "–",
         f"{seen.mfu:.1%}" if seen.mfu is not None else "–",
         _time(seen.seconds_per_epoch),
-        _loss(rung),
-        mark,
+        f"{seen.loss:.4f}" if seen.loss is not None else "–",
+        _off_by(rung),
+        why,
     )
 
 
-def _loss(rung: RungResult) -> str:
-    if rung.measured is None or rung.measured.loss is None:
+def _off_by(rung: RungResult) -> str:
+    """How far the loss is off, and how far it may be; a star where it is held to itself."""
+    difference, star = rung.loss_difference, ""
+    if rung.own_difference is not None:
+        difference, star = rung.own_difference, "*"
+    if difference is None or rung.tolerance is None:
         return "–"
-    text = f"{rung.measured.loss:.4f}"
-    if rung.loss_difference is None or rung.tolerance is None:
-        return text
-    return f"{text} ({rung.loss_difference:+.2%}, ±{rung.tolerance:.1%})"
+    return f"{difference:+.2%}{star} (±{rung.tolerance:.1%})"
 
 
 def _time(seconds: float) -> str:
@@ -272,8 +295,13 @@ def how_measured(ladder: Ladder) -> list[str]:
         "tokens/s: real tokens (no padding), median over windows of updates after warm-up, clock "
         "stopped outside the steps; ± is the distance of the quartiles",
         f"loss: {ladder.held_out_rows:,} held-out rows ({ladder.held_out_tokens:,} tokens) after "
-        f"{learnt} updates from the same start, evaluated in one way; in brackets the difference "
-        "from the rung below, and what is allowed",
+        f"{learnt} updates from the same start, evaluated in one way; off by: from the rung below, "
+        "in brackets what is allowed",
+        *(
+            f"* {rung.name}: {rung.tolerance_because}, to its weights' loss computed as it trains"
+            for rung in ladder.rungs
+            if rung.own_difference is not None
+        ),
         *ladder.notes,
     ]
 

@@ -20,6 +20,7 @@ from expert.planning.ladder import (
     as_overrides,
     changes,
     find_rung,
+    not_comparable,
     not_here,
     plan_hash,
     tolerance,
@@ -222,8 +223,13 @@ class Climb:
             pace=asdict(self.pace),
             learnt=self.standing.learnt,
             judged_in=self.top.kernels.precision,
+            own_way=self._not_comparable(plan) != "",
             allow_remote_code=self.asked.allow_remote_code,
         )
+
+    def _not_comparable(self, plan: RunPlan) -> str:
+        before = self.standing.plan
+        return not_comparable(before, plan) if before is not None else ""
 
     def _stand_on(
         self, rung: Rung, result: RungResult, values: dict[str, Any], plan: RunPlan
@@ -242,7 +248,7 @@ class Climb:
         return self._result(rung, "not here", reason, None, 0.0)
 
     def _judge(self, rung: Rung, plan: RunPlan, seen: Seen, seconds: float) -> RungResult:
-        from expert.insight.ladder import loss_difference, verdict
+        from expert.insight.ladder import loss_difference, own_difference, verdict
 
         if seen.measured is None:
             return self._result(rung, "failed", seen.because, plan, seconds)
@@ -252,7 +258,8 @@ class Climb:
             alone = {"cumulative": 1.0 if rung is BASELINE else None}
             return self._result(rung, "kept", "", plan, seconds, measured=here, **alone)
         allowed, because = tolerance(self.standing.plan, plan)
-        status, why = verdict(below.measured, here, allowed)
+        reason = self._not_comparable(plan)
+        status, why = verdict(below.measured, here, allowed, comparable=not reason)
         others = "data.packing" in changes(self.standing.plan, plan)
         return self._result(
             rung,
@@ -265,8 +272,9 @@ class Climb:
             gain=here.tokens_per_second / below.measured.tokens_per_second,
             cumulative=here.tokens_per_second / base.tokens_per_second if base else None,
             loss_difference=loss_difference(below.measured, here),
+            own_difference=own_difference(here) if reason else None,
             tolerance=allowed,
-            tolerance_because=because,
+            tolerance_because=f"{reason}: held to itself" if reason else because,
             same_rows=not others,
         )
 

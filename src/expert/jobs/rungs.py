@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from expert.jobs.feeding import RunData
     from expert.jobs.preparing import PreparedSplit
     from expert.planning.run_plan import RunPlan
+    from expert.training.evaluation import EvalSums
 
 FIRST_UPDATES = 3
 """Enough to compile, to fill caches, and to know how long an update takes."""
@@ -84,6 +85,8 @@ class Work:
     """Updates before the held-out rows are looked at; None: as many as there is time for."""
     judged_in: str
     """Precision of that look, the same for all rungs."""
+    own_way: bool = False
+    """Whether to look at them as this rung trains, too."""
     allow_remote_code: bool = False
 
 
@@ -134,7 +137,7 @@ def measure(work: Work, tell: Tell) -> dict[str, Any]:
         tell("loading the model", 0, 0)
         seen = _trained(run, events, pace, work.learnt)
         tell("looking at the held-out rows", 0, 0)
-        seen |= _judged(run, seen.pop("weights"), work.judged_in, pace.held_out)
+        seen |= _judged(run, seen.pop("weights"), work, pace.held_out)
     return seen
 
 
@@ -311,63 +314,81 @@ def _peak_memory(step: dict[str, Any]) -> int | None:
 # --- the held-out rows ---------------------------------------------------------------------------
 
 
-def _judged(run: MeasuredRun, weights: Groups, precision: str, most: int) -> dict[str, Any]:
+def _judged(run: MeasuredRun, weights: Groups, work: Work, most: int) -> dict[str, Any]:
     """Loss of the weights on held-out rows, computed in the same way whatever rung made them:
-    rows alone, SDPA, nothing compiled."""
-    from itertools import islice
-
-    from expert.jobs.building import build
-    from expert.jobs.feeding import split_batches
-    from expert.training.evaluation import evaluate
-
-    plan = run.plan.with_values(
+    rows alone, SDPA, nothing compiled. Where it is asked for, also as the rung trains."""
+    own = run.plan.with_values(
+        {
+            "kernels.compile": False,  # that it computes the same is a rung of its own
+            "kernels.loss_scaling": False,
+            "kernels.checkpointing": "none",
+        },
+        "only looked at",
+        "preset",
+    )
+    plan = own.with_values(
         {
             "data.packing": "none",
             "kernels.attention": "sdpa",
-            "kernels.compile": False,
             "kernels.fused_loss": True,
-            "kernels.precision": precision,
-            "kernels.loss_scaling": False,
-            "kernels.checkpointing": "none",
+            "kernels.precision": work.judged_in,
         },
         "all rungs are judged in one way",
         "preset",
     )
     if run.data.validation is None:
         return {"loss": None, "held_out_rows": 0, "held_out_tokens": 0}
-    split, rows = _held_out(plan, run.data, most)
     run.let_go()
-    built = build(plan, run.data.encoder, device=run.device)
-    built.load(weights)
-    built.loaded.module.eval()
-    with split_batches(plan, split, rows=rows, device=run.device) as batches:
-        sums = evaluate(built.engine, islice(batches, math.ceil(most / rows)))
-    assert sums is not None
-    return {
+    sums = _looked_at(plan, run, weights, most)
+    seen = {
         "loss": sums.loss_sum.item() / max(1, sums.targets),
         "held_out_rows": sums.examples,
         "held_out_tokens": sums.targets,
     }
+    if work.own_way:
+        other = _looked_at(own, run, weights, most)
+        seen["own_loss"] = other.loss_sum.item() / max(1, other.targets)
+    return seen
 
 
-def _held_out(plan: RunPlan, data: RunData, most: int) -> tuple[PreparedSplit, int]:
-    """The first of the validation rows, a sequence each, and how many go at once."""
+def _looked_at(plan: RunPlan, run: MeasuredRun, weights: Groups, most: int) -> EvalSums:
+    """The held-out rows under a plan, with a model that is gone again afterwards."""
+    from itertools import islice
+
+    from expert.jobs.building import build
+    from expert.jobs.feeding import split_batches
+    from expert.training.evaluation import evaluate
+
+    split, rows, batches_of = _held_out(plan, run.data, most)
+    built = build(plan, run.data.encoder, device=run.device)
+    built.load(weights)
+    built.loaded.module.eval()
+    with split_batches(plan, split, rows=rows, device=run.device) as batches:
+        sums = evaluate(built.engine, islice(batches, batches_of))
+    assert sums is not None
+    return sums
+
+
+def _held_out(plan: RunPlan, data: RunData, most: int) -> tuple[PreparedSplit, int, int]:
+    """The first of the validation rows as the plan lays them out, how many go at once, and how
+    many batches that are."""
     import numpy as np
 
-    from expert.data.pack import pack_none
+    from expert.data.pack import pack_best_fit, pack_none
     from expert.jobs.feeding import is_padded
 
     split = data.validation
     assert split is not None
     rows = max(1, min(8, plan.batch.eval_batch, most))
-    if not is_padded(plan):
-        return split, rows
+    if split.index.rule == "blocks":
+        return split, rows, math.ceil(most / rows)
     documents = np.unique(split.index.piece_document)[:most]
-    index = pack_none(
-        split.open().lengths[documents],
-        plan.data.max_seq_length,
-        overlong=plan.data.overlong,
-        soft_tokens=split.index.soft_tokens,
-    )
+    lengths = split.open().lengths[documents]
+    soft, overlong = split.index.soft_tokens, plan.data.overlong
+    length = plan.data.max_seq_length
+    if is_padded(plan):
+        index = pack_none(lengths, length, overlong=overlong, soft_tokens=soft)
+    else:
+        index = pack_best_fit(lengths, length, 0, overlong=overlong, soft_tokens=soft)
     index = replace(index, piece_document=documents[index.piece_document].astype("int32"))
-    return replace(split, index=index), rows
+    return replace(split, index=index), rows, math.ceil(index.bins / rows)

@@ -20,11 +20,9 @@ USUAL_ROWS_AT_ONCE = 8
 # float32 in another order: sums differ in the last bits, 1.2e-7 each, and grow update by update;
 # 6e-8 was seen after 14 updates of the built-in model on a CPU (eager or SDPA, plain or fused loss,
 # rate 2e-4). A high rate makes more of it, hence the room; other rows or a wrong mask show in
-# percent. 16 bits: one rounding of bfloat16 is 2**-8, 0.4 %. Other rows: their own losses differ,
-# whatever computes them.
+# percent. 16 bits: one rounding of bfloat16 is 2**-8, 0.4 %.
 TOLERANCE_FP32 = 0.001
 TOLERANCE_16_BITS = 0.01
-TOLERANCE_OTHER_ROWS = 0.05
 # A rung whose rate is less than this below the one under it, or inside the spread of the two, is
 # as fast: the clock of a shared machine is no better.
 AS_FAST = 0.02
@@ -240,14 +238,22 @@ def has_dropout(plan: RunPlan) -> bool:
 
 
 def tolerance(before: RunPlan, after: RunPlan) -> tuple[float, str]:
-    """How far the losses of two rungs may be apart, and why so far."""
-    if any(path in changes(before, after) for path in ("data.packing", "data.group_by_length")):
-        return TOLERANCE_OTHER_ROWS, "other rows share an update"
-    if has_dropout(after):
-        return TOLERANCE_OTHER_ROWS, "dropout draws other numbers"
+    """How far two losses of the same rows may be apart, and why so far."""
     if {before.kernels.precision, after.kernels.precision} == {"fp32"} and not after.kernels.tf32:
         return TOLERANCE_FP32, "the same rows in float32"
     return TOLERANCE_16_BITS, "the same rows in 16 bits"
+
+
+def not_comparable(before: RunPlan, after: RunPlan) -> str:
+    """Why the weights of two rungs differ even where both compute right; empty: they should not.
+
+    What was learnt of other rows may be far apart: after ten updates of expert-json with other
+    seeds the loss was between 0.35 and 0.61. Such a rung is held to itself: its weights must have
+    the same loss computed in its own way as in the way all are judged.
+    """
+    if any(path in changes(before, after) for path in ("data.packing", "data.group_by_length")):
+        return "other rows share an update"
+    return "dropout draws other numbers" if has_dropout(after) else ""
 
 
 def plan_hash(plan: RunPlan) -> str:

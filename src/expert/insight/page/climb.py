@@ -48,6 +48,6 @@ def _bar(rung: RungResult) -> Bar:
         gains += [f"{rung.cumulative:.2f}× in all" if rung.cumulative is not None else ""]
         note = ", ".join(gain for gain in gains if gain)
     elif not note:
-        note = MARKS[rung.status]
-    words = f"{rate:,.0f}" if rate is not None else MARKS[rung.status]
+        note = MARKS[rung.status][1]
+    words = f"{rate:,.0f}" if rate is not None else MARKS[rung.status][1] or "–"
     return Bar(name=rung.name, amount=rate, words=words, note=note, marked=rung.status != "kept")
