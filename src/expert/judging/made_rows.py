@@ -24,7 +24,7 @@ MIXED = 16
 LINKED = 5
 """Different values of columns that are compared with each other: few, so that rows meet."""
 
-NUMBERS = ("INT", "REAL", "NUM", "DEC", "FLOA", "DOUB")
+NUMBERS = ("INT", "REAL", "NUM", "DEC", "FLOAT", "DOUBLE")
 
 Columns = Mapping[str, Sequence[tuple[str, str]]]
 """Names and declared types of the columns of each table."""
