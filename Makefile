@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	@rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
 	@# In a terminal pip shows what it fetches; elsewhere a log of it is of no use.
-	@$(BIN)/python -m pip install $$(test -t 1 || echo --quiet) --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@if test -t 1; then quiet=; else quiet=--quiet; fi; $(BIN)/python -m pip install $$quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 DEMO := experts/expert-json

@@ -11,6 +11,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from expert.cli.display import nobody_reads
 from expert.core.errors import EXIT_MEANINGS
 from tests.cli.running import EXAMPLES, EXPERT_JSON
 
@@ -267,6 +268,26 @@ def test_a_reader_that_leaves_a_pipe_gets_no_complaint_and_changes_no_exit_code(
     pipe = f"{sys.executable} -m expert {arguments} | exec true; echo ${{PIPESTATUS[0]}}"
     ran = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=False)
     assert (ran.stdout, ran.stderr) == (f"{code}\n", "")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell closes standard output with >&-")
+def test_a_command_without_standard_output_ends_as_it_should():
+    ended = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m expert presets >&-"],
+        stderr=subprocess.PIPE,
+        check=False,
+        text=True,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes are watched on POSIX")
+def test_a_pipe_is_gone_when_its_reader_is():
+    reads, writes = os.pipe()
+    with os.fdopen(writes, "w") as stream:
+        assert not nobody_reads(stream)
+        os.close(reads)
+        assert nobody_reads(stream)
 
 
 def test_completion_can_be_shown(run, monkeypatch):

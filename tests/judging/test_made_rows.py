@@ -15,6 +15,7 @@ import sqlglot
 from sqlglot import exp
 
 from expert.judging.made_rows import rows_around
+from expert.judging.sqlite_sandbox import Column
 from tests.judging.asking import judged
 
 CARS = "CREATE TABLE cars (id INTEGER PRIMARY KEY, name TEXT, color TEXT, age INT, school_id INT)"
@@ -50,6 +51,73 @@ def test_a_query_that_means_the_same_is_right(expected, answer):
     assert (found.passed, found.kind) == (True, "made rows"), found.reason
 
 
+HEADS = """CREATE TABLE head (head_id INT, name TEXT, age REAL, PRIMARY KEY (head_id));
+CREATE TABLE management (department_id INT, head_id INT, year TEXT, active BOOLEAN, began DATE,
+    points VARCHAR(9), PRIMARY KEY (department_id, head_id));"""
+BOTH = "head T1 JOIN management T2 ON T1.head_id = T2.head_id"
+TURNED = "management T2 JOIN head T1 ON T1.head_id = T2.head_id"
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer"),
+    [
+        (
+            f"SELECT T1.name FROM {BOTH} ORDER BY T2.year",
+            f"SELECT T1.name FROM {TURNED} ORDER BY T2.year",
+        ),
+        (
+            f"SELECT T1.name, COUNT(*) FROM {BOTH} GROUP BY T2.head_id",
+            f"SELECT T1.name, COUNT(*) FROM {BOTH} GROUP BY T1.head_id",
+        ),
+        (
+            f"SELECT T1.name, COUNT(*) FROM {BOTH} GROUP BY T1.head_id",
+            f"SELECT T1.name, COUNT(*) FROM {BOTH} GROUP BY T1.head_id, T1.name",
+        ),
+        (
+            "SELECT name FROM head WHERE age > 56 ORDER BY age",
+            "SELECT name FROM head WHERE age > 56 ORDER BY age, name",
+        ),
+        (
+            "SELECT head_id FROM management WHERE began > '2014-12-31'",
+            "SELECT head_id FROM management WHERE began >= '2015-01-01'",
+        ),
+        (
+            "SELECT head_id FROM management WHERE active = 1",
+            "SELECT head_id FROM management WHERE active <> 0",
+        ),
+        (
+            "SELECT head_id FROM management WHERE points > 30",
+            "SELECT head_id FROM management WHERE CAST(points AS INTEGER) > 30",
+        ),
+        (
+            "SELECT head_id FROM management WHERE strftime('%Y', began) = '2014'",
+            "SELECT head_id FROM management WHERE began LIKE '2014%'",
+        ),
+        ("SELECT name, MAX(age) FROM head", "SELECT name, age FROM head ORDER BY age DESC LIMIT 1"),
+    ],
+)
+def test_rows_are_such_as_tables_hold(expected, answer):
+    """Keys that repeat, days that are none or flags of 8 would tell queries apart that nobody can
+    tell apart on real tables."""
+    assert judged("sql", expected, answer, prompt=HEADS).passed is not False
+
+
+@pytest.mark.parametrize(
+    ("table", "condition"),
+    [
+        ("CREATE TABLE t (id INTEGER PRIMARY KEY, n TEXT)", "id = '5'"),
+        ("CREATE TABLE t (id INTEGER PRIMARY KEY, n TEXT)", "id LIKE '1%'"),
+        ("CREATE TABLE t (id INT, n TEXT)", "id = 99999999999999999999"),
+        ("CREATE TABLE t (id INT, n TEXT) STRICT", "id = 'five'"),
+        ("CREATE TABLE t (id INT CHECK (id < 3), n TEXT)", "id > 7"),
+    ],
+)
+def test_rows_that_a_table_does_not_take_harm_nobody(table, condition):
+    query = f"SELECT n FROM t WHERE {condition}"
+    assert judged("sql", query, f"{query} ", prompt=table).passed is True
+    assert judged("sql", query, f"{query} AND 1 = 1", prompt=table).passed is not False
+
+
 @pytest.mark.parametrize(
     ("expected", "answer"),
     [
@@ -83,14 +151,15 @@ def test_rows_of_a_case_are_left_as_they_are():
 
 
 def test_the_same_rows_are_made_whenever_they_are_asked_for():
-    tables = {"cars": [("name", "TEXT"), ("age", "INT"), ("color", "TEXT")]}
+    columns = (("name", "TEXT"), ("age", "INT"), ("color", "TEXT"))
+    tables = {"cars": [Column(*each, False) for each in columns]}
     query = sqlglot.parse_one(TWO, read="sqlite")
     assert rows_around(query, tables) == rows_around(query, tables)
     assert rows_around(query, tables) != rows_around(query, tables, seed=1)
 
 
 def test_some_rows_meet_every_condition_and_some_miss_each_of_them():
-    tables = {"cars": [("color", "TEXT"), ("age", "INT")]}
+    tables = {"cars": [Column("color", "TEXT", False), Column("age", "INT", False)]}
     rows = rows_around(sqlglot.parse_one(TWO, read="sqlite"), tables)["cars"]
     met = {(color == "red", isinstance(age, int) and age > 3) for color, age in rows}
     assert met >= {(True, True), (True, False), (False, True)}

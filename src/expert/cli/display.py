@@ -61,6 +61,21 @@ def say_no_more(stream: IO[str]) -> None:
         os.close(nowhere)
 
 
+def nobody_reads(stream: IO[str] | None) -> bool:
+    """Whether the reader of a pipe has gone; where the system cannot tell, it is thought so."""
+    import select
+
+    if not hasattr(select, "poll"):
+        return True
+    watch = select.poll()
+    try:
+        assert stream is not None
+        watch.register(stream.fileno(), 0)
+    except (AssertionError, OSError, ValueError):
+        return True
+    return any(event & select.POLLERR for _, event in watch.poll(0))
+
+
 def show_sheet(sheet: Sheet, console: Console) -> None:
     """A ruled table in a terminal; aligned columns elsewhere, long cells over several lines."""
     if not console.is_terminal:

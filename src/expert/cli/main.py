@@ -222,7 +222,7 @@ def presets() -> None:
 
 def run() -> None:
     """Run the command; a fault is told in words, never as a traceback."""
-    from expert.cli.display import say_no_more, show_problems
+    from expert.cli.display import nobody_reads, say_no_more, show_problems
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a Windows pipe may not know ✓ or ×
@@ -232,7 +232,9 @@ def run() -> None:
     except ExpertError as error:
         show_problems(str(error))
         sys.exit(error.exit_code)
-    except BrokenPipeError:
+    except BrokenPipeError as error:
+        if not nobody_reads(sys.stdout):  # some other pipe: that is no end that was wanted
+            sys.exit(_report_fault(error))
         # The reader of a pipe left; what it wanted it has. Python would complain at exit.
         say_no_more(sys.stdout)
         sys.exit(EXIT_OK)
@@ -253,7 +255,8 @@ def _run_command() -> None:
         if isinstance(end.__context__, BrokenPipeError):
             raise end.__context__ from None  # typer makes exit code 1 of it
         try:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # `>&-`, and programs without a console
+                sys.stdout.flush()
         except BrokenPipeError:
             say_no_more(sys.stdout)  # the command itself went well or not: its own code is told
         raise

@@ -3,96 +3,164 @@ and nothing to put into them.
 
 They are made around the values of the expected query: some rows meet all of its conditions, some
 miss one of them, some are like nothing in it. Two queries that mean the same return the same on any
-rows; two that do not are told apart where these rows differ in what they ask for. No value is NULL,
-so that COUNT(*) and COUNT(column) are the same here, as they are in most tables.
+rows that the tables could hold; two that do not are told apart where these rows differ in what they
+ask for. So the rows keep to what tables usually hold: keys are unique, dates are dates, no value is
+NULL (COUNT(*) and COUNT(column) are the same here, as they are in most tables).
 """
 
 from __future__ import annotations
 
+import datetime
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from expert.judging.oracle import needed
+from expert.judging.sqlite_sandbox import Column
 
 MEETING = 4
 """Rows that meet every condition."""
 MISSING_ONE = 3
 """Rows that miss one condition, for each of them."""
 MIXED = 16
-LINKED = 5
-"""Different values of columns that are compared with each other: few, so that rows meet."""
-
+KEYS = MEETING + MIXED
+"""As many rows as every table has at least: what refers to a row finds one."""
+FAR = 60
+"""How far from a value others are drawn: enough that an order has few ties."""
+TRIES = 20
+"""Draws until a value is taken that a row has already."""
 NUMBERS = ("INT", "REAL", "NUM", "DEC", "FLOAT", "DOUBLE")
 
-Columns = Mapping[str, Sequence[tuple[str, str]]]
-"""Names and declared types of the columns of each table."""
 Rows = dict[str, list[tuple[Any, ...]]]
+Make = Callable[[random.Random], Any]
+
+
+class _Near(int):
+    """A whole number that was drawn near another one."""
+
+    of: int
 
 
 @dataclass
 class _Clue:
     """What the conditions of a query say about a column."""
 
-    meets: list[Any] = field(default_factory=list)
-    misses: list[Any] = field(default_factory=list)
+    meets: list[Make] = field(default_factory=list)
+    misses: list[Make] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    """That the conditions name."""
+
+    @property
+    def is_flag(self) -> bool:
+        """Compared with nothing but 0 and 1."""
+        return all(value in (0, 1) for value in self.values)
 
 
 @dataclass(frozen=True)
-class _Maker:
-    """Makes values for the columns that a query is about, and for others."""
+class _About:
+    """What a query says about columns, whatever table they are of."""
 
     clues: Mapping[str, _Clue]
     linked: set[str]
     """Columns that are compared with other columns, as joins do."""
     reckoned: set[str]
     """Columns that are added up or put in order: of whatever type, they get numbers."""
-    draw: random.Random
-
-    def anything(self, name: str, kind: str) -> Any:
-        """A value that says which column it is of, unless it has to meet one of another."""
-        if name.lower() in self.linked:
-            return self.draw.randint(1, LINKED)
-        if name.lower() in self.reckoned or any(word in kind.upper() for word in NUMBERS):
-            return self.draw.randint(1, 999)
-        return f"{name} {self.draw.randint(1, 99)}"
 
 
-def rows_around(query: Any, tables: Columns, *, seed: int = 0) -> Rows:
+def rows_around(query: Any, tables: Mapping[str, Sequence[Column]], *, seed: int = 0) -> Rows:
     """Rows for every table, the same ones whenever they are asked for."""
     exp = needed("sqlglot").exp
     kinds = (exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Ordered)
-    reckoned = {
-        c.name.lower() for node in query.find_all(*kinds) for c in node.find_all(exp.Column)
-    }
+    found = (column for node in query.find_all(*kinds) for column in node.find_all(exp.Column))
+    about = _About(_clues(query), _linked(query), {column.name.lower() for column in found})
     draw = random.Random(f"{seed} {query.sql()}")
-    maker = _Maker(_clues(query), _linked(query), reckoned, draw)
-    return {name: _rows(columns, maker) for name, columns in tables.items()}
+    return {name: _rows(name, columns, about, draw) for name, columns in tables.items()}
 
 
-def _rows(columns: Sequence[tuple[str, str]], maker: _Maker) -> list[tuple[Any, ...]]:
-    clues, draw = maker.clues, maker.draw
-    known = [name.lower() for name, _ in columns if name.lower() in clues]
-
-    def row(missed: str | None, *, mixed: bool = False) -> tuple[Any, ...]:
-        values = []
-        for name, kind in columns:
-            clue = clues.get(name.lower())
-            if clue is None:
-                values.append(maker.anything(name, kind))
-            elif mixed:
-                other = maker.anything(name, kind)
-                values.append(draw.choice([*clue.meets, *clue.misses, other]))
-            else:
-                values.append(draw.choice(clue.misses if name.lower() == missed else clue.meets))
-        return tuple(values)
-
-    made = [row(None) for _ in range(MEETING)]
-    made += [row(name) for name in known for _ in range(MISSING_ONE)]
-    made += [row(None, mixed=True) for _ in range(MIXED)]
-    draw.shuffle(made)
+def _rows(
+    table: str, columns: Sequence[Column], about: _About, draw: random.Random
+) -> list[tuple[Any, ...]]:
+    names = [column.name.lower() for column in columns]
+    clues = {name: about.clues[name] for name in names if name in about.clues}
+    ways: list[tuple[str | None, bool]] = [(None, False)] * MEETING
+    ways += [(name, False) for name in clues for _ in range(MISSING_ONE)]
+    ways += [(None, True)] * MIXED
+    draw.shuffle(ways)
+    keys = _keys(table, columns, about)
+    used: dict[str, set[Any]] = {name: set() for name in about.reckoned}
+    made = []
+    for number, (missed, mixed) in enumerate(ways, 1):
+        row = []
+        for column, name in zip(columns, names, strict=True):
+            anything: Make = partial(_anything, column, about)
+            clue, makes = clues.get(name), [anything]
+            if clue is not None:
+                makes = clue.misses if name == missed else clue.meets
+                makes = [*clue.meets, *clue.misses, anything] if mixed else makes
+            row.append(number if name in keys else _fresh(makes, column, used.get(name), draw))
+        made.append(tuple(row))
     return made
+
+
+def _fresh(
+    makes: Sequence[Make], column: Column, used: set[Any] | None, draw: random.Random
+) -> Any:
+    """A value; where rows are put in order by the column, one that no row has yet, if there is."""
+    for _ in range(TRIES):
+        value = _fitting(draw.choice(makes)(draw), column)
+        if used is None or value not in used:
+            break
+    if used is not None:
+        used.add(value)
+    return value
+
+
+def _fitting(value: Any, column: Column) -> Any:
+    """The value; in a column of text a number that is near another has as many digits as that: as
+    text they are in the same order."""
+    if not isinstance(value, _Near) or any(word in column.kind.upper() for word in NUMBERS):
+        return int(value) if isinstance(value, _Near) else value
+    if value.of <= 0:
+        return int(value)
+    digits = len(str(value.of))
+    if value > value.of:
+        return min(10**digits - 1, int(value)) if value.of < 10**digits - 1 else 10 * value.of + 1
+    return max(10 ** (digits - 1), int(value)) if value.of > 10 ** (digits - 1) else value.of // 10
+
+
+def _keys(table: str, columns: Sequence[Column], about: _About) -> set[str]:
+    """Columns that number the rows of their table: declared so, or named so and joined by."""
+    own = table.lower().rstrip("s")
+    found = set()
+    for column in columns:
+        name = column.name.lower()
+        named = name == "id" or name in (f"{own}_id", f"{own}id", f"{table.lower()}_id")
+        if name not in about.clues and (column.is_key or named):
+            found.add(name)
+    # A key of several columns is unique by one of them; the others refer to other tables.
+    return found if len(found) == 1 else found & ({"id"} | found - about.linked)
+
+
+def _anything(column: Column, about: _About, draw: random.Random) -> Any:
+    """A value that says which column it is of, as far as its type and its use allow."""
+    name, kind = column.name.lower(), column.kind.upper()
+    clue = about.clues.get(name)
+    if name in about.linked:
+        return draw.randint(1, KEYS)
+    if "BOOL" in kind or (clue is not None and clue.is_flag):
+        return draw.randint(0, 1)
+    if clue is not None and all(isinstance(value, int) for value in clue.values):
+        # As many digits as the value it is compared with: as text they are in the same order.
+        digits = max(len(str(abs(value))) for value in clue.values)
+        return draw.randint(10 ** (digits - 1), 10**digits - 1)
+    if "DATE" in kind or "TIMESTAMP" in kind:
+        day = datetime.date(2000, 1, 1) + datetime.timedelta(days=draw.randint(0, 9000))
+        return f"{day} 10:00:00" if "TIME" in kind else f"{day}"
+    if name in about.reckoned or any(word in kind for word in NUMBERS):
+        return draw.randint(100, 999)
+    return f"{column.name} {draw.randint(10, 99)}"
 
 
 def _linked(query: Any) -> set[str]:
@@ -104,35 +172,56 @@ def _linked(query: Any) -> set[str]:
     return found
 
 
+# --- conditions -----------------------------------------------------------------------------------
+
+
 def _clues(query: Any) -> dict[str, _Clue]:
-    """By column, whatever table it is of: what meets the conditions on it, and what does not."""
+    """By column: what meets the conditions on it, and what does not."""
     exp = needed("sqlglot").exp
-    rules: dict[Any, Any] = {
-        exp.EQ: lambda v: ([v], [_other(v)]),
-        exp.NEQ: lambda v: ([_other(v)], [v]),
-        exp.GT: lambda v: ([_more(v)], [v, _less(v)]),
-        exp.GTE: lambda v: ([v, _more(v)], [_less(v)]),
-        exp.LT: lambda v: ([_less(v)], [v, _more(v)]),
-        exp.LTE: lambda v: ([v, _less(v)], [_more(v)]),
-        exp.Like: lambda v: ([_like(v)], [_other(v)]),
-        exp.In: lambda v: ([v], [_other(v)]),
-        exp.Between: lambda v: ([v], [_other(v)]),
-    }
     turned = {exp.GT: exp.LT, exp.LT: exp.GT, exp.GTE: exp.LTE, exp.LTE: exp.GTE}
+    kinds = (exp.EQ, exp.NEQ, *turned, exp.Like, exp.In, exp.Between)
     found: dict[str, _Clue] = {}
-    for node in query.find_all(*rules):
-        column = node.this.find(exp.Column)
-        kind, values = type(node), _literals(node, exp)
+    for node in query.find_all(*kinds):
+        kind, column = type(node), _column(node.this, exp)
         if column is None and node.expression is not None:  # 9 < age
-            column, kind = node.expression.find(exp.Column), turned.get(kind, kind)
+            kind, column = turned.get(kind, kind), _column(node.expression, exp)
         if column is None:
             continue
         clue = found.setdefault(column.name.lower(), _Clue())
-        for value in values:
-            meets, misses = rules[kind](value)
+        for value in _literals(node, exp):
+            clue.values.append(value)
+            meets, misses = _ways(kind.__name__, value)
             clue.meets += meets
             clue.misses += misses
     return {name: clue for name, clue in found.items() if clue.meets and clue.misses}
+
+
+def _column(side: Any, exp: Any) -> Any | None:
+    """The column that is compared as it is: what a function makes of it is not its value."""
+    while isinstance(side, exp.Lower | exp.Upper | exp.Paren | exp.Trim):
+        side = side.this
+    return side if isinstance(side, exp.Column) else None
+
+
+def _ways(kind: str, value: Any) -> tuple[list[Make], list[Make]]:
+    """How to make values that meet a comparison with this one, and values that do not."""
+    same: Make = lambda draw: value  # noqa: E731
+    more: Make = lambda draw: _moved(value, draw.randint(1, FAR))  # noqa: E731
+    less: Make = lambda draw: _moved(value, -draw.randint(1, FAR))  # noqa: E731
+    next_to: Make = lambda draw: _moved(value, 1)  # noqa: E731
+    before: Make = lambda draw: _moved(value, -1)  # noqa: E731
+    other: Make = lambda draw: _other(value, draw)  # noqa: E731
+    like: Make = lambda draw: _like(value)  # noqa: E731
+    ways: dict[str, tuple[list[Make], list[Make]]] = {
+        "EQ": ([same], [other]),
+        "NEQ": ([other], [same]),
+        "GT": ([more, next_to], [same, less]),
+        "GTE": ([same, more], [before, less]),
+        "LT": ([less, before], [same, more]),
+        "LTE": ([same, less], [next_to, more]),
+        "Like": ([like], [other]),
+    }
+    return ways.get(kind, ([same], [other]))
 
 
 def _literals(node: Any, exp: Any) -> list[Any]:
@@ -151,16 +240,27 @@ def _literals(node: Any, exp: Any) -> list[Any]:
     return found
 
 
-def _more(value: Any) -> Any:
-    return f"{value}z" if isinstance(value, str) else value + 1
+def _moved(value: Any, by: int) -> Any:
+    """A value so far above or below; of text, one that is sorted so."""
+    if isinstance(value, int):
+        near = _Near(value + by)
+        near.of = value
+        return near
+    if not isinstance(value, str):
+        return value + by
+    try:
+        return str(datetime.date.fromisoformat(value) + datetime.timedelta(days=by))
+    except (ValueError, OverflowError):
+        return f"{value}{'z' * by}" if by > 0 else value[: max(0, len(value) + by)]
 
 
-def _less(value: Any) -> Any:
-    return value[:-1] if isinstance(value, str) else value - 1
-
-
-def _other(value: Any) -> Any:
-    return f"not {value}" if isinstance(value, str) else value + 7
+def _other(value: Any, draw: random.Random) -> Any:
+    if value in (0, 1):
+        return 1 - value
+    if not isinstance(value, str):
+        return _moved(value, draw.randint(1, FAR))
+    moved = _moved(value, draw.randint(1, FAR))
+    return moved if len(moved) == len(value) else f"not {value}"
 
 
 def _like(value: Any) -> Any:

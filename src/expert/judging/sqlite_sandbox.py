@@ -6,7 +6,7 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 MOST_ROWS = 10_000
 MOST_BYTES = 1_000_000
@@ -33,6 +33,15 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 5,
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
+
+
+class Column(NamedTuple):
+    """A column as its table declares it."""
+
+    name: str
+    kind: str
+    is_key: bool
+    """Part of the primary key."""
 
 
 class NotAllowed(Exception):
@@ -67,8 +76,8 @@ class Sandbox:
             for statement in statements:
                 self._connection.executescript(statement)
 
-    def columns(self) -> dict[str, list[tuple[str, str]]]:
-        """Names and declared types of the columns of every table."""
+    def columns(self) -> dict[str, list[Column]]:
+        """The columns of every table."""
         self._connection.set_authorizer(None)
         with self._told():
             names = self._connection.execute(
@@ -76,21 +85,27 @@ class Sandbox:
             ).fetchall()
             return {
                 name: [
-                    (column[1], column[2] or "")
+                    Column(column[1], column[2] or "", bool(column[5]))
                     for column in self._connection.execute(f"PRAGMA table_info({_quoted(name)})")
                 ]
                 for (name,) in names
             }
 
     def fill(self, rows: Mapping[str, Sequence[Sequence[Any]]]) -> None:
-        """Put rows into tables; those that a constraint forbids are left out."""
+        """Put rows into tables; those that a table does not take are left out."""
         self._connection.set_authorizer(None)
         with self._told():
             for name, values in rows.items():
                 places = ", ".join("?" * len(values[0])) if values else ""
-                self._connection.executemany(
-                    f"INSERT OR IGNORE INTO {_quoted(name)} VALUES ({places})", values
-                )
+                statement = f"INSERT OR IGNORE INTO {_quoted(name)} VALUES ({places})"
+                for row in values:
+                    with contextlib.suppress(sqlite3.Error, OverflowError):
+                        self._connection.execute(statement, row)
+
+    def turn_round(self) -> None:
+        """From now on tables are read from their end: what no query asked for is another order."""
+        self._connection.set_authorizer(None)
+        self._connection.execute("PRAGMA reverse_unordered_selects = ON")
 
     def run(self, statement: str, *, reads: bool) -> list[tuple[Any, ...]]:
         """The rows of one statement; unless it `reads` only, it may change tables."""
