@@ -129,6 +129,14 @@ def test_the_usual_speed_is_shown_with_the_mean_after_the_warm_up(tmp_path: Path
     assert "of 30" in cards["Updates"].note
 
 
+def test_a_finished_run_has_all_its_updates_though_the_last_line_came_before(tmp_path: Path):
+    lines = [step_event(number) for number in (10, 20)]
+    epoch = {"event": "epoch", "time": START + 30, "step": 30, "epoch": 1, "tokens": 31_000}
+    events = [started(), *lines, epoch, finished(30)]
+    card = cards_of(page_of(write_run(tmp_path / "run", events)))["Updates"]
+    assert (card.value, card.note) == ("30", "of 30, 1 epoch, 31,000 tokens")
+
+
 def test_missing_numbers_are_never_shown_as_zero(tmp_path: Path):
     bare = [started(), {"event": "step", "step": 1, "time": START, "loss": "nan"}]
     page = page_of(write_run(tmp_path / "run", bare))

@@ -235,3 +235,9 @@ def test_no_value_makes_a_drawing_fail(values: tuple[float, ...], log: bool):
     html = draw(line_chart(*values, log=log))
     assert not any(word in html for word in ("nan", "inf"))
     assert math.isfinite(len(html))
+
+
+def test_shares_end_at_one_hundred_percent():
+    assert scale_of([0.999], share=True).high == 1.0
+    assert scale_of([0.2, 0.9], share=True).high <= 1.0
+    assert scale_of([0.5, 1.2], share=True).high >= 1.2  # no share at all: nothing is cut off

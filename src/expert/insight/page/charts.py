@@ -123,6 +123,7 @@ def _lines(chart: LineChart) -> Markup:
         from_zero=chart.from_zero,
         log=chart.log,
         binary=chart.unit == "bytes",
+        share=chart.unit == "percent",
     )
     drawn = [_line(line, points, x, y) for line, points in zip(chart.series, thin, strict=True)]
     drawn.extend(_columns(chart, x))

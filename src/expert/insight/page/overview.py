@@ -84,7 +84,7 @@ def _eval_loss(run: RunFacts) -> Measured:
         return "nothing was evaluated" if not run.evals() else "no finite loss was measured"
     perplexity, right = number(best.get("perplexity")), number(best.get("token_accuracy"))
     notes = [f"best, at step {best['step']:,}"]
-    notes += [f"perplexity {perplexity:.3g}"] if perplexity is not None else []
+    notes += [f"perplexity {perplexity:.4g}"] if perplexity is not None else []
     notes += [f"{right:.1%} of tokens right"] if right is not None else []
     return Card(name="Validation loss", value=f"{best['loss']:.4f}", note=", ".join(notes))
 
@@ -135,15 +135,20 @@ def _duration(run: RunFacts) -> Measured:
 
 
 def _steps(run: RunFacts) -> Measured:
+    """Where the run ended; lines of steps come only now and then, and the last may be before it."""
     if not run.steps:
         return "no update was logged"
-    last = run.steps[-1]
-    total, epoch = number(run.started.get("total_steps")), number(last.get("epoch"))
+    ended, whole = number(run.finished.get("step")), run.record.of("epoch")
+    total, epoch = number(run.started.get("total_steps")), number(run.steps[-1].get("epoch"))
     tokens = sum(run.amounts("tokens"))
+    if ended and ended == total and whole:
+        epoch = number(whole[-1].get("epoch"))
+        tokens = sum(number(event.get("tokens")) or 0.0 for event in whole)
     notes = [f"of {total:,.0f}"] if total else []
-    notes += [f"{epoch:.2f} epochs"] if epoch is not None else []
+    notes += [f"{epoch:.4g} epoch{'' if epoch == 1 else 's'}"] if epoch is not None else []
     notes += [f"{count(round(tokens))} tokens"] if tokens else []
-    return Card(name="Updates", value=f"{run.step_numbers[-1]:,.0f}", note=", ".join(notes))
+    value = ended or run.step_numbers[-1]
+    return Card(name="Updates", value=f"{value:,.0f}", note=", ".join(notes))
 
 
 _NUMBERS: dict[str, Callable[[RunFacts], Measured]] = {

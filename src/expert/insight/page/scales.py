@@ -42,10 +42,11 @@ def scale_of(
     binary: bool = False,
     clock: bool = False,
     tight: bool = False,
+    share: bool = False,
     wanted: int = 4,
 ) -> Scale:
     """A scale that holds all values. `tight` ends at the values, else at round numbers: of bytes
-    these are powers of two, of a clock half minutes and quarter hours."""
+    these are powers of two, of a clock half minutes and quarter hours. Shares end at 100 %."""
     if log and min(values) > 0:
         return _log_scale(min(values), max(values))
     low, high = min(values), max(values)
@@ -54,6 +55,8 @@ def scale_of(
     if low == high:
         around = 0.5 if whole else abs(low) / 10 or 1.0
         low, high = (low, high + 2 * around) if from_zero else (low - around, high + around)
+    if share and max(values) <= 1:
+        high = min(high, 1.0)
     step = _step((high - low) / wanted, binary=binary, clock=clock)
     if whole:
         step = 5.0 if step == 2.5 else max(1.0, step)
