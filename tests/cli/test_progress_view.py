@@ -435,6 +435,16 @@ def test_a_run_says_whether_its_tokens_were_there_and_why():
     assert lines_of(miss) == [("test: tokens were made: the tokenizer changed", "dim")]
 
 
+def test_threads_kept_by_a_resumed_run_are_told_where_torch_would_take_others():
+    told = {"event": "threads", "threads": 1, "cores": 2, "because": "as the run began"}
+    assert plain({**told, "kept": True, "own": 1}) == []
+    assert plain({**told, "kept": False, "own": 2}) == []
+    assert plain({**told, "kept": True, "own": 2}) == [
+        "computing with 1 thread: as the run began  "
+        "(OMP_NUM_THREADS=2 takes torch's own number, whose sums round otherwise)"
+    ]
+
+
 def test_threads_are_told_only_where_others_took_cores():
     told = {"event": "threads", "threads": 1, "cores": 2, "because": "other processes use 1.0 of 2"}
     assert plain({**told, "lowered": False}) == []

@@ -359,10 +359,16 @@ def _log_failed(event: Event) -> list[Line]:
 
 def _threads(event: Event) -> list[Line]:
     count, cores = whole(event, "threads"), whole(event, "cores")
-    if event.get("lowered") is not True or count is None:
+    if count is None:
         return []
-    text = f"computing with {count} {'thread' if count == 1 else 'threads'}: {event['because']}"
-    return [(f"{text}  (OMP_NUM_THREADS={cores} takes them all)", "yellow")]
+    text = f"computing with {count} {'thread' if count == 1 else 'threads'}: {event.get('because')}"
+    if event.get("lowered") is True:
+        return [(f"{text}  (OMP_NUM_THREADS={cores} takes them all)", "yellow")]
+    own = whole(event, "own")
+    if event.get("kept") is True and own is not None and own != count:
+        fix = f"OMP_NUM_THREADS={own} takes torch's own number, whose sums round otherwise"
+        return [(f"{text}  ({fix})", "yellow")]
+    return []
 
 
 def _stopped(event: Event) -> list[Line]:
