@@ -16,7 +16,7 @@ from expert.manifest.notices import Notice
 from expert.manifest.problems import unknown_keys
 from expert.manifest.reader import read_manifest
 from expert.manifest.schema import BaseModelSpec, Manifest, Training
-from expert.manifest.slips import edit_distance, slip_of
+from expert.manifest.slips import edit_distance, neighbour_of, slip_of
 
 DOCUMENTS = Path(__file__).parents[2]
 KNOWN = sorted(
@@ -87,6 +87,11 @@ def test_a_word_of_its_own_is_no_slip(word):
 def test_a_key_of_elsewhere_is_meant_only_where_nothing_else_can_be(word):
     assert slip_of(word, TrainingConfig.model_fields, elsewhere=True) is None
     assert slip_of("lerning_rate", TrainingConfig.model_fields, elsewhere=True) == "learning_rate"
+
+
+def test_a_file_s_neighbour_is_found_by_letters_alone():
+    assert neighbour_of("rows_v2.json1", ["rows_v2.jsonl", "other.csv"]) == "rows_v2.jsonl"
+    assert neighbour_of("zzz.csv", ["rows_v2.jsonl", "a"]) is None
 
 
 def _read(section: tuple[str, ...], key: str) -> tuple[list[Problem], list[Notice]]:

@@ -50,6 +50,13 @@ def slip_of(word: str, known: Iterable[str], *, elsewhere: bool = False) -> str 
     return min(found)[1] if found else None
 
 
+def neighbour_of(name: str, known: Iterable[str]) -> str | None:
+    """The known name nearest by its letters alone: for a hint, where the name is refused anyway."""
+    near = [other for other in known if _may_be_near(name, other)]
+    found = [(edit_distance(name, other), other) for other in near]
+    return min(((e, other) for e, other in found if e <= _allowed(other)), default=(0, None))[1]
+
+
 def _plain(word: str) -> str:
     return word.lower().replace("-", "_").replace(" ", "_")
 
@@ -60,12 +67,7 @@ def _is_plain_slip(wrong: str, right: str, edits: int) -> bool:
 
 def _slips(wrong: str, right: str) -> int | None:
     """How many letters went wrong; None where they are more than a slip of a word so long."""
-    size = len(right)
-    allowed = 2 if size >= LONG_ENOUGH_FOR_TWO else 1
-    if size < SHORTEST or abs(size - len(wrong)) > allowed:
-        return None
-    # An edit changes two letters of the set at most: spares the table for nearly every word.
-    if len(set(wrong) ^ set(right)) > 2 * allowed or _digits(wrong) != _digits(right):
+    if not _may_be_near(wrong, right) or _digits(wrong) != _digits(right):
         return None
     parts, known_parts = wrong.split("_"), right.split("_")
     if len(parts) != len(known_parts):  # a line forgotten; any more is a word left out or put in
@@ -79,7 +81,19 @@ def _slips(wrong: str, right: str) -> int | None:
         if edits is None:
             return None
         total += edits
-    return total if total <= allowed else None
+    return total if total <= _allowed(right) else None
+
+
+def _allowed(right: str) -> int:
+    return 2 if len(right) >= LONG_ENOUGH_FOR_TWO else 1
+
+
+def _may_be_near(wrong: str, right: str) -> bool:
+    """Spares the table of edits for nearly every word: one changes two letters of the set."""
+    size, allowed = len(right), _allowed(right)
+    if size < SHORTEST or abs(size - len(wrong)) > allowed:
+        return False
+    return len(set(wrong) ^ set(right)) <= 2 * allowed
 
 
 def _slips_of_one(wrong: str, right: str) -> int | None:
