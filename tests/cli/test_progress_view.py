@@ -140,10 +140,33 @@ def test_updates_faster_than_the_eye_are_not_drawn():
     screen = Screen(terminal=True)
     with screen.view:
         screen.view(STARTED)
-        for step in range(1, 1001):
+        for step in range(1, 900):
             screen.now = 1.0 + step * 1e-5
             screen.view.progress(step)
         assert screen.file.getvalue().count("/900") == 1
+
+
+@pytest.mark.parametrize("last", [899, 900])
+def test_a_bar_that_is_left_shows_the_last_update_however_fast_it_came(last):
+    screen = Screen(terminal=True)
+    with screen.view:
+        screen.view(STARTED)
+        screen.view(STEP | {"step": 898})
+        for step in range(898, last + 1):
+            screen.view.progress(step)
+        screen.view({"event": "finished"})
+    left = re.split("[━╸] ", screen.console.export_text().splitlines()[-2])[-1]
+    assert left.startswith(f"{last}/900  loss 1.2345")
+    assert ("ETA" in left) == (last < 900)
+
+
+def test_the_bar_is_full_as_soon_as_the_last_update_is_launched():
+    screen = Screen(terminal=True)
+    with screen.view:
+        screen.view(STARTED)
+        screen.view(STEP | {"step": 899})
+        screen.view.progress(900)
+        assert "900/900" in screen.file.getvalue()
 
 
 # --- lines ---------------------------------------------------------------------------------------
@@ -410,6 +433,16 @@ def test_a_run_says_whether_its_tokens_were_there_and_why():
     miss = {"event": "data", "split": "test", "hit": False, "because": "the tokenizer changed"}
     assert lines_of(hit) == [("train: tokens were there: made from the same data", "dim")]
     assert lines_of(miss) == [("test: tokens were made: the tokenizer changed", "dim")]
+
+
+def test_threads_kept_by_a_resumed_run_are_told_where_torch_would_take_others():
+    told = {"event": "threads", "threads": 1, "cores": 2, "because": "as the run began"}
+    assert plain({**told, "kept": True, "own": 1}) == []
+    assert plain({**told, "kept": False, "own": 2}) == []
+    assert plain({**told, "kept": True, "own": 2}) == [
+        "computing with 1 thread: as the run began  "
+        "(OMP_NUM_THREADS=2 takes torch's own number, whose sums round otherwise)"
+    ]
 
 
 def test_threads_are_told_only_where_others_took_cores():

@@ -418,6 +418,23 @@ def test_ctrl_c_before_the_first_update_says_so_and_leaves_no_folder(run, expert
     assert list((expert.parent / "runs").iterdir()) == []
 
 
+def test_ctrl_c_after_tensorboard_s_log_was_opened_leaves_no_folder_either(
+    run, expert, monkeypatch
+):
+    pytest.importorskip("tensorboard")
+
+    def interrupted(self):
+        assert self.folder.tensorboard.is_dir()
+        raise SystemExit(130)
+
+    monkeypatch.setattr("expert.jobs.session.Session.__enter__", interrupted)
+    wanted = 'training.config.trackers=["tensorboard"]'
+    ran = run("train", "-m", str(expert), "--device", "cpu", "--set", wanted)
+    assert ran.code == 130, ran.err
+    assert ran.out.endswith("stopped before the first update: nothing was written\n")
+    assert list((expert.parent / "runs").iterdir()) == []
+
+
 def test_a_signal_is_acknowledged_past_the_buffers_of_python(capfd):
     _say_stopping()
     assert capfd.readouterr().err == "stopping after this update; once more to stop now\n"

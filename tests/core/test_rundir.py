@@ -278,10 +278,13 @@ def test_a_folder_nobody_wrote_to_is_removed_and_no_other(tmp_path: Path):
     unused, used = (RunFolder.create(tmp_path, name) for name in ("a", "b"))
     with unused.locked():
         pass
+    (unused.tensorboard / "events").mkdir(parents=True)
     used.write_json("plan.json", {})
+    used.tensorboard.mkdir()
     for folder in (unused, used, RunFolder(tmp_path / "nowhere")):
         folder.remove_if_unused()
     assert [path.name for path in tmp_path.iterdir()] == [used.path.name]
+    assert used.tensorboard.is_dir()
 
 
 def test_a_manifest_is_named_where_it_still_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -60,6 +61,20 @@ def test_a_resumed_run_computes_with_the_threads_it_began_with(tmp_path, free_to
     run(manifest, resume=str(folder / "checkpoints" / "step-000001"))
     told = events_of(folder, "threads")[-1]
     assert (told["threads"], told["because"]) == (1, "as the run began")
+    assert (told["kept"], told["own"]) == (True, 2)
+
+
+def test_a_run_resumed_on_another_machine_chooses_anew(tmp_path, free_to_choose):
+    manifest = write_expert(
+        tmp_path, base_model(tmp_path / "models"), {"max_steps": 2, "save_steps": 1}
+    )
+    folder = run(manifest).folder
+    with (folder / "events.jsonl").open("a", encoding="utf-8") as events:
+        events.write(json.dumps({"event": "threads", "threads": 64, "cores": 640}) + "\n")
+    run(manifest, resume=str(folder / "checkpoints" / "step-000001"))
+    told = events_of(folder, "threads")[-1]
+    assert told["threads"] <= len(cores_seen())
+    assert told["kept"] is False
 
 
 def test_progress_is_told_after_every_update(tmp_path):

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from expert.core.errors import ManifestError
+from expert.core.errors import ManifestError, Problem
 from expert.manifest.config import TrainingConfig
 from expert.manifest.dataset import DatasetSpec, Decoding
 from expert.manifest.document import parse_document
 from expert.manifest.names import CONFIG_ALIASES, DATASET_ALIASES, LOOSE_DATASET_KEYS, SPECIAL_NAMES
+from expert.manifest.notices import Notice
 from expert.manifest.problems import unknown_keys
 from expert.manifest.reader import read_manifest
 from expert.manifest.schema import BaseModelSpec, Manifest, Training
-from expert.manifest.slips import edit_distance, slip_of
+from expert.manifest.slips import edit_distance, neighbour_of, slip_of
 
 DOCUMENTS = Path(__file__).parents[2]
 KNOWN = sorted(
@@ -53,7 +54,12 @@ def test_letters_put_in_taken_out_replaced_and_swapped_are_counted(one, other, e
     ("wrong", "right"),
     [
         *(("lerning_rate", "learning_rate"), ("learningRate", "learning_rate"), ("pth", "path")),
-        *(("epoks", "epochs"), ("epoch", "epochs"), ("rnak", "rank"), ("batchsize", "batch_size")),
+        *(
+            ("epoks", "epochs"),
+            ("epochss", "epochs"),
+            ("rnak", "rank"),
+            ("batchsize", "batch_size"),
+        ),
         *(("max_bad_row", "max_bad_rows"), ("field_maping", "field_mapping"), ("sed", "seed")),
         *(("validation_splitt", "validation_split"), ("decodimg", "decoding")),
     ],
@@ -67,21 +73,94 @@ def test_a_slip_of_the_pen_is_known_for_what_was_meant(wrong, right):
     [
         *("date", "test", "task", "datasets", "service", "ranking", "complete", "models", "owner"),
         *("source", "splits", "trained_on", "metrics", "notes", "gpu", "status", "category"),
+        *("paths", "files", "text_fields", "epoch", "tokenizer"),  # other forms
+        *("generator", "validator"),  # other endings
+        *("test_size", "train_size", "local_rank", "min_vram", "lora"),  # other words between lines
+        *("path2", "validation_2", "load_in_2bit", "tracking"),
     ],
 )
 def test_a_word_of_its_own_is_no_slip(word):
     assert slip_of(word, [name for name in KNOWN if name != "type"]) is None
 
 
-def _told(section: tuple[str, ...], key: str) -> list[str]:
-    """Fixes of the problems with a key that was written into a section."""
+@pytest.mark.parametrize("word", ["speed", "sed", "lr_schedule", "warmup_step", "epoks"])
+def test_a_key_of_elsewhere_is_meant_only_where_nothing_else_can_be(word):
+    assert slip_of(word, TrainingConfig.model_fields, elsewhere=True) is None
+    assert slip_of("lerning_rate", TrainingConfig.model_fields, elsewhere=True) == "learning_rate"
+
+
+def test_a_file_s_neighbour_is_found_by_letters_alone():
+    assert neighbour_of("rows_v2.json1", ["rows_v2.jsonl", "other.csv"]) == "rows_v2.jsonl"
+    assert neighbour_of("zzz.csv", ["rows_v2.jsonl", "a"]) is None
+
+
+def _read(section: tuple[str, ...], key: str) -> tuple[list[Problem], list[Notice]]:
+    """What is said of a key that was written into a section."""
     data: dict[str, Any] = {"base_models": [{"name": "X"}], "training": {"dataset": {"path": "a"}}}
     place = data
     for name in section:
         place = place.setdefault(name, {})
     place.setdefault(key, None)
     root = parse_document(json.dumps(data), "json", source="m.json").root
-    return [problem.fix for problem in unknown_keys(root, strict=False)[0]]
+    return unknown_keys(root, strict=False)
+
+
+def _told(section: tuple[str, ...], key: str) -> list[str]:
+    """Fixes of the problems with a key that was written into a section."""
+    return [problem.fix for problem in _read(section, key)[0]]
+
+
+TOP: tuple[str, ...] = ()
+TRAINING, DATASET, CONFIG = ("training",), ("training", "dataset"), ("training", "config")
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "meant"),
+    [
+        (TOP, "lerning_rate", "training.config.learning_rate"),
+        (TOP, "trainning", "training"),
+        (TRAINING, "lerning_rate", "training.config.learning_rate"),
+        (TRAINING, "decodin", "decoding"),
+        (DATASET, "max_bad_row", "max_bad_rows"),
+        (DATASET, "field_maping", "field_mapping"),
+        (DATASET, "validation_splitt", "validation_split"),
+        (DATASET, "pth", "path"),
+        (CONFIG, "epoks", "epochs"),
+        (CONFIG, "epoch", "epochs"),
+    ],
+)
+def test_a_misspelt_key_is_refused_with_what_was_meant(section, key, meant):
+    assert _told(section, key) == [f"did you mean {meant!r}?"]
+
+
+@pytest.mark.parametrize("section", [TOP, TRAINING, DATASET])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("tokenizer", "min_vram", "lora", "packaging", "tracking", "compiler", "tracker"),
+        *("paths", "files", "local_rank", "test_size", "train_size"),
+        *("speed", "generator", "validator", "lr_schedule", "train_paths", "validation_2"),
+    ],
+)
+def test_a_key_with_a_meaning_of_its_own_is_never_refused(section, key):
+    assert _told(section, key) == []
+
+
+@pytest.mark.parametrize(
+    ("section", "key"),
+    [
+        (TOP, "epoch"),
+        (TOP, "sed"),
+        (TOP, "warmup_step"),
+        (TOP, "val_splitt"),
+        (TRAINING, "rnak"),
+        (DATASET, "paths"),
+    ],
+)
+def test_a_doubtful_key_is_kept_and_asked_about(section, key):
+    problems, [notice] = _read(section, key)
+    assert (problems, notice.kind) == ([], "warning")
+    assert "did you mean" in notice.text
 
 
 @pytest.mark.parametrize(

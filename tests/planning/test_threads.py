@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.planning.threads import Threads, choose_threads
+from expert.planning.threads import Threads, choose_threads, threads_as_before
 
 
 def chosen(
@@ -43,6 +43,26 @@ def test_a_quota_of_a_container_counts_where_its_machine_is_large():
 
 def test_torch_s_own_number_is_never_raised():
     assert chosen(0.0, own=4, cores=8).count == 4
+
+
+def before(threads: object, began_on: int | None, *, granted: int, cores: int) -> Threads | None:
+    told = {"threads": threads, "cores": began_on}
+    return threads_as_before(told, granted=granted, cores=cores)
+
+
+def test_a_run_resumed_on_as_many_cores_keeps_its_threads():
+    assert before(1, 2, granted=2, cores=2) == Threads(1, "as the run began", kept=True)
+
+
+@pytest.mark.parametrize(("threads", "began_on"), [(64, 64), (1, 1), (2, None), (None, 2), (0, 2)])
+def test_a_run_resumed_on_other_cores_chooses_anew(threads, began_on):
+    assert before(threads, began_on, granted=2, cores=2) is None
+
+
+def test_a_resumed_run_takes_no_more_threads_than_are_granted_now():
+    assert before(64, 64, granted=4, cores=64) == Threads(
+        4, "the run began with 64, this process may use 4 of 64 cores", kept=True
+    )
 
 
 def test_names_of_the_environment_are_documented():

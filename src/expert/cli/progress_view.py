@@ -62,6 +62,7 @@ class ProgressView:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._drawn = -SECONDS_BETWEEN_FRAMES
+        self._undrawn: int | None = None
         self._parts: dict[str, str] = {}
         self._said: float | None = None
         self._gone = False
@@ -92,7 +93,11 @@ class ProgressView:
         Called after every update by the thread that trains, so it mostly only looks at the clock.
         """
         now = self._clock()
-        if self._gone or (self._console.is_terminal and now - self._drawn < SECONDS_BETWEEN_FRAMES):
+        if self._gone:
+            return
+        too_soon = now - self._drawn < SECONDS_BETWEEN_FRAMES
+        if self._console.is_terminal and too_soon and step != self._started.get("total_steps"):
+            self._undrawn = step
             return
         try:
             self._moved(step, now)
@@ -113,7 +118,10 @@ class ProgressView:
         self._said = now
 
     def close(self) -> None:
-        """Leaves the bar as it stands."""
+        """Leaves the bar where the run stands."""
+        with suppress(OSError):  # as above
+            if self._bar is not None and self._undrawn is not None:
+                self._moved(self._undrawn, self._clock())
         bar, self._bar = self._bar, None
         if bar is not None:
             with suppress(OSError):  # as above
@@ -155,6 +163,9 @@ class ProgressView:
 
     def _draw(self, step: int, total: int | None, parts: Mapping[str, str]) -> None:
         """Move the bar, and show it where the last frame is long enough ago."""
+        self._undrawn = None
+        if step == total:  # what the last step line expected is over
+            parts = {name: text for name, text in parts.items() if name != "eta"}
         bar_cells = BAR_CELLS if self._console.width < WIDE else BAR_CELLS_WIDE
         facts = fitting(parts, self._console.width - bar_cells - 1)
         if self._bar is None:
@@ -348,10 +359,16 @@ def _log_failed(event: Event) -> list[Line]:
 
 def _threads(event: Event) -> list[Line]:
     count, cores = whole(event, "threads"), whole(event, "cores")
-    if event.get("lowered") is not True or count is None:
+    if count is None:
         return []
-    text = f"computing with {count} {'thread' if count == 1 else 'threads'}: {event['because']}"
-    return [(f"{text}  (OMP_NUM_THREADS={cores} takes them all)", "yellow")]
+    text = f"computing with {count} {'thread' if count == 1 else 'threads'}: {event.get('because')}"
+    if event.get("lowered") is True:
+        return [(f"{text}  (OMP_NUM_THREADS={cores} takes them all)", "yellow")]
+    own = whole(event, "own")
+    if event.get("kept") is True and own is not None and own != count:
+        fix = f"OMP_NUM_THREADS={own} takes torch's own number, whose sums round otherwise"
+        return [(f"{text}  ({fix})", "yellow")]
+    return []
 
 
 def _stopped(event: Event) -> list[Line]:

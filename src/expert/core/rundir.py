@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import socket
 import sys
 import time
@@ -136,9 +137,14 @@ class RunFolder:
         return self.path / ".lock"
 
     def remove_if_unused(self) -> None:
-        """Take the folder away where it holds nothing but a lock; anything else is left alone."""
+        """Take the folder away where no run began in it; anything else is left alone.
+
+        Its lock and an empty log for TensorBoard are made before the plan is written down.
+        """
+        made_before = {self.lock_file.name, self.tensorboard.name}
         with suppress(OSError):
-            if {path.name for path in self.path.iterdir()} <= {self.lock_file.name}:
+            if {path.name for path in self.path.iterdir()} <= made_before:
+                shutil.rmtree(self.tensorboard, ignore_errors=True)
                 self.lock_file.unlink(missing_ok=True)
                 self.path.rmdir()
 

@@ -22,7 +22,7 @@ from expert.data.rows import file_format, read_rows
 from expert.data.streams import not_here, unusable
 from expert.manifest.dataset import DatasetSpec
 from expert.manifest.names import CORPORA
-from expert.manifest.slips import slip_of
+from expert.manifest.slips import neighbour_of
 from expert.planning.survey import local_path, looks_local
 
 
@@ -254,5 +254,5 @@ def _similar(path: Path) -> str:
         beside = [entry.name for entry in path.parent.iterdir()]
     except OSError:
         return "paths are relative to the folder of the manifest"
-    close = slip_of(path.name, beside)
+    close = neighbour_of(path.name, beside)
     return f"did you mean {close!r}?" if close else "check training.dataset.path"

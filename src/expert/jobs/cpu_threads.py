@@ -1,4 +1,4 @@
-"""The threads of a run on a CPU: chosen when it begins, kept when it is taken up again."""
+"""The threads of a run on a CPU: chosen when it begins, kept when the same machine resumes it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def settle_threads(session: Session) -> None:
     from expert.planning.threads import Threads
 
     before = torch.get_num_threads()
-    chosen = _as_before(session) or look_for_threads(before)
+    chosen = _as_before(session, before) or look_for_threads(before)
     if session.plan.kernels.deterministic:
         chosen = Threads(before, "deterministic: the same parts are added every time")
     if chosen.count != before:
@@ -35,12 +35,13 @@ def settle_threads(session: Session) -> None:
         cores=_cores(),
         because=chosen.because,
         lowered=chosen.lowered,
+        kept=chosen.kept,
+        own=before,
     )
 
 
 def look_for_threads(own: int) -> Threads:
     """The number for this moment; where the user has said one, nothing is looked at."""
-    from expert.planning.host import cores_available
     from expert.planning.threads import NAMES, choose_threads
     from expert.telemetry.cpu import busy_seconds
 
@@ -49,9 +50,8 @@ def look_for_threads(own: int) -> Threads:
         began, worked = time.monotonic(), busy_seconds()
         time.sleep(LOOK_SECONDS)
         busy = (busy_seconds() - worked) / (time.monotonic() - began)
-    granted = cores_available(Path("/")).value or own
     return choose_threads(
-        own=own, granted=granted, cores=_cores(), busy=max(0.0, busy), environ=os.environ
+        own=own, granted=_granted(own), cores=_cores(), busy=max(0.0, busy), environ=os.environ
     )
 
 
@@ -61,13 +61,20 @@ def _cores() -> int:
     return len(cores_seen())
 
 
-def _as_before(session: Session) -> Threads | None:
-    """The threads the run began with: sums of other parts round to other bits."""
+def _granted(own: int) -> int:
+    from expert.planning.host import cores_available
+
+    return cores_available(Path("/")).value or own
+
+
+def _as_before(session: Session, own: int) -> Threads | None:
+    """The threads of the run that is resumed, where it ran on as many cores."""
     from expert.core.events import read_events
-    from expert.planning.threads import NAMES, Threads
+    from expert.planning.threads import NAMES, threads_as_before
 
     if not session.state.done or any(os.environ.get(name) for name in NAMES):
         return None
     told = [e for e in read_events(session.folder.events) if e.get("event") == "threads"]
-    count = told[-1].get("threads") if told else None
-    return Threads(count, "as the run began") if isinstance(count, int) and count > 0 else None
+    if not told:
+        return None
+    return threads_as_before(told[-1], granted=_granted(own), cores=_cores())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from expert.core.events import read_events
 from expert.core.rundir import RunFolder, RunFolderError, latest_run, named_manifest
-from expert.jobs.watching import find_run
+from expert.jobs.watching import find_run, newest_run
 
 
 def find_trained(place: Path | None) -> RunFolder:
@@ -26,7 +26,11 @@ def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
         return find_run(place), None
     read = read_manifest(file)
     parent = read.folder / (read.manifest.training.config.output_dir or "runs")
-    run = latest_run(parent, read.manifest.name)
+    run = latest_run(parent, read.manifest.name) or latest_run(read.folder, read.manifest.name)
+    if run is None and place.is_dir():  # `--output .` puts runs beside the manifest
+        other = newest_run(place)
+        if other is not None:  # of another expert: this manifest does not describe it
+            return other, None
     if run is None:
         raise RunFolderError(
             f"{file}: there is no run of {read.manifest.name} under {parent}  (train it with "

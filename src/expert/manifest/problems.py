@@ -191,7 +191,11 @@ def _unknown(
 
 
 def _misspelt(key: str, node: Mapping[str, Any]) -> str | None:
-    """The key that was meant, where this one is a slip of the pen of a key of its place."""
+    """The key that was meant, where this one is a slip of the pen of a key of its place.
+
+    A setting may stand loose in some sections. There a name is a slip of one only where nothing
+    else can be meant: metadata is welcome in the same place.
+    """
     if key in _every_name():
         return None
     title = str(node.get("title"))
@@ -199,7 +203,7 @@ def _misspelt(key: str, node: Mapping[str, Any]) -> str | None:
     near = slip_of(key, [*here, *_NAMES_TOO.get(title, ())])
     if near or title not in _TAKES_LOOSE_KEYS:
         return near
-    near = slip_of(key, _LOOSE_NAMES)
+    near = slip_of(key, _LOOSE_KEYS, elsewhere=True)
     return near and (home_of(near) or near)
 
 
@@ -225,7 +229,9 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
         near = closest(key.replace("-", "_"), settings)
     if near and node.get("title") in {"Manifest", "Training", "DatasetSpec"}:
         return f"did you mean '{CONFIG}.{CONFIG_ALIASES.get(near, near)}'?"
-    return ""
+    # Near enough to ask, not to refuse: too short, or near a name of another trainer.
+    doubtful = slip_of(key, _LOOSE_NAMES) if node.get("title") in _TAKES_LOOSE_KEYS else None
+    return f"did you mean {(home_of(doubtful) or doubtful)!r}?" if doubtful else ""
 
 
 # Keys of the manifest that say nothing to the trainer: their neighbours are metadata, not slips.
@@ -242,6 +248,14 @@ _LOOSE_NAMES = (
     *CONFIG_ALIASES,
     *SPECIAL_NAMES,
     *LOOSE_DATASET_KEYS,
+    *BASE_MODEL_KEYS,
+    *("dataset", "base_model", "adapters"),
+)
+# Of those, the keys themselves. Names of other trainers have neighbours that mean something else:
+# `lora` is not `lora_r`, `local_rank` not `lora_rank`.
+_LOOSE_KEYS = (
+    *CONFIG_KEYS,
+    *(name for name, key in LOOSE_DATASET_KEYS.items() if name == key),
     *BASE_MODEL_KEYS,
     *("dataset", "base_model", "adapters"),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """What a user sets to say it; their word is kept."""
@@ -20,6 +21,8 @@ class Threads:
     because: str
     lowered: bool = False
     """Fewer than there are cores, because others use them."""
+    kept: bool = False
+    """Those of the run that is resumed, whatever this moment would have given."""
 
 
 def choose_threads(
@@ -42,3 +45,18 @@ def choose_threads(
     if most < own:
         return Threads(most, f"this process may use {granted} of {cores} cores")
     return Threads(own, "torch's own number")
+
+
+def threads_as_before(told: Mapping[str, Any], *, granted: int, cores: int) -> Threads | None:
+    """The threads that a resumed run had, by what it told; None where its machine was another.
+
+    Sums of other parts round to other bits, so on the same machine the number stays. On another it
+    would be a number for other cores.
+    """
+    count = told.get("threads")
+    if told.get("cores") != cores or not isinstance(count, int) or count < 1:
+        return None
+    if count > granted:
+        because = f"the run began with {count}, this process may use {granted} of {cores} cores"
+        return Threads(granted, because, kept=True)
+    return Threads(count, "as the run began", kept=True)
