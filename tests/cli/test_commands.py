@@ -362,6 +362,27 @@ def test_pretokenize_goes_on_past_what_cannot_be_prepared_and_lists_everything(
     assert f"  - {broken}: a row cannot be used" in ran.err
 
 
+def test_pretokenize_offers_to_make_rows_only_where_rows_are_missing(run, tmp_path, monkeypatch):
+    from expert.data.records import DataNotHere
+    from expert.jobs import preparing
+    from tests.jobs.test_preparing import an_expert
+
+    def no_model(plan: object) -> None:
+        raise DataNotHere("owner/model could not be fetched from the hub: no network  (put it …)")
+
+    monkeypatch.setattr(preparing, "_tokenizer_folder", no_model)
+    modelless = an_expert(tmp_path / "a-modelless")
+    misspelt = an_expert(tmp_path / "b-misspelt", dataset={"path": "trian.jsonl"})
+    for file in (modelless, misspelt):
+        (file.parent / "make_data.py").touch()
+    ran = run("pretokenize", "--all", str(tmp_path))
+    assert ran.code == 2
+    assert "0 prepared, 1 skipped, 1 failed" in ran.out
+    assert f"{modelless}: skipped: owner/model could not be fetched" in ran.out
+    assert "did you mean 'train.jsonl'?" in ran.err
+    assert "make_data.py" not in ran.out + ran.err
+
+
 def test_pretokenize_wants_one_manifest_or_a_folder(run):
     ran = run("pretokenize")
     assert ran.code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 from tests.jobs.test_datasets import write
@@ -80,6 +81,16 @@ def test_a_file_that_is_not_there_is_told_in_words(run, tmp_path):
     ran = run("dataset", "check", "-m", str(file))
     assert ran.code == 2
     assert f"train.jsonl: there is no {tmp_path / 'train.jsonl'}" in ran.err
+
+
+def test_a_packed_table_that_is_cut_off_is_told_in_words(run, tmp_path):
+    file = an_expert(tmp_path, dataset={"path": "t.csv.gz"})
+    text = "question,answer\n" + "".join(f"what is {n},it is {n}\n" for n in range(500))
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(text.encode())[:-200])
+    ran = run("dataset", "check", "-m", file)
+    assert ran.code == 2
+    assert f"{tmp_path / 't.csv.gz'}: it cannot be unpacked" in ran.err
+    assert "Aborted" not in ran.err
 
 
 def test_data_sets_are_listed_with_who_uses_them(run, tmp_path):

@@ -55,6 +55,24 @@ def test_a_name_that_ends_in_html_is_that_of_the_page(run, tmp_path):
     assert told["html"] == str(tmp_path / "old.html" / "report.html")
 
 
+def test_a_text_of_the_user_beside_the_page_is_not_overwritten(run, tmp_path):
+    folder = write_run(tmp_path / "run", usual(3))
+    (tmp_path / "README.md").write_text("# My own\n", encoding="utf-8")
+    ran = run("report", str(folder), "--to", str(tmp_path / "README.html"))
+    assert ran.code == 2
+    assert f"{tmp_path / 'README.html'}: the same page in Markdown would overwrite" in ran.err
+    assert f"overwrite {tmp_path / 'README.md'}, which is no report" in ran.err
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == "# My own\n"
+    assert not (tmp_path / "README.html").exists()
+
+
+def test_a_report_makes_room_for_a_newer_one(run, tmp_path):
+    folder = write_run(tmp_path / "run", usual(3))
+    for _ in range(2):
+        assert run("report", str(folder), "--to", str(tmp_path / "mine.html")).code == 0
+        assert run("report", str(folder)).code == 0
+
+
 def test_runs_to_compare_may_be_repeated_or_follow(run, tmp_path):
     runs = [str(write_run(tmp_path / f"run{n}", usual(4 + n))) for n in range(3)]
     repeated = run("report", runs[0], "--compare", runs[1], "--compare", runs[2], "--json")

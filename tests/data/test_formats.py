@@ -82,7 +82,7 @@ TASKS = Columns("multi_task", input="input", response="output")
         ("query answer", "query", "answer", ""),
         ("request response", "request", "response", ""),
         ("user assistant", "user", "assistant", ""),
-        ("human assistant text", "human", "assistant", ""),
+        ("human assistant", "human", "assistant", ""),
         ("user input output", "input", "output", ""),
         ("Question Answer", "Question", "Answer", ""),
         ("PROMPT Completion", "PROMPT", "Completion", ""),
@@ -115,6 +115,26 @@ def test_columns_are_chosen_by_name_in_a_fixed_order(names, instruction, respons
     ],
 )
 def test_other_kinds_of_rows_are_known_by_their_columns(names, columns):
+    assert understand_columns(names.split(), {}) == columns
+
+
+@pytest.mark.parametrize(
+    ("names", "columns"),
+    [
+        ("text query", Columns("text", text="text")),
+        ("query text", Columns("text", text="text")),
+        ("text request", Columns("text", text="text")),
+        ("text reply", Columns("text", text="text")),
+        ("user assistant text", Columns("text", text="text")),
+        ("human assistant text", Columns("text", text="text")),
+        ("Question Answer text", Columns("text", text="text")),
+        ("prompt text sql", Columns("instruction", instruction="prompt", response="text")),
+        ("text sql_prompt sql", Columns("instruction", instruction="text", response="sql")),
+        ("text query answer", Columns("instruction", instruction="text", response="answer")),
+        ("query input output", Columns("instruction", instruction="input", response="output")),
+    ],
+)
+def test_further_names_change_nothing_where_the_usual_ones_are_enough(names, columns):
     assert understand_columns(names.split(), {}) == columns
 
 
@@ -179,9 +199,9 @@ def test_mapped_columns_of_preference_rows_are_taken_as_asked():
         (
             "a b",
             {},
-            "no column holds the request (looked for instruction, prompt, question, query, "
-            "request, sql_prompt, user, human, text) and no column holds the answer (looked for "
-            "response, output, answer, reply, completion, cypher, sql, assistant, text); columns "
+            "no column holds the request (looked for instruction, prompt, question, text, "
+            "sql_prompt, query, request, user, human) and no column holds the answer (looked for "
+            "response, output, answer, completion, text, cypher, sql, reply, assistant); columns "
             "found: a, b  (name them in "
             "training.dataset.field_mapping: instruction and response, or text where the rows "
             "are already formatted)",
@@ -189,8 +209,8 @@ def test_mapped_columns_of_preference_rows_are_taken_as_asked():
         (
             "question b",
             {},
-            "no column holds the answer (looked for response, output, answer, reply, completion, "
-            "cypher, sql, assistant, text); columns found: question, b  (name them in "
+            "no column holds the answer (looked for response, output, answer, completion, text, "
+            "cypher, sql, reply, assistant); columns found: question, b  (name them in "
             "training.dataset.field_mapping: instruction and response, or text where the rows "
             "are already formatted)",
         ),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,11 @@ from expert.core.publish import publishing
 from expert.jobs.exporting import export
 from expert.jobs.feeding import is_padded
 from expert.jobs.planning import plan
+from expert.jobs.sampling import sample
+from expert.jobs.trained import AnotherBase
+from expert.jobs.validating import validate
 from expert.planning.run_plan import RunPlan
+from expert.training.checkpoint import CheckpointError
 from tests.jobs.runs import base_model, events_of, run, write_expert
 
 
@@ -71,3 +77,77 @@ def test_a_run_of_tiny_from_another_machine_is_exported_with_the_base_of_this_on
     export(folder, tmp_path / "out", device="cpu")
     told = json.loads((tmp_path / "out" / "adapter_config.json").read_text(encoding="utf-8"))
     assert told == {**settings, "base_model_name_or_path": here}
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch) -> Path:
+    """A package that comes with a `tiny` of its own, which a test may replace."""
+    folder = base_model(tmp_path / "package").rename(tmp_path / "package" / "tiny")
+    monkeypatch.setattr("expert.planning.resolve.BUILT_IN", folder.parent)
+    monkeypatch.setattr("expert.model.base_folder.built_in_folder", lambda name: folder)
+    return folder
+
+
+def replace_weights(folder: Path) -> None:
+    """The same model with other numbers, as another version of the package may bring it."""
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    weights = {name: -tensor for name, tensor in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def forget_the_weights(folder: Path) -> None:
+    """A run as versions left it that did not record which weights a name stood for."""
+    plan_file = folder / "plan.json"
+    settled = json.loads(plan_file.read_text(encoding="utf-8"))
+    settled["model"]["revision"] = None
+    plan_file.write_text(json.dumps(settled), encoding="utf-8")
+
+
+def test_the_plan_tells_which_tiny_it_is(tiny, tmp_path):
+    manifest = write_expert(tmp_path / "expert", "tiny", {"max_steps": 2})
+    before = plan(manifest).model.revision
+    assert before == hashlib.sha256((tiny / "model.safetensors").read_bytes()).hexdigest()[:16]
+    replace_weights(tiny)
+    assert plan(manifest).model.revision not in (None, before)
+
+
+def test_what_was_learnt_upon_another_tiny_is_not_used(tiny, tmp_path):
+    folder = run(write_expert(tmp_path / "expert", "tiny", {"max_steps": 2})).folder
+    assert sample(folder, ["say red 1"], device="cpu", seed=0).notes == ()
+    replace_weights(tiny)
+    uses: list[Callable[[], Any]] = [
+        lambda: sample(folder, ["say red 1"], device="cpu"),
+        lambda: validate(folder, device="cpu"),
+        lambda: export(folder, tmp_path / "out", device="cpu"),
+    ]
+    for use in uses:
+        with pytest.raises(AnotherBase, match=r"was trained on another `tiny` \(.*train it again"):
+            use()
+    forget_the_weights(folder)
+    assert "does not tell which `tiny`" in sample(folder, ["a"], device="cpu", seed=0).notes[-1]
+    done = export(folder, tmp_path / "out", device="cpu")
+    assert "does not tell which `tiny`" in done.warnings()[0]
+
+
+def test_a_run_does_not_go_on_upon_another_tiny(tiny, tmp_path):
+    settings = {"max_steps": 2, "save_steps": 1}
+    folder = run(write_expert(tmp_path / "expert", "tiny", settings)).folder
+    replace_weights(tiny)
+    longer = write_expert(tmp_path / "expert", "tiny", settings | {"max_steps": 3})
+    with pytest.raises(CheckpointError, match=r"model\.revision: was "):
+        run(longer, resume=str(folder))
+
+
+def test_a_run_that_recorded_no_weights_goes_on_and_is_told_so(tiny, tmp_path, monkeypatch):
+    settings = {"max_steps": 2, "save_steps": 1}
+    with monkeypatch.context() as earlier:
+        earlier.setattr("expert.planning.resolve.weights_digits", lambda folder: None)
+        folder = run(write_expert(tmp_path / "expert", "tiny", settings)).folder
+    longer = write_expert(tmp_path / "expert", "tiny", settings)
+    run(longer, resume=str(folder / "checkpoints" / "step-000001"))
+    (told,) = events_of(folder, "resumed")
+    assert [line.partition(", is ")[0] for line in told["changed"]] == [
+        "model.revision: was not set"
+    ]

@@ -265,6 +265,16 @@ def test_a_base_that_cannot_be_read_is_not_called_a_place_that_cannot_be_written
         exported(finished("lora"), tmp_path / "out")
 
 
+def test_the_folder_that_one_is_in_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    monkeypatch.setattr("expert.jobs.trained.load_trained", None)
+    for place in (Path(), Path.cwd()):
+        with pytest.raises(CannotExport, match="is the folder you are in, which cannot be repl"):
+            exported(finished("lora"), place)
+    assert (tmp_path / "empty").is_dir()
+
+
 def test_an_empty_folder_stays_where_an_export_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(NothingTrained):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -297,12 +298,32 @@ def test_rows_are_not_held_out_of_data_that_changed_since_the_run(tmp_path):
     folder = own_run(tmp_path)
     assert validate(folder, device="cpu", min_accuracy=0.0).reached.rows.examples == 5
     append_a_row(tmp_path)
-    (tmp_path / "datasets_optimized").rename(tmp_path / "elsewhere")
     words = r"held out of train.jsonl.*: the data changed since the run  \(.*--test-set FILE"
     with pytest.raises(NoTestSet, match=words):
         validate(folder, device="cpu")
+    (tmp_path / "datasets_optimized").rename(tmp_path / "elsewhere")
+    with pytest.raises(NoTestSet, match="the data, or how its rows are read, changed since"):
+        validate(folder, device="cpu")
     # The refusal comes before anything is prepared from the other rows.
     assert not list(tmp_path.glob("datasets_optimized/tokens-*"))
+
+
+def test_rows_that_are_read_otherwise_than_in_the_run_are_told_from_changed_data(
+    tmp_path, monkeypatch
+):
+    from expert.jobs.preparing import Builder
+
+    folder = own_run(tmp_path)
+
+    recipe_of = Builder.recipe_of
+
+    def with_other_columns(builder: Builder, source: Any, name: str) -> Any:
+        recipe, place = recipe_of(builder, source, name)
+        return replace(recipe, columns="others"), place
+
+    monkeypatch.setattr(Builder, "recipe_of", with_other_columns)
+    with pytest.raises(NoTestSet, match="those it learnt: the columns changed since the run"):
+        validate(folder, device="cpu")
 
 
 def test_test_rows_of_their_own_may_be_used_whatever_became_of_the_training_rows(tmp_path):
@@ -349,3 +370,19 @@ def test_what_was_learnt_is_known_by_the_events_or_by_the_checkpoints(tmp_path, 
     else:
         done = validate(folder, device="cpu", min_accuracy=0.0)
         assert done.test_set == "rows held out of train.jsonl"
+
+
+def test_a_run_of_an_earlier_version_is_known_by_the_folder_of_its_tokens(tmp_path):
+    folder = own_run(tmp_path)
+    shutil.rmtree(folder / "checkpoints")
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    for event in events:
+        if event["event"] == "data":  # such versions said less
+            del event["key"], event["index"]
+    lines = "".join(json.dumps(event) + "\n" for event in events)
+    (folder / "events.jsonl").write_text(lines, encoding="utf-8")
+    done = validate(folder, device="cpu", min_accuracy=0.0)
+    assert done.test_set == "rows held out of train.jsonl"
+    append_a_row(tmp_path)
+    with pytest.raises(NoTestSet, match="the data changed since the run"):
+        validate(folder, device="cpu")

@@ -13,16 +13,12 @@ from expert.manifest.dataset import FieldMapping
 
 Kind = Literal["instruction", "messages", "text", "multi_task"]
 
-# In the order in which they are tried where the manifest names no column, in any capitalisation.
-# "text" says least, so it comes last on either side.
-INSTRUCTION_COLUMNS = (
-    *("instruction", "prompt", "question", "query", "request"),
-    *("sql_prompt", "user", "human", "text"),
-)
-RESPONSE_COLUMNS = (
-    *("response", "output", "answer", "reply", "completion"),
-    *("cypher", "sql", "assistant", "text"),
-)
+# In the order in which they are tried where the manifest names no column.
+USUAL_REQUESTS = ("instruction", "prompt", "question", "text", "sql_prompt")
+USUAL_ANSWERS = ("response", "output", "answer", "completion", "text", "cypher", "sql")
+# Names that may as well stand for something else, after those that do not.
+INSTRUCTION_COLUMNS = (*USUAL_REQUESTS, "query", "request", "user", "human")
+RESPONSE_COLUMNS = (*USUAL_ANSWERS, "reply", "assistant")
 SPEAKERS = frozenset({"user", "human"})
 """Such a column holds what was said only beside "assistant"; else it may say who it was."""
 INPUT_COLUMNS = ("input", "context", "schema")
@@ -67,20 +63,36 @@ def understand_columns(
     asked = _asked_columns(names, mapping, text_field)
     if "text" in asked:
         return Columns("text", text=asked["text"])
-    known = _by_plain_name(names)
+    written, plain = {name: name for name in names}, _by_plain_name(names)
+    # The strictest reading that finds something counts: what is understood by usual names, as they
+    # are usually written, must not be understood otherwise because more is tried after it.
+    for known, requests, answers in (
+        (written, USUAL_REQUESTS, USUAL_ANSWERS),
+        (plain, USUAL_REQUESTS, USUAL_ANSWERS),
+        (plain, INSTRUCTION_COLUMNS, RESPONSE_COLUMNS),
+    ):
+        if not asked.keys() & {"instruction", "response"}:
+            found = _other_kinds(known, first_row)
+            if found:
+                return found
+        found = _instruction_columns(known, asked, requests, answers)
+        if found:
+            return found
+    raise _not_understood(names, plain, asked)
+
+
+def _other_kinds(known: Mapping[str, str], first_row: Mapping[str, Any]) -> Columns | None:
+    """Messages, or rows of several tasks; preference rows are refused."""
     system = known.get("system", "")
-    if not asked.keys() & {"instruction", "response"}:
-        if {"chosen", "rejected"} <= known.keys():
-            raise DataError(f"{PREFERENCE}  ({_found(names)})")
-        for name in MESSAGE_COLUMNS:
-            column = known.get(name)
-            if column and isinstance(first_row.get(column), list | tuple | None):
-                return Columns("messages", messages=column, system=system)
-        if _is_multi_task(known, first_row):
-            return Columns(
-                "multi_task", input=known["input"], response=known["output"], system=system
-            )
-    return _instruction_columns(known, asked, system)
+    if {"chosen", "rejected"} <= known.keys():
+        raise DataError(f"{PREFERENCE}  ({_found(known.values())})")
+    for name in MESSAGE_COLUMNS:
+        column = known.get(name)
+        if column and isinstance(first_row.get(column), list | tuple | None):
+            return Columns("messages", messages=column, system=system)
+    if _is_multi_task(known, first_row):
+        return Columns("multi_task", input=known["input"], response=known["output"], system=system)
+    return None
 
 
 def _by_plain_name(names: Iterable[str]) -> dict[str, str]:
@@ -131,35 +143,65 @@ def _is_multi_task(known: Mapping[str, str], first_row: Mapping[str, Any]) -> bo
 
 
 def _instruction_columns(
-    known: Mapping[str, str], asked: Mapping[str, str], system: str
-) -> Columns:
-    def choose(part: str, candidates: Sequence[str], taken: Collection[str]) -> str:
-        there = (known[name] for name in candidates if name in known and name not in doubtful)
-        return asked.get(part) or next((name for name in there if name not in taken), "")
-
-    names, doubtful = known.values(), frozenset() if "assistant" in known else SPEAKERS
-
-    given = set(asked.values())
-    instruction = choose("instruction", INSTRUCTION_COLUMNS, given)
-    response = choose("response", RESPONSE_COLUMNS, given | {instruction})
-    if not instruction and response:
-        instruction = choose("instruction", ("input",), given)
+    known: Mapping[str, str],
+    asked: Mapping[str, str],
+    requests: Sequence[str],
+    answers: Sequence[str],
+) -> Columns | None:
+    """Request and answer, or plain text; None where one of the two is missing and no text is."""
+    instruction, response = _exchange_columns(known, asked, requests, answers)
     if instruction and response:
-        material = choose("input", INPUT_COLUMNS, {instruction, response})
+        taken = {instruction, response}
         return Columns(
-            "instruction", instruction=instruction, input=material, response=response, system=system
+            "instruction",
+            instruction=instruction,
+            input=_choose("input", INPUT_COLUMNS, known, asked, taken),
+            response=response,
+            system=known.get("system", ""),
         )
     if "text" in known and not asked:
         return Columns("text", text=known["text"])
+    return None
+
+
+def _exchange_columns(
+    known: Mapping[str, str],
+    asked: Mapping[str, str],
+    requests: Sequence[str],
+    answers: Sequence[str],
+) -> tuple[str, str]:
+    """The columns with the request and with the answer, "" for one that is not there."""
+    given = set(asked.values())
+    doubtful = {known[name] for name in SPEAKERS & known.keys() if "assistant" not in known}
+    instruction = _choose("instruction", requests, known, asked, given | doubtful)
+    response = _choose("response", answers, known, asked, given | {instruction})
+    if not instruction and response:
+        instruction = _choose("instruction", ("input",), known, asked, given)
+    return instruction, response
+
+
+def _choose(
+    part: str,
+    candidates: Sequence[str],
+    known: Mapping[str, str],
+    asked: Mapping[str, str],
+    taken: Collection[str],
+) -> str:
+    there = (known[name] for name in candidates if name in known)
+    return asked.get(part) or next((name for name in there if name not in taken), "")
+
+
+def _not_understood(
+    names: Collection[str], known: Mapping[str, str], asked: Mapping[str, str]
+) -> DataError:
+    candidates = (INSTRUCTION_COLUMNS, RESPONSE_COLUMNS)
+    columns = _exchange_columns(known, asked, *candidates)
     missing = [
-        f"no column holds the {what} (looked for {', '.join(candidates)})"
-        for what, column, candidates in (
-            ("request", instruction, INSTRUCTION_COLUMNS),
-            ("answer", response, RESPONSE_COLUMNS),
-        )
+        f"no column holds the {what} (looked for {', '.join(looked_for)})"
+        for what, column, looked_for in zip(("request", "answer"), columns, candidates, strict=True)
         if not column
     ]
-    raise DataError(
+    return DataError(
         f"{' and '.join(missing)}; {_found(names)}  (name them in training.dataset.field_mapping: "
         "instruction and response, or text where the rows are already formatted)"
     )

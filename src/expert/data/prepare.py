@@ -41,6 +41,8 @@ STATISTICS = "statistics.json"
 REJECTS = "rejects.jsonl"
 MADE_FOR = "made_for.txt"
 SHOWN_BAD_ROWS = 10
+_TOKENS = "tokens-"
+_KEY_DIGITS = 16
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,23 @@ class Recipe:
         }
         changed = [words for key, words in names.items() if mine[key] != other.get(key)]
         return f"{' and '.join(changed)} changed" if changed else "nothing changed"
+
+
+def short_key(key: str) -> str:
+    """The digits of a recipe's key that the name of its folder has."""
+    return key[:_KEY_DIGITS]
+
+
+def tokens_folder(key: str) -> str:
+    """The name of the folder with the tokens of a recipe, by its key."""
+    return _TOKENS + short_key(key)
+
+
+def short_key_of(folder: Path) -> str:
+    """The digits of the key in the name of a folder; "" where the user has named it."""
+    digits = folder.name.removeprefix(_TOKENS)
+    is_ours = len(digits) == _KEY_DIGITS and folder.name == tokens_folder(digits)
+    return digits if is_ours else ""
 
 
 @dataclass(frozen=True)

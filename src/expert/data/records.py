@@ -19,6 +19,10 @@ class DataNotHere(DataError):
     """What is not on this machine: not made yet, or to be fetched from where nothing is reached."""
 
 
+class FilesNotHere(DataNotHere):
+    """Files that were to be on this machine, none of which is: somebody has yet to make them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One record of a data set and where it stands."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from expert.data.csv_rows import SEPARATORS, read_csv, separator_of
@@ -27,7 +28,7 @@ def read_rows(
 ) -> Iterator[Row | BadRow]:
     """The rows of a file; `format` wins over the suffix, `max_chars` cuts plain text."""
     kind = file_format(path, format)
-    try:
+    with _told_in_words(path):
         if kind in ("parquet", "arrow"):
             from expert.data.arrow_rows import read_arrow, read_parquet
 
@@ -42,6 +43,13 @@ def read_rows(
                 yield from _read_text(stream, path, max_chars)
             else:
                 yield from read_csv(stream, str(path), delimiter="\t" if kind == "tsv" else None)
+
+
+@contextmanager
+def _told_in_words(path: Path) -> Iterator[None]:
+    """A file that cannot be read is a DataError, whoever reads it."""
+    try:
+        yield
     except (OSError, EOFError, zlib.error) as error:
         raise _unreadable(path, error) from error
 
@@ -50,7 +58,7 @@ def unusual_separator(path: Path, format: str | None = None) -> str:
     """What separates the columns of a CSV file, in words; "" for commas and for other formats."""
     if file_format(path, format) != "csv":
         return ""
-    with open_text(path) as stream:
+    with _told_in_words(path), open_text(path) as stream:
         found = separator_of(stream)
     return "" if found == "," else SEPARATORS[found]
 

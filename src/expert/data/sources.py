@@ -17,9 +17,9 @@ import numpy.typing as npt
 from expert.data.corpora import fetched_shakespeare, given_shakespeare, python_stdlib_text
 from expert.data.folders import SPLIT_NAMES, Split, files_by_split, saved_files, saved_splits
 from expert.data.hub import hub_fingerprint, read_hub
-from expert.data.records import BadRow, Row
+from expert.data.records import BadRow, DataError, FilesNotHere, Row
 from expert.data.rows import file_format, read_rows
-from expert.data.streams import not_here, unusable
+from expert.data.streams import unusable
 from expert.manifest.dataset import DatasetSpec
 from expert.manifest.names import CORPORA
 from expert.manifest.slips import neighbour_of
@@ -175,7 +175,7 @@ class _Finder:
             return self._files(path, [found])
         if self._hub_meant or not looks_local(path, self._folder) or _is_hub_split(path):
             return self._on_hub(path)
-        raise not_here(path, f"there is no {found}", _similar(found))
+        raise _no_such_file(path, found)
 
     def beside(self, train: str, split: Split) -> Source | None:
         """The part of the folder of the training rows that is named like another split."""
@@ -238,7 +238,8 @@ class _Finder:
             files = by_split[split] or by_split[None] or sorted(every)
         if not files:
             what = f"the folder has no data files for {asked or split!r}"
-            raise not_here(path, what, "put .jsonl, .csv, .parquet or other data files there")
+            fix = "put .jsonl, .csv, .parquet or other data files there"
+            raise FilesNotHere(str(unusable(path, what, fix)))
         return self._files(path, files)
 
 
@@ -248,11 +249,16 @@ def _is_hub_split(path: str) -> bool:
     return bool(marks) and bool(re.fullmatch(r"[\w-]+", name))
 
 
-def _similar(path: Path) -> str:
-    """What to do about a path that is not there."""
+def _no_such_file(path: str, file: Path) -> DataError:
+    """A path that is not there. With a name beside it that is nearly the same, it is misspelt and
+    nothing is missing."""
+    what = f"there is no {file}"
     try:
-        beside = [entry.name for entry in path.parent.iterdir()]
+        beside = [entry.name for entry in file.parent.iterdir()]
     except OSError:
-        return "paths are relative to the folder of the manifest"
-    close = neighbour_of(path.name, beside)
-    return f"did you mean {close!r}?" if close else "check training.dataset.path"
+        fix = "paths are relative to the folder of the manifest"
+        return FilesNotHere(str(unusable(path, what, fix)))
+    close = neighbour_of(file.name, beside)
+    if close:
+        return unusable(path, what, f"did you mean {close!r}?")
+    return FilesNotHere(str(unusable(path, what, "check training.dataset.path")))

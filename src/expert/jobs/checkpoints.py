@@ -159,7 +159,7 @@ class Checkpoints:
                 f"{checkpoint}: there is no checkpoint to go on from  (start anew without --resume)"
             )
         changed = state_difference(found.identity, identity(plan, data))
-        if changed and not allow:
+        if _is_another_run(changed, found.identity, plan) and not allow:
             lines = "\n".join(f"  - {line}" for line in changed)
             raise CheckpointError(
                 f"{found.path}: belongs to another run\n{lines}\n  (undo the change, or go on all "
@@ -183,6 +183,14 @@ class Checkpoints:
         # One more than is kept: the new one is whole before an old one goes.
         needed = (bytes_needed(groups) + state_to_come(built, plan)) * max(1, kept + 1 - there)
         check_space(self.folder, needed)
+
+
+def _is_another_run(changed: list[str], saved: Mapping[str, Any], plan: RunPlan) -> bool:
+    """Whether the differences forbid to go on. Runs of earlier versions did not record the weights
+    of a built-in base: that is told and no more."""
+    before = saved.get("model", {}).get("revision")
+    unrecorded = plan.model.place == "built-in" and before is None
+    return any(not (unrecorded and line.startswith("model.revision:")) for line in changed)
 
 
 def _says(path: Path, state: TrainState) -> bool:

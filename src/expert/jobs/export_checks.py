@@ -83,6 +83,11 @@ def refuse_place(to: Path) -> None:
     """Nothing is overwritten, but an empty folder is as good as none; and it must be writable."""
     if (to.exists() or to.is_symlink()) and not (to.is_dir() and not any(to.iterdir())):
         raise CannotExport(f"{to}: is there already  (name a new folder: nothing is overwritten)")
+    # The export gets its name when it is whole, in place of the folder that is there.
+    if to.resolve() == Path.cwd():
+        raise CannotExport(
+            f"{to}: is the folder you are in, which cannot be replaced  (name a new folder in it)"
+        )
     above = next(place for place in to.absolute().parents if place.exists())
     if not above.is_dir():
         raise CannotExport(f"{to}: cannot be written: {above} is no folder  (name another one)")

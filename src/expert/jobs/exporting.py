@@ -56,10 +56,12 @@ class Exported:
     """How far the base as it was quantised in training lies from the full one, as a share."""
     validation: str = ""
     """What is to be said of its validation; "" where it passed the gate or was not validated."""
+    base: str = ""
+    """What is to be said of its base; "" where it is known to be the one that was trained upon."""
 
     def warnings(self) -> list[str]:
         """What is right and yet worth to know."""
-        found = [self.validation] if self.validation else []
+        found = [said for said in (self.validation, self.base) if said]
         if self.adapter_effect is not None and self.share > 0.5 * self.adapter_effect:
             found.append(
                 f"rounding to {self.dtype} moves the logits by {self.share:.1%} of their spread, "
@@ -89,7 +91,7 @@ def export(
 
     A run that was validated and did not pass the gate is refused, unless `allow_failed`.
     """
-    from expert.jobs.trained import choose, read_plan
+    from expert.jobs.trained import base_remark, choose, read_plan
     from expert.jobs.watching import find_run
 
     # All that may be refused is asked before torch is imported, which takes seconds.
@@ -98,15 +100,20 @@ def export(
     settled = settle_kind(plan, kind, dtype)
     refuse_place(to)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
-    said = gate_remark(folder, choice, allow_failed=allow_failed)
+    remarks = gate_remark(folder, choice, allow_failed=allow_failed), base_remark(folder, plan)
     work = _Export(folder, plan, choice, settled, dtype or plan.kernels.precision)
-    return _carry_out(work, to, said, device=device, tell=tell)
+    return _carry_out(work, to, remarks, device=device, tell=tell)
 
 
 def _carry_out(
-    work: _Export, to: Path, said: str, *, device: str, tell: Callable[[str], None]
+    work: _Export,
+    to: Path,
+    remarks: tuple[str, str],
+    *,
+    device: str,
+    tell: Callable[[str], None],
 ) -> Exported:
-    """Load, write and compare; `said` is the remark on its validation."""
+    """Load, write and compare; `remarks` are on its validation and on its base."""
     from expert.core.publish import publishing
     from expert.jobs.comparing import CHECKED_TEXTS
     from expert.jobs.trained import pick_device
@@ -122,7 +129,8 @@ def _carry_out(
         work.write(temporary, to)
         tell(f"comparing logits on {len(CHECKED_TEXTS)} texts")
         found = work.check(temporary)
-        done = replace(work.report(to, temporary, found), validation=said)
+        validation, base = remarks
+        done = replace(work.report(to, temporary, found), validation=validation, base=base)
         work.write_card(temporary, done)
     return done
 

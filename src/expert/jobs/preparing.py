@@ -208,7 +208,7 @@ class Builder:
 
     def recipe_of(self, source: Source, name: str) -> tuple[Recipe, Path]:
         """What decides the tokens of a source, and the folder they are in or would go to."""
-        from expert.data.prepare import Recipe
+        from expert.data.prepare import Recipe, tokens_folder
         from expert.data.remembered import remembered_content_hash
 
         _, columns = self.formatter(source)
@@ -223,7 +223,7 @@ class Builder:
         )
         folder = self.cache
         if not self.explicit or name != "train" or self.sources.tasks:
-            folder = _beside(self.cache, self.explicit) / f"tokens-{recipe.key()[:16]}"
+            folder = _beside(self.cache, self.explicit) / tokens_folder(recipe.key())
         return recipe, folder
 
     def _pays_for_a_helper(self, source: Source) -> bool:

@@ -30,14 +30,14 @@ def attempt(
 ) -> Outcome:
     """Prepare what a manifest names. It is skipped where there is nothing to prepare on this
     machine, and has failed where there is."""
-    from expert.data.records import DataNotHere
+    from expert.data.records import DataNotHere, FilesNotHere
     from expert.jobs.preparing import NothingToPrepare, prepare
 
     try:
         data = prepare(manifest, model=model, overrides=overrides, tell=tell)
-    except DataNotHere as error:
-        return Outcome(manifest=manifest, state="skipped", reason=_not_here(manifest, error))
-    except NothingToPrepare as error:
+    except FilesNotHere as error:
+        return Outcome(manifest=manifest, state="skipped", reason=_not_made(manifest, error))
+    except (DataNotHere, NothingToPrepare) as error:
         return Outcome(manifest=manifest, state="skipped", reason=str(error))
     except ExpertError as error:
         return Outcome(manifest=manifest, state="failed", reason=str(error))
@@ -47,7 +47,7 @@ def attempt(
     return Outcome(manifest=manifest, state="prepared", data=data)
 
 
-def _not_here(manifest: Path, error: ExpertError) -> str:
+def _not_made(manifest: Path, error: ExpertError) -> str:
     """What is missing, and the command that makes it where there is one."""
     script = manifest.parent / MAKES_ROWS
     if not script.is_file():

@@ -64,6 +64,7 @@ def report(
     html = page_html(page)
     place_html, place_markdown = _places(made.run.record.folder if to is None else to)
     try:
+        _refuse_to_overwrite(place_markdown, place_html)
         write_text_atomically(place_markdown, page_markdown(page))
         write_text_atomically(place_html, html)
     except OSError as error:
@@ -91,6 +92,19 @@ def _places(to: Path) -> tuple[Path, Path]:
     if to.suffix.lower() == ".html" and not to.is_dir():
         return to, to.with_suffix(".md")
     return to / HTML, to / MARKDOWN
+
+
+def _refuse_to_overwrite(markdown: Path, html: Path) -> None:
+    """The page was named by the user, its twin was not: only an earlier twin makes room."""
+    from expert.insight.page.markdown import is_page
+
+    if not markdown.exists():
+        return
+    if not is_page(markdown.read_text(encoding="utf-8", errors="replace")):
+        raise ReportError(
+            f"{html}: the same page in Markdown would overwrite {markdown}, which is no report  "
+            "(name another place with --to)"
+        )
 
 
 def gather(

@@ -90,7 +90,7 @@ def sample(
     """
     from expert.jobs.row_kind import trained_on_text
     from expert.jobs.run_places import find_trained
-    from expert.jobs.trained import choose, load_trained, pick_device, read_plan
+    from expert.jobs.trained import base_remark, choose, load_trained, pick_device, read_plan
 
     folder = find_trained(run)
     plan = read_plan(folder)
@@ -101,6 +101,7 @@ def sample(
             "--system: a text that is continued has no system turn  (put it into the prompt)"
         )
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
+    remark = base_remark(folder, plan)
     loading(f"loading {plan.model.name} and {choice.name} of {folder.path}")
     trained = load_trained(folder, plan, choice, device=pick_device(device))
     seed = secrets.randbelow(2**31) if seed is None else seed
@@ -114,7 +115,7 @@ def sample(
         plain=continues,
         seed=seed,
         decoding=how,
-        notes=tuple(notes),
+        notes=(*notes, *([remark] if remark else [])),
         samples=tuple(done),
     )
 

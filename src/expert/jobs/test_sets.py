@@ -162,11 +162,12 @@ def _of_split(folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path) 
     own_trains = [sources.train] if sources.train is not None else []
     trains = [task.train for task in sources.tasks] or own_trains
     learnt, name = learnt_rows(folder), spec.path or "the tasks"
-    unlike = learnt.unlike([builder.recipe_of(source, "train")[0].key() for source in trains])
+    recipes = [builder.recipe_of(source, "train")[0] for source in trains]
+    unlike = learnt.unlike(recipes, builder.cache)
     if unlike:
         raise _may_be_learnt(folder, name, unlike)
     made = builder.build()
-    if learnt.indexes != {made.train.index_file.name}:
+    if not learnt.has_index(made.train.index_file.name):
         raise _may_be_learnt(folder, name, "other rows are drawn from it than in the run")
     split = made.validation
     if split is None:

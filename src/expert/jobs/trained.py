@@ -27,6 +27,10 @@ _STEP = re.compile(r"(?:checkpoint-|step-)?(\d{1,9})")
 _CHECKPOINT = re.compile(r"step-(\d{6,})")
 
 
+class AnotherBase(ExpertError):
+    """What was learnt upon a base that this version of Expert does not come with."""
+
+
 class NothingTrained(ExpertError):
     """A run that has not got what was asked of it."""
 
@@ -151,6 +155,32 @@ def _offer(folder: RunFolder) -> str:
     return f"there is --checkpoint {', '.join(names)}" if names else "it has saved nothing yet"
 
 
+def base_remark(folder: RunFolder, plan: RunPlan) -> str:
+    """What is to be said of a built-in base under what was learnt; AnotherBase where it is known
+    not to be the one that was trained upon: the answers would be garbage."""
+    from expert.model.base_folder import built_in_folder
+    from expert.planning.resolve import weights_digits
+
+    # A model that was trained whole has none of its base's weights left.
+    if plan.model.place != "built-in" or plan.adapter.type == "full":
+        return ""
+    base = built_in_folder(plan.model.name)
+    here = weights_digits(base) if base is not None else None
+    trained_on = plan.model.revision
+    if here is None or trained_on == here:
+        return ""
+    name = plan.model.name
+    if trained_on is None:
+        return (
+            f"the run does not tell which `{name}` it was trained on: an earlier version may have "
+            "brought another one  (train it again where its answers make no sense)"
+        )
+    raise AnotherBase(
+        f"{folder.path}: was trained on another `{name}` ({trained_on}; this version of Expert "
+        f"comes with {here}): train it again, or use the version of Expert it was made with"
+    )
+
+
 def pick_device(asked: str) -> torch.device:
     """The device by name; `auto` is the card where torch can use one."""
     import torch
@@ -180,6 +210,7 @@ def load_trained(
     """
     from expert.manifest.schema import CHAR_GPT
 
+    base_remark(folder, plan)
     precision, adapter_dtype = _dtypes(plan, device, precision, adapter_dtype)
     changes = {"attention": "sdpa", "precision": precision, "device": device.type}
     kernels = plan.kernels.model_copy(update=changes)

@@ -75,7 +75,7 @@ def validate(
     """
     from expert.jobs.sampling import settle_decoding
     from expert.jobs.test_sets import find_test_set
-    from expert.jobs.trained import choose, pick_device, read_plan, states
+    from expert.jobs.trained import base_remark, choose, pick_device, read_plan, states
 
     if checkpoints not in (None, ALL):
         raise CannotValidate(
@@ -85,6 +85,7 @@ def validate(
     folder, beside = find_expert(Path(expert) if expert is not None else None)
     plan = read_plan(folder)
     chosen = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
+    remark = base_remark(folder, plan)
     tell("reading the test set", 0, 0)
     named = Path(test_set) if test_set is not None else None
     test = find_test_set(folder, plan, beside=beside, named=named).limited(limit)
@@ -117,7 +118,7 @@ def validate(
             "strict": task.strict,
             "device": str(task.device),
         },
-        notes=(*said, *_notes(task)),
+        notes=(*said, *_notes(task), *([remark] if remark else [])),
         seconds=time.monotonic() - began,
     )
     folder.write_json(folder.validation.name, done.as_dict())

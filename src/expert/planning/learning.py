@@ -40,8 +40,13 @@ def settle_model(now: Situation, ledger: Ledger) -> None:
     ledger.settle("model.name", now.model.name, "base_models of the manifest", "manifest")
     ledger.settle("model.place", found.place, found.because, "machine")
     ledger.settle("model.location", found.location, found.because, "machine")
-    revision = "set in the manifest" if now.model.revision else "the newest"
-    ledger.settle("model.revision", now.model.revision, revision, "manifest")
+    if found.weights is not None:
+        # The name stays when another version of the package brings other weights.
+        because = "sha256 of the weights that come with the package"
+        ledger.settle("model.revision", found.weights, because, "machine")
+    else:
+        because = "set in the manifest" if now.model.revision else "the newest"
+        ledger.settle("model.revision", now.model.revision, because, "manifest")
     if found.shape is None:
         ledger.unknown("model.parameters", found.shape_from)
     else:

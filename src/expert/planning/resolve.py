@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
@@ -25,6 +27,7 @@ TINY = "tiny"
 """A small pretrained model that comes with the package."""
 BUILT_IN = Path(__file__).parents[1] / "model"
 """Where the folders of built-in models are."""
+WEIGHTS_DIGITS = 16
 SMOLLM2 = "smollm2-135m"
 """SmolLM2-135M-Instruct, made from a Python package where that is installed."""
 GET_SMOLLM2 = (
@@ -49,6 +52,8 @@ class ResolvedModel:
     shape: ModelShape | None
     shape_from: str
     """Where the shape came from, or why there is none."""
+    weights: str | None = None
+    """Of a built-in model: which weights the name stands for in this version of the package."""
 
 
 def resolve_model(
@@ -83,7 +88,25 @@ def _built_in(name: str) -> ResolvedModel:
             f"base_models[].name: {name} does not come with this build  (name another model; a "
             f"folder of your own is ./{name})"
         )
-    return _found(name, "built-in", folder, "comes with the package")
+    found = _found(name, "built-in", folder, "comes with the package")
+    return replace(found, weights=weights_digits(folder))
+
+
+def weights_digits(folder: Path) -> str | None:
+    """The first digits of the sha256 of a folder's only file of weights; None: there is none."""
+    file = folder / "model.safetensors"
+    try:
+        status = file.stat()
+        return _digits(file, status.st_size, status.st_mtime_ns)
+    except OSError:
+        return None
+
+
+@cache
+def _digits(file: Path, size: int, changed: int) -> str:
+    """Hashed once for every state of the file: a plan is made many times in a process."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:WEIGHTS_DIGITS]
 
 
 def is_hub_id(name: str) -> bool:

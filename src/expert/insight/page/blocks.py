@@ -11,6 +11,9 @@ Tone = Literal["error", "warning", "note", "good", "plain"]
 Point = tuple[float, float | None]
 """Where and how much; None where nothing finite was measured, which breaks the line."""
 
+MADE_BY = "Made by expert "
+"""How the footer of every page begins, by which a page is known again."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Series:

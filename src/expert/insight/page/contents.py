@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from expert import __version__
 from expert.insight.finding import Finding
 from expert.insight.ladder import Ladder, headline
-from expert.insight.page.blocks import Page, Section, Tone
+from expert.insight.page.blocks import MADE_BY, Page, Section, Tone
 from expert.insight.page.climb import ladder_section
 from expert.insight.page.comparison import comparison
 from expert.insight.page.decisions import decisions
@@ -88,7 +88,7 @@ def ladder_page(ladder: Ladder, *, made: float | None = None) -> Page:
 
 def footer(made: float) -> str:
     stamp = time.strftime("%Y-%m-%d %H:%M", time.localtime(made))
-    return f"Made by expert {__version__} on {stamp}. It needs no network and runs no script."
+    return f"{MADE_BY}{__version__} on {stamp}. It needs no network and runs no script."
 
 
 def _tone(report: Report) -> Tone:

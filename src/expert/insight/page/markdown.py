@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from expert.insight.page.blocks import (
+    MADE_BY,
     Bars,
     Block,
     Cards,
@@ -48,6 +49,12 @@ def page_markdown(page: Page) -> str:
             lines += [*_block(block), ""]
     lines += ["---", "", text(page.footer), ""]
     return "\n".join(lines)
+
+
+def is_page(markdown: str) -> bool:
+    """Whether a text is such a file, of this or an earlier version: by its footer."""
+    *_, rule, between, last = ["", "", "", *markdown.rstrip().splitlines()]
+    return (rule, between) == ("---", "") and last.startswith(MADE_BY)
 
 
 def text(value: object) -> str:
