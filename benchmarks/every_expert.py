@@ -6,16 +6,15 @@ Minutes for each on a CPU. Nothing is timed here: other work may go on beside it
 """
 
 import argparse
-import datetime
 import json
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from surroundings import environment
 
 EXPERTS = Path(__file__).parents[1] / "experts"
 NAMES = ("expert-json", "expert-sql", "expert-neo4j", "expert-typescript")
@@ -57,13 +56,7 @@ def main() -> None:
     for name in args.only:
         results.append(judged(name, args))
         record = {
-            "environment": {
-                "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                "machine": platform.machine(),
-                "python": platform.python_version(),
-                "versions": {each: version(each) for each in ("torch", "transformers", "peft")},
-                "command": f"python benchmarks/every_expert.py {' '.join(sys.argv[1:])}",
-            },
+            "environment": environment(),
             "model": "tiny",
             "rows": args.rows,
             "results": results,

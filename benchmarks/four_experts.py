@@ -14,10 +14,8 @@ cypher/ with train.jsonl and test.jsonl. --smoke tries all of it with `tiny` and
 """
 
 import argparse
-import datetime
 import gc
 import json
-import platform
 import random
 import shutil
 import statistics
@@ -26,11 +24,11 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from surroundings import environment
 
 import expert
 from expert.jobs.rehearsing import Rehearsed, rehearse
@@ -246,16 +244,6 @@ def take_judgement(result: dict[str, Any], told: Path) -> None:
         f"loss {tuned['rows']['loss']:.4f} against {plain['rows']['loss']:.4f}",
         flush=True,
     )
-
-
-def environment() -> dict[str, Any]:
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "card": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("torch", "transformers", "peft")},
-        "command": f"python benchmarks/four_experts.py {' '.join(sys.argv[1:])}",
-    }
 
 
 def main() -> None:

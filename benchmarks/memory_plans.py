@@ -10,18 +10,16 @@ FOLDER holds corpus.jsonl (a `text` column) and tok/ (a tokenizer).
 """
 
 import argparse
-import datetime
 import gc
 import json
 import os
-import platform
 import shutil
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from surroundings import environment
 from training_speed import write_model
 
 import expert
@@ -135,13 +133,7 @@ def main() -> None:
                 probes.write_text(kept, encoding="utf-8")  # only the first of a kind calibrates
             print(line_of(results[-1]), flush=True)
             record = {
-                "environment": {
-                    "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                    "card": torch.cuda.get_device_name(),
-                    "python": platform.python_version(),
-                    "versions": {name: version(name) for name in ("torch", "transformers", "peft")},
-                    "command": "python benchmarks/memory_plans.py",
-                },
+                "environment": environment(),
                 "probes": json.loads(probes.read_text()) if probes.exists() else [],
                 "results": results,
             }

@@ -9,11 +9,8 @@ FOLDER holds corpus.jsonl (a `text` column) and tok/ (a tokenizer).
 """
 
 import argparse
-import datetime
 import gc
-import importlib.metadata
 import json
-import platform
 import shutil
 import statistics
 import tempfile
@@ -23,6 +20,7 @@ from typing import Any
 
 import torch
 from memory_cases import SHAPES, SIZES
+from surroundings import environment
 from transformers import AutoModelForCausalLM
 
 import expert
@@ -176,16 +174,7 @@ def main() -> None:
         shown = {k: v for k, v in results[-1].items() if k not in ("settings", "step_phases")}
         print(json.dumps(shown), flush=True)
         record = {
-            "environment": {
-                "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                "card": torch.cuda.get_device_name(),
-                "python": platform.python_version(),
-                "versions": {
-                    package: importlib.metadata.version(package)
-                    for package in ("torch", "transformers", "peft")
-                },
-                "command": f"python benchmarks/training_speed.py --steps {args.steps}",
-            },
+            "environment": environment(),
             "results": results,
         }
         args.out.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

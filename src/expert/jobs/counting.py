@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from expert.planning.survey import Survey
 
 SAMPLED_ROWS = 200
-"""200 rows are tokenised in 20 ms; their mean length is within 5 % of that of all rows."""
+"""The first ones. Of five real data sets, counted in characters of a line, their mean was within 2.1 %
+of that of all rows in three, 10 % above it in one and 13 % below it in another."""
 
 
 @dataclass(frozen=True)

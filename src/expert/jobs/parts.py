@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -139,11 +138,11 @@ def _device_fields(session: Session) -> Callable[[], dict[str, Any]]:
 def pressure_of(plan: RunPlan) -> Pressure:
     """What looks for signs that another plan would be better."""
     from expert.model.blocks import CompileWatch
+    from expert.telemetry.cpu import cores_seen
     from expert.training.pressure import DataWait, Pressure, Recompiling, Spilling
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return Pressure(
-        data=DataWait(workers=plan.loader.workers, cores=cores or 1),
+        data=DataWait(workers=plan.loader.workers, cores=len(cores_seen())),
         spilling=Spilling(),
         recompiling=Recompiling(CompileWatch().recompiles),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import sys
 import threading
@@ -11,12 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from pathlib import Path
 
 from expert.core.child import Child
 from expert.judging.cases import Case
 from expert.judging.oracle import Judgement, right, unknown, wrong
 from expert.judging.typecheck import find_tsc, type_errors
 from expert.judging.typescript_oracle import TYPES, program_of
+from expert.planning.host import cores_available
 
 SECONDS = 15.0
 """For one answer. Queries have 2 s each, and importing a parser takes a second or two."""
@@ -39,7 +40,10 @@ def judge_all(
 ) -> list[Judgement]:
     """Judge every answer by its case; in their order. `tsc`: the compiler, where there is one."""
     pairs = list(zip(cases, answers, strict=True))
-    several = max(1, min(_cores(), MOST_PROCESSES, len(pairs) // CASES_FOR_ANOTHER))
+    several = max(
+        1,
+        min(cores_available(Path("/")).value or 1, MOST_PROCESSES, len(pairs) // CASES_FOR_ANOTHER),
+    )
     benches: queue.Queue[Bench] = queue.Queue()
     done, lock = 0, threading.Lock()
 
@@ -139,7 +143,3 @@ def _fallen(seconds: float | None, *, begun: bool) -> Judgement:
     """Nobody answered: that is the answer's fault once the case itself was understood."""
     what = f"takes longer than {seconds:g} s" if seconds else "ends the process that judges it"
     return wrong("run", f"the answer {what}") if begun else unknown(f"the case itself {what}")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

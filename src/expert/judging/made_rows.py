@@ -205,13 +205,20 @@ def _column(side: Any, exp: Any) -> Any | None:
 
 def _ways(kind: str, value: Any) -> tuple[list[Make], list[Make]]:
     """How to make values that meet a comparison with this one, and values that do not."""
-    same: Make = lambda draw: value  # noqa: E731
-    more: Make = lambda draw: _moved(value, draw.randint(1, FAR))  # noqa: E731
-    less: Make = lambda draw: _moved(value, -draw.randint(1, FAR))  # noqa: E731
-    next_to: Make = lambda draw: _moved(value, 1)  # noqa: E731
-    before: Make = lambda draw: _moved(value, -1)  # noqa: E731
-    other: Make = lambda draw: _other(value, draw)  # noqa: E731
-    like: Make = lambda draw: _like(value)  # noqa: E731
+
+    def same(draw: random.Random) -> Any:
+        return value
+
+    def other(draw: random.Random) -> Any:
+        return _other(value, draw)
+
+    def like(draw: random.Random) -> Any:
+        return _like(value)
+
+    def moved(first: int, last: int) -> Make:
+        return lambda draw: _moved(value, draw.randint(first, last))
+
+    more, less, next_to, before = moved(1, FAR), moved(-FAR, -1), moved(1, 1), moved(-1, -1)
     ways: dict[str, tuple[list[Make], list[Make]]] = {
         "EQ": ([same], [other]),
         "NEQ": ([other], [same]),
