@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from expert.planning.survey import Survey
 
 SAMPLED_ROWS = 200
-"""The first ones. Of five real data sets, counted in characters of a line, their mean was within 2.1 %
-of that of all rows in three, 10 % above it in one and 13 % below it in another."""
+"""The first ones. Of five real data sets, counted in characters of a line, their mean was within
+2.1 % of that of all rows in three, 10 % above it in one and 13 % below it in another."""
 
 
 @dataclass(frozen=True)
