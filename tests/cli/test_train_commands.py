@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
+from expert.cli.asked_manifest import asked_manifest, flag_overrides
 from expert.cli.train_commands import (
     _say_stopping,
-    asked_manifest,
     command_to_go_on,
-    flag_overrides,
     with_resume_value,
 )
 from expert.jobs.training import RunResult
