@@ -116,8 +116,7 @@ class _Checker:
 
     def _read_source(self, split: SplitReport, source: Source) -> Documents:
         from expert.data.audit import DocumentCollector
-        from expert.data.prepare import Dropped
-        from expert.data.records import BadRow
+        from expert.data.records import BadRow, Dropped
 
         self._note_separators(source)
         segments_of, _ = self.builder.formatter(source)
