@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.formats import PREFERENCE, ROLES, Columns, example_of, understand_columns
+from expert.data.columns import PREFERENCE, Columns, understand_columns
+from expert.data.formats import ROLES, example_of
 from expert.data.records import BadRow, DataError, Example, Row, Turn
 from expert.manifest.dataset import FieldMapping
 

@@ -174,7 +174,8 @@ class _Checker:
 
     def _understood(self, source: Source) -> tuple[Any, str]:
         """How the example in a good row is found, and the column with the answers."""
-        from expert.data.formats import example_of, understand_columns
+        from expert.data.columns import understand_columns
+        from expert.data.formats import example_of
         from expert.data.records import Example, Row
         from expert.data.sources import iterate
 

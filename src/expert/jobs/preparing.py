@@ -265,7 +265,8 @@ class Builder:
     def formatter(self, source: Source) -> tuple[Any, str]:
         """How a row of this source becomes segments, and what decides it, as text."""
         from expert.data.checks import RowFilter
-        from expert.data.formats import example_of, understand_columns
+        from expert.data.columns import understand_columns
+        from expert.data.formats import example_of
         from expert.data.records import BadRow, Dropped, Row, Segment
         from expert.data.sources import iterate
         from expert.data.templates import TemplateError
