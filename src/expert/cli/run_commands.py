@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from expert.cli.options import (
-    Device,
-    RunFolder,
-    WhereToCompute,
-    checkpoint_option,
-    json_option,
-)
+from expert.cli.options import Device, RunFolder, WhereToCompute, checkpoint_option, json_option
 
 if TYPE_CHECKING:
     from rich.console import Console
