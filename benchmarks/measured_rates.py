@@ -10,8 +10,8 @@ from typing import Any
 from expert.manifest.schema import CharGptShape
 from expert.planning.cards import find_card
 from expert.planning.known_models import find_known_model
-from expert.planning.memory import Workload, flops_per_token
 from expert.planning.resolve import char_gpt_shape
+from expert.planning.workload import Workload, flops_per_token
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "benchmarks"

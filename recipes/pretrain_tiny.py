@@ -34,7 +34,8 @@ import expert
 from expert.core.events import read_events
 from expert.core.files import write_text_atomically
 from expert.data.chat_template import chat_template
-from expert.data.formats import example_of, understand_columns
+from expert.data.columns import understand_columns
+from expert.data.formats import example_of
 from expert.data.records import Example
 from expert.data.records import Row as DataRow
 from expert.data.templates import Template

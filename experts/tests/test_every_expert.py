@@ -117,7 +117,8 @@ def test_asking_for_more_rows_than_there_are_is_told():
 
 @every
 def test_make_data_writes_rows_that_training_reads(name, tmp_path, capsys):
-    from expert.data.formats import example_of, understand_columns
+    from expert.data.columns import understand_columns
+    from expert.data.formats import example_of
     from expert.data.records import Example, Row
 
     main(draw_of(name), DOMAINS[name], tmp_path, ["--rows", "12", "--held-out", "5"])

@@ -21,8 +21,16 @@ from typing import Any, ClassVar
 import pytest
 
 from expert.jobs.reporting import report
-from tests.insight.pages import HOSTILE, finished, started, step_event, usual, write_run
-from tests.insight.test_page import hostile_run, ladder
+from tests.insight.pages import (
+    HOSTILE,
+    finished,
+    hostile_run,
+    ladder,
+    started,
+    step_event,
+    usual,
+    write_run,
+)
 from tests.jobs.trained_runs import finished as finished_run
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

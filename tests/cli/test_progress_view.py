@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from expert.cli.progress_view import ProgressView, fitting, lines_of, step_parts
+from expert.cli.event_lines import lines_of, step_parts
+from expert.cli.progress_view import ProgressView, fitting
 
 STARTED = {
     "event": "started",

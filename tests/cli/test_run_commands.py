@@ -15,7 +15,7 @@ import pytest
 from expert.planning import nvml
 from tests.jobs.test_gpu_memory import holder
 from tests.jobs.trained_runs import finished, finished_characters
-from tests.planning.test_machine import NO_SUCH_PID, FakeNvml
+from tests.planning.fake_nvml import NO_SUCH_PID, FakeNvml
 
 CPU = ("--device", "cpu")
 

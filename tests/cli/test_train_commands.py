@@ -12,13 +12,8 @@ from typing import Any
 
 import pytest
 
-from expert.cli.train_commands import (
-    _say_stopping,
-    asked_manifest,
-    command_to_go_on,
-    flag_overrides,
-    with_resume_value,
-)
+from expert.cli.asked_manifest import asked_manifest, flag_overrides
+from expert.cli.train_commands import _say_stopping, command_to_go_on, with_resume_value
 from expert.jobs.training import RunResult
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.test_watching import FINISHED, NO_SUCH_PID, STARTED, STEP, a_run

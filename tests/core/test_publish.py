@@ -314,7 +314,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest
     def fail(path: Path) -> str:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(publish, "_sha256", fail)
+    monkeypatch.setattr(publish, "sha256_of", fail)
     assert damage(target).startswith("a.bin cannot be read: Input/output error; ")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from expert.data import prepare as module
+from expert.data import shards as module
 from expert.data.helper_process import Helper
 from expert.data.prepare import DONE, prepare
 from expert.data.records import BadRow, DataError

@@ -19,8 +19,9 @@ import pytest
 from expert.data import prepare as module
 from expert.data.documents import DocumentStore
 from expert.data.encoder import EncodedBatch, TextEncoder
-from expert.data.prepare import DONE, Dropped, Recipe, Work, prepare
-from expert.data.records import BadRow, DataError, Row, Segment
+from expert.data.prepare import DONE, Recipe, prepare
+from expert.data.records import BadRow, DataError, Dropped, Row, Segment
+from expert.data.shards import Work
 from tests.data.tokenizers import small_encoder
 
 RECIPE = Recipe(data="d", tokenizer="t", template="p", columns="c", learn_prompt=False)

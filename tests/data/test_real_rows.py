@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from expert.data.columns import understand_columns
 from expert.data.encoder import TextEncoder
-from expert.data.formats import example_of, understand_columns
+from expert.data.formats import example_of
 from expert.data.pack import pack_best_fit
 from expert.data.records import BadRow, Example, Row, Segment
 from expert.data.rows import read_rows

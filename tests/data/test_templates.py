@@ -21,7 +21,7 @@ from expert.data.templates import (
     plain_segments,
 )
 from expert.manifest.schema import PromptTemplate
-from tests.data.test_formats import REAL_FILES, real_examples
+from tests.data.real_rows import REAL_FILES, real_examples
 
 EOS, BOS = "</s>", "<s>"
 USER = Turn("user", "Q")

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
+from expert.data.columns import understand_columns
 from expert.data.encoder import SpecialTokens, TextEncoder
-from expert.data.formats import example_of, understand_columns
+from expert.data.formats import example_of
 from expert.data.records import BadRow, Row, Segment
 from expert.data.rows import read_rows
 from expert.data.templates import named_template

@@ -1,15 +1,18 @@
-"""Run folders written by hand, for what a CPU cannot show: a GPU, faults, hostile text."""
+"""Run folders written by hand, for what a CPU cannot show: a GPU, faults, hostile text; and what
+is found on their pages."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from expert.insight.page.blocks import Block, Figure, Folded, Page
+from expert.insight.ladder import Ladder, Measured, RungResult
+from expert.insight.page.blocks import Block, Card, Cards, Figure, Folded, Grid, Page, Words
 from expert.insight.page.contents import make_page
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
@@ -174,3 +177,115 @@ class Tags(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
+
+
+ALLOWED = {"html", "head", "meta", "title", "style", "body", "header", "main", "nav", "footer"}
+ALLOWED |= {"section", "h1", "h2", "p", "div", "span", "strong", "b", "i", "small", "a"}
+ALLOWED |= {"figure", "figcaption", "svg", "g", "path", "rect", "ul", "li", "details", "summary"}
+ALLOWED |= {"table", "thead", "tbody", "tr", "th", "td", "dl", "dt", "dd"}
+PLACE = re.compile(r"(left|bottom|width):-?\d+\.\d\d%(;(left|bottom|width):-?\d+\.\d\d%)*")
+
+
+def check_harmless(html: str) -> Tags:
+    """Only tags we make, no handler, no address, no style but a place: nothing can act or load."""
+    tags = Tags(html)
+    assert tags.open == []
+    assert {name for name, _ in tags.found} <= ALLOWED
+    for name, attributes in tags.found:
+        for key, value in attributes.items():
+            assert not key.startswith("on"), (name, key)
+            assert key not in ("src", "srcset", "action", "xlink:href", "background", "srcdoc")
+            assert key != "href" or re.fullmatch(r"#[a-z-]+", value), value
+            assert key != "style" or PLACE.fullmatch(value), value
+    sheets = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
+    assert len(sheets) == 1
+    assert "url(" not in sheets[0]
+    assert "@import" not in sheets[0]
+    return tags
+
+
+def cards_of(page: Page) -> dict[str, Card]:
+    found = [card for b in blocks_of(page) if isinstance(b, Cards) for card in b.cards]
+    return {card.name: card for card in found}
+
+
+def words_of(page: Page) -> str:
+    return "\n".join(block.text for block in blocks_of(page) if isinstance(block, Words))
+
+
+def grids_of(page: Page, section: str) -> list[Grid]:
+    parts = [part for part in page.sections if part.name == section]
+    assert parts, section
+    return [b for b in blocks_of(Page(**{**vars(page), "sections": parts})) if isinstance(b, Grid)]
+
+
+def data_event(folder: str) -> dict[str, Any]:
+    return {"event": "data", "time": START, "split": "train", "folder": folder, "hit": True}
+
+
+def hostile_run(folder: Path, text: str) -> Path:
+    """A run with the text wherever text can stand."""
+    events = [
+        started(expert=text, model=text, device=text),
+        {"event": "kernels", "time": START, "lines": [f"✓ {text}", text]},
+        {**data_event(text), "because": text, "split": text},
+        *(step_event(n) for n in range(1, 5)),
+        {**eval_event(4), "split": text},
+        {"event": "saved", "time": START, "path": text},
+        {"event": "warning", "time": START, "text": text},
+        {
+            "event": "fell_back",
+            "time": START,
+            "failure": text,
+            "reason": text,
+            "changes": [{"path": text, "value": text}],
+        },
+        {"event": "not_finite", "time": START, "step": 2, "rows": [text]},
+        {"event": "failed", "time": START + 9, "step": 4, "error": text},
+    ]
+    decision = {"path": f"kernels.{text}", "value": text, "because": text, "source": text}
+    plan = {
+        "expert": text,
+        "model": {"name": text},
+        "kernels": {"device": "cpu", text: text},
+        "decisions": [decision, {**decision, "path": text}],
+        "remarks": [{"kind": text, "path": text, "text": text}],
+    }
+    machine = {"gpus": [{"name": {"value": text}}], "cpu_model": {"value": text}}
+    environment = {"versions": {text: text}, "machine": machine, "python": text}
+    case = {"prompt": text, "expected": text, "answer": text, "passed": False}
+    return write_run(
+        folder,
+        events,
+        plan=plan,
+        environment=environment,
+        manifest={text: text},
+        validation={"accuracy": 0.1, "cases": [case]},
+    )
+
+
+def ladder() -> Ladder:
+    seen = Measured(
+        tokens_per_second=100.0, windows=[100.0], spread=0.0, samples_per_second=1.0,
+        seconds_per_update=1.0, seconds_per_epoch=10.0, gpu_utilization=None,
+        peak_memory_bytes=None, mfu=None, mfu_because="no GPU", padding=None, data_wait=None,
+        examples_per_update=4, updates_measured=5, updates_before=2, updates_learnt=7,
+        compile_seconds=None, loss=1.0, micro_batch=4, accumulation=1, fallbacks=[],
+    )  # fmt: skip
+    common: dict[str, Any] = {
+        "adds": "",
+        "changes": {},
+        "settings": {},
+        "plan_hash": "",
+        "seconds": 1.0,
+    }
+    rungs = [
+        RungResult(name="baseline", status="kept", because="", measured=seen, **common),
+        RungResult(name="<b>", status="failed", because="no <room>", **common),
+    ]
+    return Ladder(
+        name="demo", date="2026-01-01", command="expert benchmark", version="1", card="a card",
+        device="cpu", model="tiny", parameters=None, adapter="lora", quantization="none",
+        dataset="d", training_rows=10, max_seq_length=64, examples_per_update=4, held_out_rows=2,
+        held_out_tokens=20, quick=True, seconds=3.0, environment={}, notes=[], rungs=rungs,
+    )  # fmt: skip

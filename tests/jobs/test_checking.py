@@ -15,7 +15,7 @@ from expert.manifest.reader import read_manifest
 from expert.planning.host import unknown
 from expert.planning.machine import Fact, describe_machine
 from tests.jobs.runs import ROWS, write_expert
-from tests.planning.test_machine import FakeNvml
+from tests.planning.fake_nvml import FakeNvml
 
 
 def checked(manifest: Path, **more: Any) -> dict[str, Finding]:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pynvml
 
 from expert.jobs.gpu_memory import gpu_memory
-from tests.planning.test_machine import GIB, NO_SUCH_PID, FakeNvml
+from tests.planning.fake_nvml import GIB, NO_SUCH_PID, FakeNvml
 
 
 def holder(pid: int, gibibytes: float | None) -> SimpleNamespace:

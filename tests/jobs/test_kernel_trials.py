@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from expert.jobs import kernel_runs
+from expert.jobs.kernel_arithmetic import TRIALS, difference
 from expert.jobs.kernel_trials import try_kernels
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(
-    "name", [each for each in kernel_runs.TRIALS if each not in ("torch.compile",)]
-)
+@pytest.mark.parametrize("name", [each for each in TRIALS if each not in ("torch.compile",)])
 def test_every_trial_works_on_a_cpu_or_says_why_it_is_absent(name):
     found = kernel_runs.run_one(name, CPU)
     assert found["state"] in ("works", "absent"), found["because"]
@@ -24,28 +23,28 @@ def test_every_trial_works_on_a_cpu_or_says_why_it_is_absent(name):
 
 
 def test_a_kernel_that_computes_something_else_is_wrong(monkeypatch):
-    monkeypatch.setitem(kernel_runs.TRIALS, "bf16 matmul", lambda device: (0.5, 0.01))
+    monkeypatch.setitem(TRIALS, "bf16 matmul", lambda device: (0.5, 0.01))
     found = kernel_runs.run_one("bf16 matmul", CPU)
     assert found["state"] == "wrong"
     assert found["because"] == "off by 0.5 where 0.01 is allowed"
 
 
 def test_a_result_that_is_no_number_is_wrong(monkeypatch):
-    monkeypatch.setitem(kernel_runs.TRIALS, "bf16 matmul", lambda device: (float("nan"), 0.01))
+    monkeypatch.setitem(TRIALS, "bf16 matmul", lambda device: (float("nan"), 0.01))
     assert kernel_runs.run_one("bf16 matmul", CPU)["state"] == "wrong"
 
 
 def test_differences_are_relative_and_see_nothing_numbers():
     one = torch.tensor([3.0, 4.0])
-    assert kernel_runs.difference([one * 1.1], [one]) == pytest.approx(0.1, rel=1e-5)
-    assert kernel_runs.difference([one * float("nan")], [one]) != 0.0
+    assert difference([one * 1.1], [one]) == pytest.approx(0.1, rel=1e-5)
+    assert difference([one * float("nan")], [one]) != 0.0
 
 
 def test_what_a_kernel_raises_is_the_reason(monkeypatch):
     def failing(device):
         raise RuntimeError("no kernel image is available\nmore lines")
 
-    monkeypatch.setitem(kernel_runs.TRIALS, "bf16 matmul", failing)
+    monkeypatch.setitem(TRIALS, "bf16 matmul", failing)
     found = kernel_runs.run_one("bf16 matmul", CPU)
     assert found["state"] == "failed"
     assert found["because"] == "RuntimeError: no kernel image is available"
@@ -115,4 +114,4 @@ def test_every_trial_works_on_the_card_or_says_why_it_is_absent():
     found = try_kernels("cuda")
     bad = {each.name: f"{each.state}: {each.because}" for each in found.tried if each.bad}
     assert bad == {}
-    assert len(found.tried) == len(kernel_runs.TRIALS)
+    assert len(found.tried) == len(TRIALS)

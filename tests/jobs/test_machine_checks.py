@@ -13,7 +13,7 @@ from expert.jobs.gpu_memory import gpu_memory
 from expert.jobs.kernel_trials import Trials, Tried
 from expert.jobs.machine_checks import built_for, check_gpus, check_kernels, check_torch
 from expert.planning.machine import Fact, describe_machine
-from tests.planning.test_machine import GIB, NO_SUCH_PID, FakeNvml
+from tests.planning.fake_nvml import GIB, NO_SUCH_PID, FakeNvml
 
 FACTS: dict[str, Any] = {
     "version": "2.11.0",

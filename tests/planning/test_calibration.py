@@ -20,8 +20,9 @@ from expert.planning.calibration import (
 )
 from expert.planning.host import package_version
 from expert.planning.known_models import find_known_model
-from expert.planning.memory import H200, Workload, autocast_bytes, estimate, resting_bytes
+from expert.planning.memory import H200, autocast_bytes, estimate, resting_bytes
 from expert.planning.shapes import ModelShape
+from expert.planning.workload import Workload
 from tests.planning.planning import decision, manifest, plan
 
 

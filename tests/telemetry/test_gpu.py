@@ -12,7 +12,7 @@ import pytest
 
 from expert.telemetry import gpu as gpu_module
 from expert.telemetry.gpu import NUMBERS, GpuSampler, allocator_facts, throttle_words
-from tests.planning.test_machine import GIB, UUIDS, FakeNvml, FakeNVMLError, process
+from tests.planning.fake_nvml import GIB, UUIDS, FakeNvml, FakeNVMLError, process
 from tests.telemetry.clocks import HandClock
 
 

@@ -13,14 +13,17 @@ from hypothesis import settings
 from expert.core.publish import damage, sweep
 from expert.training.checkpoint import CheckpointError, find_checkpoint, load_checkpoint
 from tests.training.checkpoints import (
+    FILES,
     assert_is,
+    check_pruning,
     flip,
+    full_disk,
     newest_after,
     prune_in_stages,
+    pruning_cases,
     save_in_stages,
     saved,
 )
-from tests.training.test_checkpoint import FILES, check_pruning, full_disk, pruning_cases
 
 pytestmark = pytest.mark.slow
 

@@ -177,16 +177,6 @@ def test_a_watch_from_a_checkpoint_sees_what_the_first_one_would_have(losses, cu
     assert second.state() == whole.state()
 
 
-def test_a_rollback_forgets_the_losses_that_happen_again():
-    watch, clean = SpikeWatch(), SpikeWatch()
-    for step in range(40):
-        watch.observe(step, 1.0 + step / 100)
-        if step < 30:
-            clean.observe(step, 1.0 + step / 100)
-    watch.rewind(30)
-    assert watch.state() == clean.state()
-
-
 # --- reactions -----------------------------------------------------------------------------------
 
 

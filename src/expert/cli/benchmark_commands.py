@@ -4,73 +4,68 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from expert.cli.manifest_option import manifest_option
-from expert.cli.train_commands import Device, NotAsked, asked_manifest, flag_overrides
+from expert.cli.asked_manifest import NotAsked, asked_manifest, flag_overrides
+from expert.cli.options import (
+    AllowRemoteCode,
+    BaseModelName,
+    MemoryLimit,
+    Overrides,
+    ResultAsJson,
+    Rows,
+    WhereToTrain,
+    manifest_option,
+    output_option,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from expert.jobs.benchmarking import Asked
+
+Quick = Annotated[bool, typer.Option("--quick", help="About two minutes instead of ten.")]
+OnlyRungs = Annotated[
+    list[str] | None,
+    typer.Option(metavar="RUNG", help="Measure this rung and the one below; several times."),
+]
+TwoResults = Annotated[
+    tuple[Path, Path] | None,
+    typer.Option(metavar="A B", help="Two results or two run folders side by side."),
+]
+ResultFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Where the result goes as JSON; .md and .html go beside it."),
+]
+NoRemember = Annotated[
+    bool, typer.Option("--no-remember", help="Later plans shall not use what won.")
+]
 
 
 def benchmark(
     manifest: Annotated[Path | None, manifest_option("The manifest to measure")] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="Other rows than the manifest's; without a manifest a text (shakespeare, "
-            "python-stdlib or a .txt file) for the built-in character GPT.",
-        ),
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="About two minutes instead of ten.")
-    ] = False,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="RUNG", help="Measure this rung and the one below; several times."),
-    ] = None,
-    compare: Annotated[
-        tuple[Path, Path] | None,
-        typer.Option(metavar="A B", help="Two results or two run folders side by side."),
-    ] = None,
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Where the result goes as JSON; .md and .html go beside it."
-        ),
-    ] = None,
+    dataset: Rows = None,
+    quick: Quick = False,
+    only: OnlyRungs = None,
+    compare: TwoResults = None,
+    to: ResultFile = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Where benchmarks/ is made; runs/ by default."),
+        Path | None, output_option("Where benchmarks/ is made; runs/ by default.")
     ] = None,
-    device: Annotated[Device | None, typer.Option(help="Where to train.")] = None,
-    model: Annotated[str | None, typer.Option(help="Which of the base models.")] = None,
-    vram: Annotated[str | None, typer.Option(help='Memory to use at most, as "16GB".')] = None,
-    no_remember: Annotated[
-        bool, typer.Option("--no-remember", help="Later plans shall not use what won.")
-    ] = False,
-    remote_code: Annotated[
-        bool,
-        typer.Option(
-            "--allow-remote-code",
-            help="Run Python code that comes with the model; needs a revision of 40 digits.",
-        ),
-    ] = False,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Override a key of the manifest."),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="The result as JSON; progress goes to standard error.")
-    ] = False,
+    device: WhereToTrain = None,
+    model: BaseModelName = None,
+    vram: MemoryLimit = None,
+    no_remember: NoRemember = False,
+    remote_code: AllowRemoteCode = False,
+    overrides: Overrides = None,
+    as_json: ResultAsJson = False,
 ) -> None:
     """Climb from the way most people begin to all that a plan can do, and measure every rung."""
-    from expert.cli.benchmark_view import ClimbView, show_compared, show_ladder
-    from expert.cli.display import make_console, write_line
-    from expert.cli.run_view import say
-    from expert.insight.ladder import FILE
-    from expert.jobs.benchmarking import Asked, check_result_file, new_folder, write_result
-    from expert.jobs.benchmarking import benchmark as benchmark_job
+    from expert.cli.benchmark_view import show_compared
+    from expert.cli.display import make_console
+    from expert.jobs.benchmarking import Asked
 
     console = make_console(error=as_json)
     if compare is not None:
@@ -93,6 +88,18 @@ def benchmark(
         remember=not no_remember,
         allow_remote_code=remote_code,
     )
+    _measure(asked, to, console, as_json=as_json)
+
+
+def _measure(asked: Asked, to: Path | None, console: Console, *, as_json: bool) -> None:
+    """Climbs, shows the ladder, and says in which files it is kept."""
+    from expert.cli.benchmark_view import ClimbView, show_ladder
+    from expert.cli.display import write_line
+    from expert.cli.run_view import say
+    from expert.insight.ladder import FILE
+    from expert.jobs.benchmarking import benchmark as benchmark_job
+    from expert.jobs.benchmarking import check_result_file, new_folder, write_result
+
     if to is not None:
         check_result_file(to)
     place = None if to is not None else new_folder(asked)

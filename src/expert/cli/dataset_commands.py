@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from expert.cli.manifest_option import manifest_option
+from expert.cli.options import BaseModelName, Overrides, json_option, manifest_option
 from expert.core.errors import EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -28,12 +28,9 @@ def _dataset() -> None:
 @app.command()
 def check(
     manifest: Annotated[Path, manifest_option("Whose data is looked at")],
-    model: Annotated[str | None, typer.Option(help="Which of the base models.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Override a key of the manifest."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON.")] = False,
+    model: BaseModelName = None,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, json_option("Findings as JSON.")] = False,
 ) -> None:
     """Read every row as preparing would, write nothing, and tell what is wrong with the data."""
     from expert.cli.display import make_console, show_problems, write_line
@@ -123,7 +120,7 @@ def find_datasets(
         Path | None,
         typer.Option("--consolidate", metavar="DEST", help="Copy what the manifests need to here."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The list as JSON.")] = False,
+    as_json: Annotated[bool, json_option("The list as JSON.")] = False,
 ) -> None:
     """List the data sets on this machine, or gather what manifests need in one place."""
     import os

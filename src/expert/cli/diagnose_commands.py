@@ -7,7 +7,14 @@ from typing import Annotated
 
 import typer
 
-from expert.cli.manifest_option import manifest_option
+from expert.cli.options import (
+    RUN_HELP,
+    BaseModelName,
+    Overrides,
+    json_option,
+    manifest_option,
+    remote_code_option,
+)
 
 DIAGNOSE_EPILOG = (
     "Exit codes besides: 2 where a finding before a run is an error, so that it would not start; "
@@ -15,45 +22,34 @@ DIAGNOSE_EPILOG = (
 )
 
 
+WhichRun = Annotated[Path | None, typer.Argument(help=f"{RUN_HELP} Without: this machine.")]
+Card = Annotated[str | None, typer.Option(help="Check for this card; no kernel is tried.")]
+CardMemory = Annotated[str | None, typer.Option(help='Memory to check for, such as "16GB".')]
+NoKernels = Annotated[bool, typer.Option("--no-kernels", help="Do not run each kernel once.")]
+Parity = Annotated[
+    bool, typer.Option("--parity", help="Compare packed, compiled, fused with the plain way.")
+]
+ProfiledUpdates = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Trace N settled updates of a short run.")
+]
+TryIt = Annotated[bool, typer.Option("--try", help="Measure the first fix in two short runs.")]
+
+
 def diagnose(
-    run: Annotated[
-        Path | None,
-        typer.Argument(
-            help="A run folder; of a folder of runs or an expert's folder, the newest. Without: "
-            "this machine."
-        ),
-    ] = None,
+    run: WhichRun = None,
     manifest: Annotated[
-        Path | None,
-        manifest_option("Look at a run of this before it begins"),
+        Path | None, manifest_option("Look at a run of this before it begins")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Which of the base models.")] = None,
-    gpu: Annotated[
-        str | None, typer.Option(help="Check for this card; no kernel is tried.")
-    ] = None,
-    vram: Annotated[str | None, typer.Option(help='Memory to check for, such as "16GB".')] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Override a key of the manifest."),
-    ] = None,
-    no_kernels: Annotated[
-        bool, typer.Option("--no-kernels", help="Do not run each kernel once.")
-    ] = False,
-    parity: Annotated[
-        bool,
-        typer.Option("--parity", help="Compare packed, compiled, fused with the plain way."),
-    ] = False,
-    profile: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Trace N settled updates of a short run."),
-    ] = None,
-    try_it: Annotated[
-        bool, typer.Option("--try", help="Measure the first fix in two short runs.")
-    ] = False,
-    remote_code: Annotated[
-        bool, typer.Option("--allow-remote-code", help="Run the model's own Python program.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Everything found as JSON.")] = False,
+    model: BaseModelName = None,
+    gpu: Card = None,
+    vram: CardMemory = None,
+    overrides: Overrides = None,
+    no_kernels: NoKernels = False,
+    parity: Parity = False,
+    profile: ProfiledUpdates = None,
+    try_it: TryIt = False,
+    remote_code: Annotated[bool, remote_code_option("Run the model's own Python program.")] = False,
+    as_json: Annotated[bool, json_option("Everything found as JSON.")] = False,
 ) -> None:
     """Say where the time of a run went and what mends that; or, before one, what is in its way.
 

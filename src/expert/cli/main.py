@@ -23,8 +23,16 @@ from expert.cli import (
     run_commands,
     train_commands,
     validate_commands,
+    watch_commands,
 )
-from expert.cli.manifest_option import manifest_option, named_file
+from expert.cli.options import (
+    BaseModelName,
+    Overrides,
+    Strict,
+    json_option,
+    manifest_option,
+    named_file,
+)
 from expert.core.errors import (
     EXIT_DOES_NOT_FIT,
     EXIT_INTERNAL,
@@ -51,7 +59,7 @@ app.command("find-datasets")(dataset_commands.find_datasets)
 app.command(cls=train_commands.TrainCommand, epilog=train_commands.TRAIN_EPILOG)(
     train_commands.train
 )
-app.command()(train_commands.watch)
+app.command()(watch_commands.watch)
 app.command()(report_commands.report)
 app.command()(run_commands.sample)
 app.command()(run_commands.export)
@@ -80,7 +88,7 @@ def _root(
 
 @app.command()
 def machine(
-    as_json: Annotated[bool, typer.Option("--json", help="Every fact as JSON.")] = False,
+    as_json: Annotated[bool, json_option("Every fact as JSON.")] = False,
     cards: Annotated[bool, typer.Option("--cards", help="List the cards known by name.")] = False,
 ) -> None:
     """Show GPUs, CPU, memory, disk and versions, each with where it was read."""
@@ -117,14 +125,11 @@ def plan(
         typer.Option(help="Plan for this card; several times: side by side."),
     ] = None,
     vram: Annotated[str | None, typer.Option(help='Memory to plan for, such as "16GB".')] = None,
-    model: Annotated[str | None, typer.Option(help="Which of the base models.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Override a key of the manifest."),
-    ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse every unknown key.")] = False,
+    model: BaseModelName = None,
+    overrides: Overrides = None,
+    strict: Strict = False,
     everything: Annotated[bool, typer.Option("--all", help="Show defaults too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The plan as JSON.")] = False,
+    as_json: Annotated[bool, json_option("The plan as JSON.")] = False,
 ) -> None:
     """Settle every "auto" for a card, with reasons, before a weight is loaded."""
     from expert.cli.display import make_console, write_line
@@ -165,11 +170,8 @@ def pretokenize(
             "--all", help="Every manifest.json or .yaml below this folder whose rows are there."
         ),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Which of the base models.")] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Override a key of the manifest."),
-    ] = None,
+    model: BaseModelName = None,
+    overrides: Overrides = None,
 ) -> None:
     """Tokenise and pack the data once; training does the same where it was not done."""
     from expert.cli.display import make_console

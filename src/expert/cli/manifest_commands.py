@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from expert.cli.options import Overrides, Strict, json_option, output_option
 from expert.core.errors import EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -20,18 +21,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Override a key of the manifest."),
-]
-
 
 @app.command()
 def check(
     files: Annotated[list[Path], typer.Argument(help="Manifests, JSON or YAML.")],
     overrides: Overrides = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse every unknown key.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Findings as JSON.")] = False,
+    strict: Strict = False,
+    as_json: Annotated[bool, json_option("Findings as JSON.")] = False,
 ) -> None:
     """Read manifests and tell every problem at once, with file and line."""
     from expert.cli.display import make_console, show_problems, write_line
@@ -86,7 +82,7 @@ def show_notices(read: ReadManifest, console: Console, *, brief: bool) -> None:
 @app.command()
 def explain(
     key: Annotated[str | None, typer.Argument(help="A key, a section, or another name.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+    as_json: Annotated[bool, json_option("The same as JSON.")] = False,
 ) -> None:
     """Say what keys mean, what they may be and what they are by default, from the schema."""
     from expert.cli.display import Sheet, make_console, show_sheet, write_line
@@ -127,9 +123,7 @@ def schema() -> None:
 @app.command()
 def upgrade(
     file: Annotated[Path, typer.Argument(help="A manifest of any layout.")],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file to write.")
-    ] = None,
+    output: Annotated[Path | None, output_option("The file to write.")] = None,
     in_place: Annotated[
         bool, typer.Option("--in-place", help="Replace the file; the old one becomes FILE.bak.")
     ] = False,

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from expert.cli.options import json_option, output_option
+
 
 def new(
     name: Annotated[str, typer.Argument(help="Name of the expert, and of its folder.")],
@@ -24,10 +26,8 @@ def new(
             "--map", metavar="PART=COLUMN", help="A column: instruction, input, response or text."
         ),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where the folder goes; here by default.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="What was made, as JSON.")] = False,
+    output: Annotated[Path | None, output_option("Where the folder goes; here by default.")] = None,
+    as_json: Annotated[bool, json_option("What was made, as JSON.")] = False,
 ) -> None:
     """Make a folder with a manifest, from a template or from a file of rows."""
     from expert.cli.display import make_console, write_line

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from expert.cli.options import RUN_HELP, json_option
+
 if TYPE_CHECKING:
     from expert.jobs.reporting import Written
 
@@ -18,7 +20,7 @@ def report(
         list[Path] | None,
         typer.Argument(
             metavar="[RUN]",
-            help="A run folder; of a folder of runs or an expert's folder, the newest. runs/",
+            help=f"{RUN_HELP} runs/",
             show_default=False,
         ),
     ] = None,
@@ -42,7 +44,7 @@ def report(
         ),
     ] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="What was written, as JSON.")] = False,
+    as_json: Annotated[bool, json_option("What was written, as JSON.")] = False,
 ) -> None:
     """Make one HTML page of a run, and the same in Markdown: verdict, curves, reasons, hashes."""
     from expert.cli.display import make_console, write_line

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from expert.cli.train_commands import Device
+from expert.cli.options import Device, RunFolder, WhereToCompute, checkpoint_option, json_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,18 +18,9 @@ if TYPE_CHECKING:
     from expert.jobs.gpu_memory import CardMemory, GpuMemory
     from expert.jobs.sampling import Samples
 
-Run = Annotated[
-    Path,
-    typer.Argument(help="A run folder; of a folder of runs or an expert's folder, the newest."),
-]
 Checkpoint = Annotated[
-    str | None,
-    typer.Option(
-        metavar="final|best|N",
-        help="Which state of the run; by default training.packaging_checkpoint of the manifest.",
-    ),
+    str | None, checkpoint_option("training.packaging_checkpoint of the manifest")
 ]
-WhereToCompute = Annotated[Device, typer.Option("--device", help="Where to compute.")]
 
 
 class Dtype(StrEnum):
@@ -40,31 +31,36 @@ class Dtype(StrEnum):
     fp32 = "fp32"
 
 
+Plain = Annotated[
+    bool | None,
+    typer.Option(
+        "--plain/--chat",
+        help="Continue the prompt as it stands, or answer it; by default as the data was.",
+    ),
+]
+Temperature = Annotated[
+    float | None, typer.Option(min=0, max=2, help="Randomness; 0: the likeliest token.")
+]
+TopP = Annotated[
+    float | None, typer.Option(min=0.001, max=1, help="Likeliest tokens of this share.")
+]
+
+
 def sample(
-    run: Run,
+    run: RunFolder,
     prompt: Annotated[list[str], typer.Option(help="What to answer or continue; several times.")],
     system: Annotated[str, typer.Option(help="The system turn before it.")] = "",
-    plain: Annotated[
-        bool | None,
-        typer.Option(
-            "--plain/--chat",
-            help="Continue the prompt as it stands, or answer it; by default as the data was.",
-        ),
-    ] = None,
+    plain: Plain = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(min=0, max=2, help="Randomness; 0: the likeliest token.")
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option(min=0.001, max=1, help="Likeliest tokens of this share.")
-    ] = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
     top_k: Annotated[int | None, typer.Option(min=1, help="So many likeliest tokens.")] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="The same seed gives the same text.")
     ] = None,
     checkpoint: Checkpoint = None,
     device: WhereToCompute = Device.auto,
-    as_json: Annotated[bool, typer.Option("--json", help="Texts and settings as JSON.")] = False,
+    as_json: Annotated[bool, json_option("Texts and settings as JSON.")] = False,
 ) -> None:
     """Let a trained expert answer prompts; decoding is the manifest's where no flag says more."""
     from expert.cli.display import make_console, write_line
@@ -139,7 +135,7 @@ def _samples_as_json(found: Samples) -> str:
 
 
 def export(
-    run: Run,
+    run: RunFolder,
     to: Annotated[Path, typer.Option("--to", help="The folder to write; it must be new.")],
     merged: Annotated[
         bool, typer.Option("--merged", help="The adapter merged into the base's weights.")
@@ -154,7 +150,7 @@ def export(
         bool,
         typer.Option("--allow-failed", help="Even where expert validate found it not good enough."),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="What was written as JSON.")] = False,
+    as_json: Annotated[bool, json_option("What was written as JSON.")] = False,
 ) -> None:
     """Write the adapter, or merged weights, with tokenizer and model card, logits compared."""
     from expert.cli.display import make_console, write_line
@@ -235,7 +231,7 @@ _WHY_NOTHING = (
 
 
 def clear_cuda_cache(
-    as_json: Annotated[bool, typer.Option("--json", help="Cards and holders as JSON.")] = False,
+    as_json: Annotated[bool, json_option("Cards and holders as JSON.")] = False,
 ) -> None:
     """Say who holds GPU memory and what would free it; from outside no cache can be cleared."""
     from expert.cli.display import make_console, write_line

@@ -8,7 +8,8 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from expert.cli.display import Sheet
-from expert.cli.progress_view import Line, ProgressView
+from expert.cli.event_lines import Line
+from expert.cli.progress_view import ProgressView
 from expert.cli.words import count, duration
 
 if TYPE_CHECKING:

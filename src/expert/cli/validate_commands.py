@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from expert.cli.train_commands import Device
+from expert.cli.options import Device, WhereToCompute, checkpoint_option, json_option
 from expert.core.errors import EXIT_GATE_FAILED
 
 
@@ -28,55 +28,54 @@ class Checkpoints(StrEnum):
     all = "all"
 
 
+ExpertPlace = Annotated[
+    Path | None,
+    typer.Option(
+        "--expert",
+        metavar="DIR|RUN",
+        help="A run folder, a folder of runs, or an expert's folder: its newest run; "
+        "by default in runs/.",
+        show_default=False,
+    ),
+]
+TestSetFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Cases (test_cases.json) or rows; by default those that the manifest holds out.",
+    ),
+]
+Baseline = Annotated[
+    str | None,
+    typer.Option(metavar="RUN|base", help="Compare with this run, or with the base alone."),
+]
+MinAccuracy = Annotated[
+    float, typer.Option(min=0, max=1, help="Share of right answers that the gate asks for.")
+]
+MaxRegression = Annotated[
+    float, typer.Option(min=0, max=1, help="How much worse than the baseline, as a share of it.")
+]
+Compared = Annotated[
+    Checkpoints | None, typer.Option(help="Compare all states of the run; the best is named.")
+]
+Judge = Annotated[Domain | None, typer.Option(help="Who judges; by default as the manifest says.")]
+RowLimit = Annotated[int | None, typer.Option(min=1, help="So many rows, spread over all of them.")]
+
+
 def validate(
-    expert: Annotated[
-        Path | None,
-        typer.Option(
-            "--expert",
-            metavar="DIR|RUN",
-            help="A run folder, a folder of runs, or an expert's folder: its newest run; "
-            "by default in runs/.",
-            show_default=False,
-        ),
-    ] = None,
-    test_set: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Cases (test_cases.json) or rows; by default those that the manifest holds out.",
-        ),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(metavar="RUN|base", help="Compare with this run, or with the base alone."),
-    ] = None,
-    min_accuracy: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of right answers that the gate asks for.")
-    ] = 0.95,
-    max_regression: Annotated[
-        float,
-        typer.Option(min=0, max=1, help="How much worse than the baseline, as a share of it."),
-    ] = 0.05,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(
-            metavar="final|best|N",
-            help="Which state of the run; by default training.packaging_checkpoint.",
-        ),
-    ] = None,
-    checkpoints: Annotated[
-        Checkpoints | None, typer.Option(help="Compare all states of the run; the best is named.")
-    ] = None,
-    domain: Annotated[
-        Domain | None, typer.Option(help="Who judges; by default as the manifest says.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="So many rows, spread over all of them.")
-    ] = None,
+    expert: ExpertPlace = None,
+    test_set: TestSetFile = None,
+    baseline: Baseline = None,
+    min_accuracy: MinAccuracy = 0.95,
+    max_regression: MaxRegression = 0.05,
+    checkpoint: Annotated[str | None, checkpoint_option("training.packaging_checkpoint")] = None,
+    checkpoints: Compared = None,
+    domain: Judge = None,
+    limit: RowLimit = None,
     seed: Annotated[int, typer.Option(min=0, help="Of answers that are drawn.")] = 0,
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    device: WhereToCompute = Device.auto,
     as_json: Annotated[
-        bool, typer.Option("--json", help="What validation.json holds, on standard output.")
+        bool, json_option("What validation.json holds, on standard output.")
     ] = False,
 ) -> None:
     """Judge an expert's answers with parsers and databases; exit code 5 when the gate fails."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -35,6 +36,12 @@ def _keep_mode(path: Path, temporary: str) -> None:
     os.chmod(temporary, mode)
 
 
+def sync_file(path: Path) -> None:
+    """Make the bytes of a file survive a power cut."""
+    with path.open("rb+") as stream:  # Windows syncs only what is open for writing
+        os.fsync(stream.fileno())
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename in `folder` survive a power cut; Windows cannot and needs not."""
     if os.name == "nt":
@@ -44,3 +51,9 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sha256_of(path: Path) -> str:
+    """The hexadecimal digest of all that a file holds."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

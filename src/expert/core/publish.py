@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.errors import ExpertError
-from expert.core.files import sync_folder
+from expert.core.files import sha256_of, sync_file, sync_folder
 
 DONE = "DONE"
 MAX_DONE_BYTES = 16_000_000  # about 100,000 files; more is no listing of ours
@@ -139,7 +138,7 @@ def _seal(folder: Path) -> dict[str, dict[str, Any]]:
     for name, status in files.items():
         # Some writers (safetensors 0.8) leave files that only their owner can read.
         os.chmod(folder / name, stat.S_IMODE(status.st_mode) | readable)
-        _sync(folder / name)
+        sync_file(folder / name)
     listed = {}
     for name, sha256 in _hashes(folder, files).items():
         if isinstance(sha256, OSError):
@@ -222,7 +221,7 @@ def _hashes(folder: Path, files: dict[str, os.stat_result]) -> dict[str, str | O
 
     def hashed(name: str) -> str | OSError:
         try:
-            return _sha256(folder / name)
+            return sha256_of(folder / name)
         except OSError as error:
             return error
 
@@ -236,13 +235,3 @@ def _words(error: OSError | PublishError) -> str:
     if isinstance(error, OSError):
         return f"{error.filename} cannot be read: {error.strerror}"
     return str(error)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb+") as stream:  # Windows syncs only what is open for writing
-        os.fsync(stream.fileno())

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from expert.core.files import sha256_of
 from expert.data.records import DataError, Segment
 from expert.data.text_pieces import PieceEncoder
 
@@ -85,8 +86,7 @@ class TextEncoder:
         special = read_special_tokens(folder)
         file = folder / "tokenizer.json"
         if file.is_file():
-            with file.open("rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            digest = sha256_of(file)
             load = partial(load_tokenizer, folder)
         else:
             tokenizer = load_tokenizer(folder)

@@ -1,30 +1,15 @@
-"""Rows of many shapes, understood as one: which column holds what, and what is said in a row."""
+"""Rows of many shapes, understood as one: what is said in a row."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
+from expert.data.columns import PREFERENCE, Columns, Kind, columns_found
 from expert.data.marked_text import UnfitRow, marked_turns
-from expert.data.records import BadRow, DataError, Example, Role, Row, Turn
-from expert.manifest.dataset import FieldMapping
+from expert.data.records import BadRow, Example, Role, Row, Turn
 
-Kind = Literal["instruction", "messages", "text", "multi_task"]
-
-# In the order in which they are tried where the manifest names no column.
-USUAL_REQUESTS = ("instruction", "prompt", "question", "text", "sql_prompt")
-USUAL_ANSWERS = ("response", "output", "answer", "completion", "text", "cypher", "sql")
-# Names that may as well stand for something else, after those that do not.
-INSTRUCTION_COLUMNS = (*USUAL_REQUESTS, "query", "request", "user", "human")
-RESPONSE_COLUMNS = (*USUAL_ANSWERS, "reply", "assistant")
-SPEAKERS = frozenset({"user", "human"})
-"""Such a column holds what was said only beside "assistant"; else it may say who it was."""
-INPUT_COLUMNS = ("input", "context", "schema")
-MESSAGE_COLUMNS = ("messages", "conversations")
-
-PREFERENCE = "preference rows need DPO; only supervised fine-tuning is built"
 ROLES: dict[str, Role] = {
     "system": "system",
     "user": "user",
@@ -37,178 +22,6 @@ ROLES: dict[str, Role] = {
 TOOL_ROLES = frozenset({"tool", "function", "function_call", "observation", "ipython"})
 METADATA_OF_A_TASK = frozenset({"instruction", "error_type"})
 RAW_CHARACTERS = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """What the rows of a data set are, and which column holds which part; "": none does."""
-
-    kind: Kind
-    instruction: str = ""
-    input: str = ""
-    response: str = ""
-    system: str = ""
-    text: str = ""
-    messages: str = ""
-
-
-def understand_columns(
-    names: Collection[str],
-    first_row: Mapping[str, Any],
-    *,
-    mapping: FieldMapping | None = None,
-    text_field: str | None = None,
-) -> Columns:
-    """The kind of rows and their columns: as the manifest says, otherwise by their names."""
-    asked = _asked_columns(names, mapping, text_field)
-    if "text" in asked:
-        return Columns("text", text=asked["text"])
-    written, plain = {name: name for name in names}, _by_plain_name(names)
-    # The strictest reading that finds something counts: what is understood by usual names, as they
-    # are usually written, must not be understood otherwise because more is tried after it.
-    for known, requests, answers in (
-        (written, USUAL_REQUESTS, USUAL_ANSWERS),
-        (plain, USUAL_REQUESTS, USUAL_ANSWERS),
-        (plain, INSTRUCTION_COLUMNS, RESPONSE_COLUMNS),
-    ):
-        if not asked.keys() & {"instruction", "response"}:
-            found = _other_kinds(known, first_row)
-            if found:
-                return found
-        found = _instruction_columns(known, asked, requests, answers)
-        if found:
-            return found
-    raise _not_understood(names, plain, asked)
-
-
-def _other_kinds(known: Mapping[str, str], first_row: Mapping[str, Any]) -> Columns | None:
-    """Messages, or rows of several tasks; preference rows are refused."""
-    system = known.get("system", "")
-    if {"chosen", "rejected"} <= known.keys():
-        raise DataError(f"{PREFERENCE}  ({_found(known.values())})")
-    for name in MESSAGE_COLUMNS:
-        column = known.get(name)
-        if column and isinstance(first_row.get(column), list | tuple | None):
-            return Columns("messages", messages=column, system=system)
-    if _is_multi_task(known, first_row):
-        return Columns("multi_task", input=known["input"], response=known["output"], system=system)
-    return None
-
-
-def _by_plain_name(names: Iterable[str]) -> dict[str, str]:
-    """The columns by their names in small letters without blanks around them, in their order; of
-    two that are alike then, the one that is written so, else the first."""
-    known: dict[str, str] = {}
-    for name in names:
-        plain = name.strip().lower()
-        if plain not in known or name == plain:
-            known[plain] = name
-    return known
-
-
-def _asked_columns(
-    names: Collection[str], mapping: FieldMapping | None, text_field: str | None
-) -> dict[str, str]:
-    """Parts of an example that the manifest gives a column, all of which exist."""
-    mapped = {} if mapping is None else mapping.model_dump(include=set(FieldMapping.model_fields))
-    # A part mapped to its own name is the default written out: the automatic choice may go on.
-    asked = {
-        part: column
-        for part, column in mapped.items()
-        if column and not (part == column and column not in names)
-    }
-    if text_field is not None and asked.setdefault("text", text_field) != text_field:
-        raise DataError(
-            f"training.dataset: text_field is {text_field!r} and field_mapping.text is "
-            f"{asked['text']!r}  (keep one of them)"
-        )
-    for part, column in asked.items():
-        if column not in names:
-            key = f"field_mapping.{part}" if mapped.get(part) else "text_field"
-            raise DataError(
-                f"training.dataset.{key}: there is no column {column!r}  ({_found(names)})"
-            )
-    if "text" in asked and asked.keys() & {"instruction", "response"}:
-        raise DataError(
-            "training.dataset.field_mapping: either text, or instruction and response  "
-            f"({_found(names)})"
-        )
-    return asked
-
-
-def _is_multi_task(known: Mapping[str, str], first_row: Mapping[str, Any]) -> bool:
-    if "instruction" in known or not {"input", "output"} <= known.keys():
-        return False
-    return "task" in known or isinstance(first_row.get(known["input"]), Mapping)
-
-
-def _instruction_columns(
-    known: Mapping[str, str],
-    asked: Mapping[str, str],
-    requests: Sequence[str],
-    answers: Sequence[str],
-) -> Columns | None:
-    """Request and answer, or plain text; None where one of the two is missing and no text is."""
-    instruction, response = _exchange_columns(known, asked, requests, answers)
-    if instruction and response:
-        taken = {instruction, response}
-        return Columns(
-            "instruction",
-            instruction=instruction,
-            input=_choose("input", INPUT_COLUMNS, known, asked, taken),
-            response=response,
-            system=known.get("system", ""),
-        )
-    if "text" in known and not asked:
-        return Columns("text", text=known["text"])
-    return None
-
-
-def _exchange_columns(
-    known: Mapping[str, str],
-    asked: Mapping[str, str],
-    requests: Sequence[str],
-    answers: Sequence[str],
-) -> tuple[str, str]:
-    """The columns with the request and with the answer, "" for one that is not there."""
-    given = set(asked.values())
-    doubtful = {known[name] for name in SPEAKERS & known.keys() if "assistant" not in known}
-    instruction = _choose("instruction", requests, known, asked, given | doubtful)
-    response = _choose("response", answers, known, asked, given | {instruction})
-    if not instruction and response:
-        instruction = _choose("instruction", ("input",), known, asked, given)
-    return instruction, response
-
-
-def _choose(
-    part: str,
-    candidates: Sequence[str],
-    known: Mapping[str, str],
-    asked: Mapping[str, str],
-    taken: Collection[str],
-) -> str:
-    there = (known[name] for name in candidates if name in known)
-    return asked.get(part) or next((name for name in there if name not in taken), "")
-
-
-def _not_understood(
-    names: Collection[str], known: Mapping[str, str], asked: Mapping[str, str]
-) -> DataError:
-    candidates = (INSTRUCTION_COLUMNS, RESPONSE_COLUMNS)
-    columns = _exchange_columns(known, asked, *candidates)
-    missing = [
-        f"no column holds the {what} (looked for {', '.join(looked_for)})"
-        for what, column, looked_for in zip(("request", "answer"), columns, candidates, strict=True)
-        if not column
-    ]
-    return DataError(
-        f"{' and '.join(missing)}; {_found(names)}  (name them in training.dataset.field_mapping: "
-        "instruction and response, or text where the rows are already formatted)"
-    )
-
-
-def _found(names: Iterable[str]) -> str:
-    return f"columns found: {', '.join(names) or 'none'}"
 
 
 def example_of(row: Row, columns: Columns) -> Example | BadRow:
@@ -407,7 +220,7 @@ def _absence(values: Mapping[str, Any], column: str) -> str:
         return f"column {column!r} is null"
     if "chosen" in values and "rejected" in values:
         return PREFERENCE
-    return f"column {column!r} is missing; {_found(values)}"
+    return f"column {column!r} is missing; {columns_found(values)}"
 
 
 def _optional(values: Mapping[str, Any], column: str) -> str:

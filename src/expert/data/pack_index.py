@@ -49,7 +49,6 @@ class PackStatistics:
     fill: float
     """Share of the places in all bins that hold a token or a soft prompt."""
     examples_per_bin: float
-    most_pieces_in_a_bin: int
     padding: int
     """Empty places in all bins."""
     padding_to_longest: int
@@ -108,7 +107,6 @@ class PackIndex:
         """How well the bins are filled, and what padding would have cost."""
         sizes = self.piece_stop - self.piece_start + self.soft_tokens
         places, taken = self.bins * self.length, int(sizes.sum(dtype=np.int64))
-        most = int(np.diff(self.bin_offsets).max(initial=0))
         return PackStatistics(
             bins=self.bins,
             pieces=len(sizes),
@@ -116,7 +114,6 @@ class PackIndex:
             tokens=taken - self.soft_tokens * len(sizes),
             fill=taken / places if places else 0.0,
             examples_per_bin=self.examples / self.bins if self.bins else 0.0,
-            most_pieces_in_a_bin=most,
             padding=places - taken,
             padding_to_longest=_padding_to_longest(sizes),
         )

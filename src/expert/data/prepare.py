@@ -15,41 +15,25 @@ import hashlib
 import json
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from expert.core.files import sync_folder, write_text_atomically
-from expert.data.documents import write_dataset_files, write_shard
-from expert.data.encoder import Encoder
-from expert.data.helper_process import Helper
-from expert.data.records import BadRow, DataError, Row, Segment
+from expert.core.files import sha256_of, sync_file, sync_folder, write_text_atomically
+from expert.data.documents import write_dataset_files
+from expert.data.records import DataError
+from expert.data.shards import Rejects, Work, make_shards, shard_name
 from expert.data.statistics import DocumentStatistics
 
 FORMAT = 1
-SHARD_ROWS = 4096
-# A tokenizer holds about 150 bytes for each token while it encodes: this bounds it at 0.15 GB.
-SHARD_CHARACTERS = 4_000_000
 DONE = "DONE"
 RECIPE = "recipe.json"
 STATISTICS = "statistics.json"
 REJECTS = "rejects.jsonl"
 MADE_FOR = "made_for.txt"
-SHOWN_BAD_ROWS = 10
 _TOKENS = "tokens-"
 _KEY_DIGITS = 16
-
-
-@dataclass(frozen=True)
-class Dropped:
-    """A row that a check of the manifest leaves out, and which one."""
-
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,22 +95,6 @@ class Prepared:
     statistics: DocumentStatistics
     key: str
     """What the content follows from, whatever the folder is called."""
-
-
-@dataclass
-class Work:
-    """What the builder needs: rows, how they become segments, and who is told of the progress."""
-
-    rows: Callable[[], Iterator[Row | BadRow]]
-    segments_of: Callable[[Row], list[Segment] | BadRow | Dropped]
-    encoder: Encoder
-    made_for: str = ""
-    """The split and its source, as people name them; a miss is explained by others of the same."""
-    max_bad_rows: int = 0
-    tell: Callable[[int, int], None] = field(default=lambda rows, tokens: None)
-    shard_rows: int = SHARD_ROWS
-    with_helper: bool = False
-    """Let a second process encode every other shard, where processes can be forked."""
 
 
 def prepare(work: Work, recipe: Recipe, folder: Path) -> Prepared:
@@ -224,7 +192,7 @@ def find_damage(folder: Path) -> str:
     if seen.is_file() and seen.read_text(encoding="utf-8") == text:
         return ""
     for name, entry in listed.items():
-        if _sha256(folder / name) != entry["sha256"]:
+        if sha256_of(folder / name) != entry["sha256"]:
             return f"{name} has other bytes than were written"
     write_text_atomically(seen, text)
     return ""
@@ -238,14 +206,18 @@ def read_statistics(folder: Path) -> DocumentStatistics:
 def _build(work: Work, recipe: Recipe, folder: Path) -> None:
     parts = folder.with_name(f"{folder.name}.parts-{recipe.key()[:12]}")
     parts.mkdir(parents=True, exist_ok=True)
-    bad = _Rejects(work.max_bad_rows)
+    bad = Rejects(work.max_bad_rows)
+
+    def published() -> bool:
+        return is_finished(folder)
+
     try:
-        shards = _make_shards(work, bad, parts, folder)
-        if not is_finished(folder):
+        shards = make_shards(work, bad, parts, published=published)
+        if not published():
             _publish(parts, folder, recipe, shards, bad, work.made_for)
     except FileNotFoundError:
         # Another process published the folder and cleared the parts that this one was filling.
-        if not is_finished(folder):
+        if not published():
             raise
     shutil.rmtree(parts, ignore_errors=True)
 
@@ -255,131 +227,13 @@ def is_finished(folder: Path) -> bool:
     return (folder / DONE).is_file()
 
 
-def _make_shards(work: Work, bad: _Rejects, parts: Path, folder: Path) -> int:
-    """Finish shard after shard; stops early where another process has published the folder.
-
-    What a helper was to make and has not, because it was killed, is made here after all.
-    """
-    with Helper(lambda: _help(work, parts, folder), wanted=work.with_helper) as helper:
-        shards = _pass_over(work, bad, parts, folder, others=helper.is_there)
-    names = [_shard_name(index) for index in range(shards)]
-    if not is_finished(folder) and not all((parts / f"{name}.json").is_file() for name in names):
-        _pass_over(work, _Rejects(work.max_bad_rows), parts, folder, others=False)
-    return shards
-
-
-def _pass_over(work: Work, bad: _Rejects, parts: Path, folder: Path, *, others: bool) -> int:
-    """Read and format every row and finish the shards, or every other one; returns how many.
-
-    A thread encodes: where the tokenizer does it, on every core and outside the interpreter's lock,
-    the next shard is read and formatted meanwhile.
-    """
-    shards = rows = tokens = 0
-    with ThreadPoolExecutor(1) as encoder_thread:
-        waiting: Future[tuple[int, int]] | None = None
-        for shard in _shards(work, bad):
-            if is_finished(folder):
-                return shards
-            rows += shard.rows_in
-            if not (others and shards % 2):
-                tokens += waiting.result()[1] if waiting is not None else 0
-                waiting = encoder_thread.submit(_finish_shard, parts, shards, shard, work.encoder)
-            work.tell(rows, tokens)
-            shards += 1
-        if waiting is not None:
-            tokens += waiting.result()[1]
-            work.tell(rows, tokens)
-    return shards
-
-
-def _help(work: Work, parts: Path, folder: Path) -> None:
-    """In the helper: every other shard. Bad rows are the first process's business."""
-    began_under = os.getppid()
-    for index, shard in enumerate(_shards(work, _Rejects(sys.maxsize))):
-        if is_finished(folder) or os.getppid() != began_under:
-            return
-        if index % 2:
-            _finish_shard(parts, index, shard, work.encoder)
-
-
-@dataclass
-class _Shard:
-    """Rows of one shard: their numbers and their segments, and what was left out of it."""
-
-    numbers: list[int] = field(default_factory=list)
-    documents: list[list[Segment]] = field(default_factory=list)
-    rows_in: int = 0
-    characters: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-
-
-class _Rejects:
-    """Bad rows: counted, kept for rejects.jsonl, and fatal when there are too many."""
-
-    def __init__(self, allowed: int) -> None:
-        self.allowed = allowed
-        self.rows: list[BadRow] = []
-        self.count = 0
-
-    def add(self, bad: BadRow) -> None:
-        self.count += 1
-        self.rows.append(bad)
-        if self.count > self.allowed:
-            shown = "\n".join(f"  - {row}" for row in self.rows[-SHOWN_BAD_ROWS:])
-            words = "a row" if self.count == 1 else f"{self.count} rows"
-            raise DataError(
-                f"{words} cannot be used\n{shown}\n"
-                "  (mend the data, or tolerate some: --set training.dataset.max_bad_rows=100)"
-            )
-
-
-def _shards(work: Work, bad: _Rejects) -> Iterator[_Shard]:
-    shard = _Shard()
-    for number, row in enumerate(work.rows()):
-        shard.rows_in += 1
-        made = row if isinstance(row, BadRow) else work.segments_of(row)
-        if isinstance(made, BadRow):
-            bad.add(made)
-        elif isinstance(made, Dropped):
-            shard.dropped[made.reason] = shard.dropped.get(made.reason, 0) + 1
-        else:
-            shard.numbers.append(number)
-            shard.documents.append(made)
-            shard.characters += sum(len(segment.text) for segment in made)
-        if shard.rows_in >= work.shard_rows or shard.characters >= SHARD_CHARACTERS:
-            yield shard
-            shard = _Shard()
-    if shard.rows_in:
-        yield shard
-
-
-def _finish_shard(parts: Path, index: int, shard: _Shard, encoder: Encoder) -> tuple[int, int]:
-    """Encode and write a shard, unless an earlier run or another process has finished it."""
-    final, facts_file = parts / _shard_name(index), parts / f"{_shard_name(index)}.json"
-    if final.is_file() and facts_file.is_file():
-        facts = json.loads(facts_file.read_text(encoding="utf-8"))
-        return facts["rows_in"], facts["tokens"]
-    batch = encoder.encode(shard.documents)
-    facts = DocumentStatistics.of(batch, rows_in=shard.rows_in, dropped=shard.dropped)
-    temporary = parts / f".{final.name}.{os.getpid()}"
-    write_shard(temporary, batch, np.array(shard.numbers, np.int32))
-    _sync(temporary)
-    os.replace(temporary, final)
-    write_text_atomically(facts_file, json.dumps(facts.to_json()))
-    return facts.rows_in, facts.tokens
-
-
-def _shard_name(index: int) -> str:
-    return f"data-{index:05d}.arrow"
-
-
 def _publish(
-    parts: Path, folder: Path, recipe: Recipe, shards: int, bad: _Rejects, made_for: str
+    parts: Path, folder: Path, recipe: Recipe, shards: int, bad: Rejects, made_for: str
 ) -> None:
     temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    names = [_shard_name(index) for index in range(shards)]
+    names = [shard_name(index) for index in range(shards)]
     try:
         total = _gather(parts, temporary, names)
         total.bad_rows = bad.count
@@ -417,11 +271,11 @@ def _gather(parts: Path, temporary: Path, names: Sequence[str]) -> DocumentStati
 def _write_done(folder: Path) -> None:
     listed = {}
     for path in sorted(folder.iterdir()):
-        _sync(path)
-        listed[path.name] = {"size": path.stat().st_size, "sha256": _sha256(path)}
+        sync_file(path)
+        listed[path.name] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
     done = folder / DONE
     done.write_text(json.dumps(listed, indent=2), encoding="utf-8")
-    _sync(done)
+    sync_file(done)
     sync_folder(folder)
 
 
@@ -452,13 +306,3 @@ def _free_name(path: Path) -> Path:
         number += 1
         free = path.with_name(f"{path.name}-{number}")
     return free
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb+") as stream:  # Windows syncs only what is open for writing
-        os.fsync(stream.fileno())

@@ -48,6 +48,13 @@ class BadRow:
         return f"{self.file}:{self.line}: {self.reason}"
 
 
+@dataclass(frozen=True)
+class Dropped:
+    """A row that a check of the manifest leaves out, and which one."""
+
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What one side says in a conversation."""

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from expert.core.files import sha256_of
 from expert.data.corpora import fetched_shakespeare, given_shakespeare, python_stdlib_text
 from expert.data.folders import SPLIT_NAMES, Split, files_by_split, saved_files, saved_splits
 from expert.data.hub import hub_fingerprint, read_hub
@@ -129,8 +130,7 @@ def content_hash(source: Source) -> str:
     whole.update(f"max_chars {source.max_chars}\n".encode())
     for path in _files_of(source):
         try:
-            with path.open("rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+            digest = sha256_of(path)
         except OSError as error:
             raise unusable(str(path), f"it cannot be read: {error.strerror}") from error
         packing = path.suffix.lower() if path.suffix.lower() in (".gz", ".zst") else ""

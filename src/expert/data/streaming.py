@@ -23,8 +23,7 @@ from expert.data.loader import LoaderOptions, data_loader, shard_of
 from expert.data.order import Draw, Update, shuffled
 from expert.data.pack import bins_per_update
 from expert.data.pack_index import PackIndex
-from expert.data.prepare import Dropped
-from expert.data.records import BadRow, DataError, Row, Segment
+from expert.data.records import BadRow, DataError, Dropped, Row, Segment
 
 WINDOW_ROWS = 4096
 WINDOW_CHARACTERS = 8_000_000

@@ -193,8 +193,8 @@ def _charge_operation(meter: Meter, operator: str, left: Any, right: Any) -> Non
                 meter.spend(times * meter.size(one))
 
 
-def _filters(meter: Meter) -> dict[str, Callable[..., Any]]:
-    """Filters that are charged, or that differ from jinja's as they do in transformers."""
+def _charging_filters(meter: Meter) -> dict[str, Callable[..., Any]]:
+    """What `Charges` puts around loops, joined texts and things that are made."""
 
     @jinja2.pass_context  # keeps jinja from working it out when the template is compiled
     def loop(context: Context, values: Iterable[Any], cost: int) -> Iterator[Any]:
@@ -210,6 +210,12 @@ def _filters(meter: Meter) -> dict[str, Callable[..., Any]]:
     def made(context: Context, value: Any) -> Any:
         meter.spend_on(value)
         return value
+
+    return {"_loop": loop, "_concat": concat, "_made": made}
+
+
+def _text_filters(meter: Meter) -> dict[str, Callable[..., Any]]:
+    """Filters that are charged, or that differ from jinja's as they do in transformers."""
 
     def replace(value: Any, old: str, new: str, count: int | None = None) -> str:
         return _replace(meter, str(value), str(old), str(new), -1 if count is None else count)
@@ -257,9 +263,6 @@ def _filters(meter: Meter) -> dict[str, Callable[..., Any]]:
         return text
 
     return {
-        "_loop": loop,
-        "_concat": concat,
-        "_made": made,
         "replace": replace,
         "join": join,
         "indent": indent,
@@ -291,7 +294,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
             "strftime_now": now.strftime,
         }
         kept: dict[str, Callable[..., Any]] = {name: FILTERS[name] for name in _FILTERS}
-        self.filters = kept | _filters(self.meter)
+        self.filters = kept | _charging_filters(self.meter) | _text_filters(self.meter)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         self.source_characters = STEP + len(source)

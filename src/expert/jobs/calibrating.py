@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     import torch
 
     from expert.planning.calibration import Calibrations, MemoryProbe
-    from expert.planning.memory import Workload
     from expert.planning.run_plan import RunPlan
+    from expert.planning.workload import Workload
     from expert.telemetry.gpu import GpuSampler
     from expert.training.recorder import Emit
 

@@ -154,7 +154,7 @@ def _trials(
     tell: Callable[[str], None],
 ) -> Trials:
     """The kernels on this machine's card, or on its CPU where a run would use that."""
-    from expert.jobs.kernel_runs import TRIALS
+    from expert.jobs.kernel_arithmetic import TRIALS
     from expert.jobs.kernel_trials import not_tried, try_kernels
 
     device = target.device if target.is_this_machine else "cpu"

@@ -116,8 +116,7 @@ class _Checker:
 
     def _read_source(self, split: SplitReport, source: Source) -> Documents:
         from expert.data.audit import DocumentCollector
-        from expert.data.prepare import Dropped
-        from expert.data.records import BadRow
+        from expert.data.records import BadRow, Dropped
 
         self._note_separators(source)
         segments_of, _ = self.builder.formatter(source)
@@ -175,7 +174,8 @@ class _Checker:
 
     def _understood(self, source: Source) -> tuple[Any, str]:
         """How the example in a good row is found, and the column with the answers."""
-        from expert.data.formats import example_of, understand_columns
+        from expert.data.columns import understand_columns
+        from expert.data.formats import example_of
         from expert.data.records import Example, Row
         from expert.data.sources import iterate
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -13,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+from expert.core.files import sha256_of
 
 Kind = Literal["hub cache", "datasets cache", "file", "saved", "prepared"]
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
@@ -305,10 +306,10 @@ def consolidate(users: Sequence[DatasetUser], destination: Path) -> list[Gathere
     wanted: dict[Path, str] = {}
     problems = []
     for source, target in (pair for plan in plans for pair in plan.files):
-        digest = _sha256(source)
+        digest = sha256_of(source)
         if wanted.setdefault(target, digest) != digest:
             problems.append(f"{target}: two manifests name different files for it: {source}")
-        elif target.exists() and (not target.is_file() or _sha256(target) != digest):
+        elif target.exists() and (not target.is_file() or sha256_of(target) != digest):
             problems.append(f"{target}: is there and differs from {source}")
     if problems:
         shown = "\n".join(f"  - {problem}" for problem in dict.fromkeys(problems))
@@ -385,7 +386,7 @@ def _copy_verified(source: Path, target: Path, digest: str) -> None:
     try:
         shutil.copy2(source, temporary)
         size = source.stat().st_size
-        if temporary.stat().st_size != size or _sha256(temporary) != digest:
+        if temporary.stat().st_size != size or sha256_of(temporary) != digest:
             raise DataError(
                 f"{target}: the copy differs from {source}  (the file changed meanwhile, or the "
                 "disk is faulty: copy again)"
@@ -393,8 +394,3 @@ def _copy_verified(source: Path, target: Path, digest: str) -> None:
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

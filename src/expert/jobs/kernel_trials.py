@@ -68,7 +68,7 @@ def try_kernels(
     tell: Callable[[str], None] = lambda name: None,
 ) -> Trials:
     """Run the trials named, or all; after one that ends its process the rest go on in a new one."""
-    from expert.jobs.kernel_runs import TRIALS
+    from expert.jobs.kernel_arithmetic import TRIALS
 
     left = list(TRIALS if names is None else names)
     done: list[Tried] = []

@@ -15,7 +15,7 @@ from expert.core.errors import ExpertError
 from expert.core.files import write_text_atomically
 
 if TYPE_CHECKING:
-    from expert.data.formats import Columns
+    from expert.data.columns import Columns
     from expert.data.records import BadRow, Example, Row
 
 LOOKED_AT = 50
@@ -124,7 +124,8 @@ def _mapped(mapping: Sequence[str]) -> dict[str, str]:
 
 def _look(data: Path, mapped: Mapping[str, str]) -> tuple[Columns, Sequence[Example]]:
     """What the first rows of a file hold; CannotMake where they are of no use."""
-    from expert.data.formats import example_of, understand_columns
+    from expert.data.columns import understand_columns
+    from expert.data.formats import example_of
     from expert.data.records import BadRow, DataError, Row
     from expert.manifest.dataset import FieldMapping
 

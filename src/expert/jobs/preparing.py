@@ -191,7 +191,8 @@ class Builder:
         return text_tools(_tokenizer_folder(self.plan), self.plan.model.prompt_template)
 
     def _tokenise(self, source: Source, name: str) -> Prepared:
-        from expert.data.prepare import Work, prepare
+        from expert.data.prepare import prepare
+        from expert.data.shards import Work
 
         recipe, folder = self.recipe_of(source, name)
         segments_of, _ = self.formatter(source)
@@ -264,9 +265,9 @@ class Builder:
     def formatter(self, source: Source) -> tuple[Any, str]:
         """How a row of this source becomes segments, and what decides it, as text."""
         from expert.data.checks import RowFilter
-        from expert.data.formats import example_of, understand_columns
-        from expert.data.prepare import Dropped
-        from expert.data.records import BadRow, Row, Segment
+        from expert.data.columns import understand_columns
+        from expert.data.formats import example_of
+        from expert.data.records import BadRow, Dropped, Row, Segment
         from expert.data.sources import iterate
         from expert.data.templates import TemplateError
 

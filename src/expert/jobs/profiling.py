@@ -46,7 +46,6 @@ PURPOSES: tuple[tuple[str, str], ...] = (
 OTHER = "other"
 GAP_MICROSECONDS = 20.0
 """Shorter pauses lie between any two kernels."""
-SHOWN_KERNELS = 15
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,8 @@ def trained_on_text(plan: RunPlan) -> bool:
 
 def _by_first_row(plan: RunPlan, spec: DatasetSpec) -> bool | None:
     """What the first row is; None where it cannot be read here."""
-    from expert.data.formats import example_of, understand_columns
+    from expert.data.columns import understand_columns
+    from expert.data.formats import example_of
     from expert.data.records import BadRow, DataError
 
     try:

@@ -92,8 +92,9 @@ def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> Pre
     """The rows tokenised, one to a sequence."""
     from expert.data.documents import DocumentStore
     from expert.data.pack import pack_none
-    from expert.data.prepare import Recipe, Work, prepare
+    from expert.data.prepare import Recipe, prepare
     from expert.data.records import BadRow, Row, Segment
+    from expert.data.shards import Work
     from expert.data.templates import TemplateError
     from expert.jobs.preparing import PreparedSplit
 

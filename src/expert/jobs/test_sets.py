@@ -199,7 +199,8 @@ def _of_rows(
     domain: str = "",
 ) -> TestSet:
     """Rows understood as training understands them; one that is not understood is an error."""
-    from expert.data.formats import example_of, understand_columns
+    from expert.data.columns import understand_columns
+    from expert.data.formats import example_of
     from expert.data.records import BadRow, DataError
 
     examples: list[Example] = []

@@ -110,14 +110,7 @@ def validate(
         comparison=compare(reached.verdicts(), before.verdicts()) if before else None,
         gate=gate_of(demands, reached.standing, before.standing if before else None),
         checkpoints=tuple(others),
-        settings={
-            **asdict(demands),
-            "decoding": asdict(how),
-            "seed": seed,
-            "limit": limit,
-            "strict": task.strict,
-            "device": str(task.device),
-        },
+        settings=_settings(demands, task, limit),
         notes=(*said, *_notes(task), *([remark] if remark else [])),
         seconds=time.monotonic() - began,
     )
@@ -157,6 +150,18 @@ def _task(
         device=device,
         tell=tell,
     )
+
+
+def _settings(demands: Demands, task: _Task, limit: int | None) -> dict[str, Any]:
+    """All that decides the outcome besides the expert and the rows, as validation.json has it."""
+    return {
+        **asdict(demands),
+        "decoding": asdict(task.decoding),
+        "seed": task.seed,
+        "limit": limit,
+        "strict": task.strict,
+        "device": str(task.device),
+    }
 
 
 def _reach(folder: RunFolder, plan: RunPlan, name: str, task: _Task) -> Reached:

@@ -184,9 +184,7 @@ def load_model(
     dtype = DTYPES[kernels.precision] if adapter.type != "full" else torch.float32
     base = _load_base(model, kernels, folder, dtype, device, allow_remote_code)
     blocks, decoder = find_blocks(base), base.get_decoder()
-    own_dtype = dtype if adapter_dtype is None else adapter_dtype
-    if adapter.type == "adalora":
-        own_dtype = torch.float32  # its pruning reads the very weights and gradients that learn
+    own_dtype = _dtype_beside_the_base(adapter, adapter_dtype, dtype)
     if adapter.type == "full" and model.quantization in QUANTISED:
         what = f"{model.quantization} base weights cannot be trained themselves"
         raise ModelError("training.config.adapter_type", what, "use lora, or quantization: none")
@@ -221,6 +219,15 @@ def load_model(
         blocks=list(blocks),
         ranks=AdaLoraRanks(module) if adapter.type == "adalora" else None,
     )
+
+
+def _dtype_beside_the_base(
+    adapter: AdapterPlan, asked: torch.dtype | None, of_the_base: torch.dtype
+) -> torch.dtype:
+    """In which type adapters and soft prompts learn."""
+    if adapter.type == "adalora":
+        return torch.float32  # its pruning reads the very weights and gradients that learn
+    return of_the_base if asked is None else asked
 
 
 def check_vocabulary(loaded: LoadedModel, largest_id: int | None) -> None:

@@ -19,8 +19,9 @@ from expert.planning.fitting import (
     peak_bytes,
     way_out,
 )
-from expert.planning.memory import GIB, Workload
+from expert.planning.memory import GIB
 from expert.planning.situation import Situation
+from expert.planning.workload import Workload
 
 LARGEST_EVAL_BATCH = 64
 RECOMPUTING = "kernels.checkpointing"

@@ -21,9 +21,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from expert.core.files import write_text_atomically
 from expert.planning.measurements import measurements_file
-from expert.planning.memory import H200, Calibration, Workload, estimate
+from expert.planning.memory import H200, Calibration, estimate
 from expert.planning.run_plan import RunPlan
 from expert.planning.shapes import ModelShape
+from expert.planning.workload import Workload
 
 KEPT_PROBES = 500
 # What the allocator holds beyond the peak is 1.6-6.1 % of it (H200, segments that grow), more for

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from expert.manifest.types import parse_size
-from expert.planning.memory import MemoryEstimate, Workload, estimate
+from expert.planning.memory import MemoryEstimate, estimate
 from expert.planning.situation import Situation
+from expert.planning.workload import Workload
 
 # Choices made here leave a twentieth of the budget free: the estimate is off by up to 4 %, and the
 # allocator's own share by more.

@@ -48,9 +48,6 @@ class Ground:
     windows: bool = False
 
 
-Setting = Callable[[Ground], Any]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Rung:
     """One thing that is added to the rungs below."""

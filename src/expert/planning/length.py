@@ -9,8 +9,9 @@ from fractions import Fraction
 from expert.planning.decisions import Ledger
 from expert.planning.kernels import LIKELY_SHARE_OF_PEAK
 from expert.planning.measurements import find_rate
-from expert.planning.memory import OPTIMIZER_BYTES_PER_WEIGHT, Workload, flops_per_token
+from expert.planning.memory import OPTIMIZER_BYTES_PER_WEIGHT
 from expert.planning.situation import Situation
+from expert.planning.workload import Workload, flops_per_token
 
 # A cached token is an int32 and a bit of mask; a document two offsets.
 CACHE_BYTES_PER_TOKEN = 5

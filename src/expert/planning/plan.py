@@ -37,13 +37,13 @@ from expert.planning.length import (
     settle_time,
 )
 from expert.planning.measurements import find_best, measurements_file, read_rates
-from expert.planning.memory import Workload
 from expert.planning.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
 from expert.planning.sequences import settle_sequences, settle_update
 from expert.planning.situation import Situation
 from expert.planning.survey import Survey, survey_data
 from expert.planning.target import Target
+from expert.planning.workload import Workload
 
 PREFETCHED_BATCHES = 4
 STREAMING_WORKERS = 4

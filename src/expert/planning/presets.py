@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from expert.manifest.schema import CharGptShape
 from expert.planning.cards import Card, find_card
 from expert.planning.known_models import find_known_model
-from expert.planning.memory import GIB, MemoryEstimate, Workload, estimate
+from expert.planning.memory import GIB, MemoryEstimate, estimate
 from expert.planning.resolve import char_gpt_shape
+from expert.planning.workload import Workload
 
 # Rows per update for the character GPT by memory, as its guide gives them.
 _CHAR_BATCHES = ((20, 192), (14, 128), (0, 96))

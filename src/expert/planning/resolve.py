@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -13,6 +12,7 @@ from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
 from expert.core.errors import ExpertError
+from expert.core.files import sha256_of
 from expert.manifest.schema import CHAR_GPT, BaseModelSpec, CharGptShape
 from expert.planning.known_models import KnownModel, find_known_model
 from expert.planning.measurements import measurements_file
@@ -105,8 +105,7 @@ def weights_digits(folder: Path) -> str | None:
 @cache
 def _digits(file: Path, size: int, changed: int) -> str:
     """Hashed once for every state of the file: a plan is made many times in a process."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()[:WEIGHTS_DIGITS]
+    return sha256_of(file)[:WEIGHTS_DIGITS]
 
 
 def is_hub_id(name: str) -> bool:

@@ -72,12 +72,6 @@ class SpikeWatch:
         self._history.append((step, loss))
         return spike
 
-    def rewind(self, step: int) -> None:
-        """Forget the losses of this update and all after it: they are about to happen again."""
-        kept = [seen for seen in self._history if seen[0] < step]
-        self._history.clear()
-        self._history.extend(kept)
-
     def _judge(self, step: int, loss: float) -> Spike | None:
         test = self.test
         if len(self._history) < test.least_history:

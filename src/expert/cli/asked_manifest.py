@@ -1,0 +1,77 @@
+"""Which manifest the flags of `expert train` and `expert benchmark` ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from expert.core.errors import ExpertError
+
+if TYPE_CHECKING:
+    from expert.cli.options import Device
+    from expert.manifest.reader import ReadManifest
+
+# What a corpus is trained with where there is no manifest; everything else is the plan's default.
+CHARACTER_EPOCHS = 25
+# Keys of a manifest that speak of its own rows and not of those named with --dataset.
+_OF_OTHER_ROWS = ("tasks", "type", "format", "validation_path", "test_path")
+
+
+class NotAsked(ExpertError):
+    """Flags that leave open what is to be trained, or that contradict each other."""
+
+
+def flag_overrides(
+    *, dataset: str | None, output: Path | None, epochs: float | None, device: Device | None
+) -> list[str]:
+    """The flags as overrides of the manifest. Paths are the caller's: relative to this folder."""
+    import json
+
+    found = []
+    if dataset is not None:
+        local = Path(dataset)
+        path = str(local.absolute()) if local.exists() else dataset
+        found.append(f"training.dataset.path={json.dumps(path)}")
+        found += [f"training.dataset.{key}=null" for key in _OF_OTHER_ROWS]
+    if output is not None:
+        found.append(f"training.config.output_dir={json.dumps(str(output.absolute()))}")
+    if epochs is not None:
+        found.append(f"training.config.epochs={epochs:g}")
+    if device is not None:
+        found.append(f"training.config.device={device.value}")
+    return found
+
+
+def asked_manifest(
+    manifest: Path | None, dataset: str | None, overrides: tuple[str, ...]
+) -> ReadManifest:
+    """The manifest named; without one, that of the character GPT on the text that was named."""
+    from expert.manifest.document import parse_document
+    from expert.manifest.names import CORPORA
+    from expert.manifest.reader import read_manifest, understand
+    from expert.manifest.schema import CHAR_GPT
+
+    if manifest is not None:
+        return read_manifest(manifest, overrides=overrides)
+    if dataset is None:
+        raise NotAsked(
+            "nothing to train is named  (expert train --manifest FILE; or a text for the built-in "
+            "character GPT: expert train --dataset shakespeare)"
+        )
+    if dataset not in CORPORA and Path(dataset).suffix != ".txt":
+        raise NotAsked(
+            f"--dataset {dataset}: without a manifest the built-in character GPT is trained, on "
+            f"{', '.join(CORPORA)} or a .txt file  (name a manifest for other rows: --manifest "
+            "FILE)"
+        )
+    if dataset not in CORPORA and not Path(dataset).is_file():
+        raise NotAsked(f"--dataset {dataset}: there is no such file  (check the path)")
+    import json
+
+    text = {
+        "name": f"char-{Path(dataset).stem}",
+        "base_model": {"name": CHAR_GPT},
+        "training": {"config": {"adapter_type": "full", "epochs": CHARACTER_EPOCHS}},
+    }
+    document = parse_document(json.dumps(text), "json", source=f"--dataset {dataset}")
+    return understand(document, overrides=overrides)

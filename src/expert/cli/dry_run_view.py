@@ -1,0 +1,92 @@
+"""What `expert train --dry-run` shows: plan, data and folder of a run; nothing is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from expert.cli.asked_manifest import NotAsked
+from expert.cli.options import RESUME
+from expert.core.errors import EXIT_DOES_NOT_FIT
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from expert.manifest.reader import ReadManifest
+    from expert.planning.run_plan import RunPlan
+
+
+def show_dry_run(
+    read: ReadManifest, plan: RunPlan, resume: str | None, console: Console, *, as_json: bool
+) -> None:
+    """Shows what a run would do; the exit code says whether it would fit."""
+    from expert.cli.manifest_commands import show_notices
+    from expert.cli.plan_view import show_plan
+
+    data = would_prepare(read, plan)
+    run = _would_resume(plan, resume)
+    if as_json:
+        import json
+
+        from expert.cli.display import write_line
+
+        found = {"plan": plan.model_dump(mode="json"), "data": data, "resume": run}
+        write_line(json.dumps(found, indent=2))
+    else:
+        from expert.cli.run_view import say
+
+        show_notices(read, console, brief=True)
+        show_plan(plan, console, everything=False)
+        say(console, "\ndata that would be read", "bold")
+        for entry in data["sources"]:
+            say(console, f"  {entry['split']}: {entry['text']}")
+        say(console, f"  prepared tokens: {data['cache']}")
+        where = f"go on with {run}" if run else f"make a folder in {plan.watch.output_dir}"
+        say(console, f"the run would {where}; nothing was written")
+    if not plan.fits:
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def would_prepare(read: ReadManifest, plan: RunPlan) -> dict[str, Any]:
+    """Where the rows of a run would come from and where their tokens go; nothing is read."""
+    from expert.cli.words import gib
+    from expert.data.sources import Source, resolve_sources
+
+    found = resolve_sources(read.manifest.training.dataset, read.folder)
+    named: list[tuple[str, Source | None]] = [
+        ("train", found.train),
+        ("validation", found.validation),
+        ("test", found.test),
+    ]
+    for task in found.tasks:
+        named += [(f"{task.name} train", task.train), (f"{task.name} validation", task.validation)]
+        named.append((f"{task.name} test", task.test))
+    sources = []
+    for split, source in named:
+        if source is not None:
+            sizes = [path.stat().st_size for path in source.files if path.is_file()]
+            size = f", {gib(sum(sizes))}" if sizes else ""
+            files = [str(path) for path in source.files]
+            text = f"{source.name} ({source.kind}{size})"
+            sources.append({"split": split, "text": text, "files": files})
+    cache = plan.data.cache or str(read.folder / "datasets_optimized")
+    made = len(list(Path(cache).glob("tokens-*"))) if Path(cache).is_dir() else 0
+    state = f"{made} sets are there and used where their content fits" if made else "none yet"
+    return {"sources": sources, "cache": f"{cache} ({state})"}
+
+
+def _would_resume(plan: RunPlan, resume: str | None) -> str | None:
+    from expert.core.rundir import latest_run
+
+    if resume != "auto":
+        return resume
+    parent = Path(plan.watch.output_dir)
+    run = latest_run(parent, plan.expert)
+    if run is None:
+        raise NotAsked(
+            f"{RESUME}: there is no run of {plan.expert} under {parent}  (start one without "
+            f"{RESUME}, or name its folder)"
+        )
+    return str(run.path)

@@ -1,0 +1,166 @@
+"""Rows made into shards of documents, one file after the other, by one process or by two.
+
+A shard has its final name only when it is complete, so a crash loses at most one of them, and
+whoever comes later makes only what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from expert.core.files import sync_file, write_text_atomically
+from expert.data.documents import write_shard
+from expert.data.encoder import Encoder
+from expert.data.helper_process import Helper
+from expert.data.records import BadRow, DataError, Dropped, Row, Segment
+from expert.data.statistics import DocumentStatistics
+
+SHARD_ROWS = 4096
+# A tokenizer holds about 150 bytes for each token while it encodes: this bounds it at 0.15 GB.
+SHARD_CHARACTERS = 4_000_000
+SHOWN_BAD_ROWS = 10
+
+
+@dataclass
+class Work:
+    """What the builder needs: rows, how they become segments, and who is told of the progress."""
+
+    rows: Callable[[], Iterator[Row | BadRow]]
+    segments_of: Callable[[Row], list[Segment] | BadRow | Dropped]
+    encoder: Encoder
+    made_for: str = ""
+    """The split and its source, as people name them; a miss is explained by others of the same."""
+    max_bad_rows: int = 0
+    tell: Callable[[int, int], None] = field(default=lambda rows, tokens: None)
+    shard_rows: int = SHARD_ROWS
+    with_helper: bool = False
+    """Let a second process encode every other shard, where processes can be forked."""
+
+
+def make_shards(work: Work, bad: Rejects, parts: Path, *, published: Callable[[], bool]) -> int:
+    """Finish shard after shard in `parts`, and say how many there are; stops early where another
+    process has published the folder.
+
+    What a helper was to make and has not, because it was killed, is made here after all.
+    """
+    with Helper(lambda: _help(work, parts, published), wanted=work.with_helper) as helper:
+        shards = _pass_over(work, bad, parts, published, others=helper.is_there)
+    names = [shard_name(index) for index in range(shards)]
+    if not published() and not all((parts / f"{name}.json").is_file() for name in names):
+        _pass_over(work, Rejects(work.max_bad_rows), parts, published, others=False)
+    return shards
+
+
+def _pass_over(
+    work: Work, bad: Rejects, parts: Path, published: Callable[[], bool], *, others: bool
+) -> int:
+    """Read and format every row and finish the shards, or every other one; returns how many.
+
+    A thread encodes: where the tokenizer does it, on every core and outside the interpreter's lock,
+    the next shard is read and formatted meanwhile.
+    """
+    shards = rows = tokens = 0
+    with ThreadPoolExecutor(1) as encoder_thread:
+        waiting: Future[tuple[int, int]] | None = None
+        for shard in _shards(work, bad):
+            if published():
+                return shards
+            rows += shard.rows_in
+            if not (others and shards % 2):
+                tokens += waiting.result()[1] if waiting is not None else 0
+                waiting = encoder_thread.submit(_finish_shard, parts, shards, shard, work.encoder)
+            work.tell(rows, tokens)
+            shards += 1
+        if waiting is not None:
+            tokens += waiting.result()[1]
+            work.tell(rows, tokens)
+    return shards
+
+
+def _help(work: Work, parts: Path, published: Callable[[], bool]) -> None:
+    """In the helper: every other shard. Bad rows are the first process's business."""
+    began_under = os.getppid()
+    for index, shard in enumerate(_shards(work, Rejects(sys.maxsize))):
+        if published() or os.getppid() != began_under:
+            return
+        if index % 2:
+            _finish_shard(parts, index, shard, work.encoder)
+
+
+@dataclass
+class _Shard:
+    """Rows of one shard: their numbers and their segments, and what was left out of it."""
+
+    numbers: list[int] = field(default_factory=list)
+    documents: list[list[Segment]] = field(default_factory=list)
+    rows_in: int = 0
+    characters: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+class Rejects:
+    """Bad rows: counted, kept for rejects.jsonl, and fatal when there are too many."""
+
+    def __init__(self, allowed: int) -> None:
+        self.allowed = allowed
+        self.rows: list[BadRow] = []
+        self.count = 0
+
+    def add(self, bad: BadRow) -> None:
+        self.count += 1
+        self.rows.append(bad)
+        if self.count > self.allowed:
+            shown = "\n".join(f"  - {row}" for row in self.rows[-SHOWN_BAD_ROWS:])
+            words = "a row" if self.count == 1 else f"{self.count} rows"
+            raise DataError(
+                f"{words} cannot be used\n{shown}\n"
+                "  (mend the data, or tolerate some: --set training.dataset.max_bad_rows=100)"
+            )
+
+
+def _shards(work: Work, bad: Rejects) -> Iterator[_Shard]:
+    shard = _Shard()
+    for number, row in enumerate(work.rows()):
+        shard.rows_in += 1
+        made = row if isinstance(row, BadRow) else work.segments_of(row)
+        if isinstance(made, BadRow):
+            bad.add(made)
+        elif isinstance(made, Dropped):
+            shard.dropped[made.reason] = shard.dropped.get(made.reason, 0) + 1
+        else:
+            shard.numbers.append(number)
+            shard.documents.append(made)
+            shard.characters += sum(len(segment.text) for segment in made)
+        if shard.rows_in >= work.shard_rows or shard.characters >= SHARD_CHARACTERS:
+            yield shard
+            shard = _Shard()
+    if shard.rows_in:
+        yield shard
+
+
+def _finish_shard(parts: Path, index: int, shard: _Shard, encoder: Encoder) -> tuple[int, int]:
+    """Encode and write a shard, unless an earlier run or another process has finished it."""
+    final, facts_file = parts / shard_name(index), parts / f"{shard_name(index)}.json"
+    if final.is_file() and facts_file.is_file():
+        facts = json.loads(facts_file.read_text(encoding="utf-8"))
+        return facts["rows_in"], facts["tokens"]
+    batch = encoder.encode(shard.documents)
+    facts = DocumentStatistics.of(batch, rows_in=shard.rows_in, dropped=shard.dropped)
+    temporary = parts / f".{final.name}.{os.getpid()}"
+    write_shard(temporary, batch, np.array(shard.numbers, np.int32))
+    sync_file(temporary)
+    os.replace(temporary, final)
+    write_text_atomically(facts_file, json.dumps(facts.to_json()))
+    return facts.rows_in, facts.tokens
+
+
+def shard_name(index: int) -> str:
+    return f"data-{index:05d}.arrow"

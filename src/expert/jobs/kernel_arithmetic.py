@@ -1,0 +1,333 @@
+"""Kernels run once, forward and backward, and held to the same arithmetic in float32.
+
+A trial answers how far a kernel is off and how far it may be, or says why it is not here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+SIZE = 512
+"""Rows and columns of the matrices: large enough for tensor cores, small enough for any card."""
+# Relative to the float32 result, over all outputs and gradients. bf16 keeps 8 bits of mantissa:
+# operands rounded at 2^-9 each leave 0.003 of a product of random numbers; TF32 keeps 11: 0.0005.
+# float8 e4m3 keeps 4, e5m2 (gradients) 3: 0.03 and 0.06. The tolerances leave room to triple that;
+# a kernel that is wrong is off by 1.
+BF16, TF32, FP8, FP32 = 1e-2, 2e-3, 0.2, 1e-5
+# Four bits hold 16 values: the products of NF4 weights are compared with those of the same weights
+# taken back to float32, so what is left is the rounding of bf16 or float32.
+NF4 = 1e-2
+# One step from equal states: 8-bit moments have 256 values, their update is off by a few percent.
+ADAM8 = 0.1
+
+
+class NotHere(Exception):
+    """A kernel that this machine does not have and does not need; says why."""
+
+
+def difference(ours: list[Tensor], right: list[Tensor]) -> float:
+    """The largest relative difference of pairs of tensors; not a number where one has none."""
+    found = 0.0
+    for one, other in zip(ours, right, strict=True):
+        size = float((one.float() - other.float()).norm() / other.float().norm().clamp_min(1e-30))
+        if not size <= found:
+            found = size
+    return found
+
+
+def _numbers(device: torch.device, *shape: int, seed: int = 0) -> Tensor:
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(device)
+
+
+def _product(left: Tensor, right: Tensor, weight: Tensor) -> list[Tensor]:
+    """A product with its gradients."""
+    import torch
+
+    left, right = left.detach().requires_grad_(), right.detach().requires_grad_()
+    output = left @ right
+    return [output.detach(), *torch.autograd.grad(output, (left, right), weight.to(output.dtype))]
+
+
+def _operands(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(_numbers(device, SIZE, SIZE, seed=seed) for seed in range(3))  # type: ignore[return-value]
+
+
+def _in_float32(device: torch.device) -> list[Tensor]:
+    """What the products are compared with, without TF32."""
+    import torch
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        return _product(*_operands(device))
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def bf16_matmul(device: torch.device) -> tuple[float, float]:
+    import torch
+
+    operands = [each.to(torch.bfloat16) for each in _operands(device)]
+    return difference(_product(*operands), _in_float32(device)), BF16
+
+
+def tf32_matmul(device: torch.device) -> tuple[float, float]:
+    import torch
+
+    if device.type != "cuda":
+        raise NotHere("TF32 is arithmetic of NVIDIA cards from 8.0 on")
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        raise NotHere("the card is older than 8.0 and has no TF32")
+    right = _in_float32(device)
+    torch.set_float32_matmul_precision("high")
+    try:
+        return difference(_product(*_operands(device)), right), TF32
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def fp8_matmul(device: torch.device) -> tuple[float, float]:
+    """The forward product in e4m3; the one of the backward pass with gradients in e5m2."""
+    import torch
+
+    if device.type != "cuda":
+        raise NotHere("float8 products are arithmetic of NVIDIA cards from 8.9 on")
+    if torch.cuda.get_device_capability(device) < (8, 9):
+        raise NotHere("the card is older than 8.9 and has no float8")
+    scaled: Any = torch._scaled_mm
+    left, right, weight = _operands(device)
+    one = torch.ones((), device=device)
+
+    def small(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return tensor.to(dtype)
+
+    e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
+    forward = scaled(
+        small(left, e4m3),
+        small(right.t().contiguous(), e4m3).t(),
+        scale_a=one,
+        scale_b=one,
+        out_dtype=torch.bfloat16,
+    )
+    backward = scaled(  # weight @ right.T, so the second operand is right.T in column order
+        small(weight, e5m2), small(right, e4m3).t(), scale_a=one, scale_b=one,
+        out_dtype=torch.bfloat16,
+    )  # fmt: skip
+    return difference([forward, backward], [left @ right, weight @ right.t()]), FP8
+
+
+def _sdpa(device: torch.device, backend: str) -> tuple[float, float]:
+    import torch
+    import torch.nn.functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    if device.type != "cuda" and backend in ("EFFICIENT_ATTENTION", "CUDNN_ATTENTION"):
+        raise NotHere("a kernel of NVIDIA cards")
+    dtype = torch.bfloat16
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        dtype = torch.float16
+    parts = [_numbers(device, 2, 8, 256, 64, seed=seed).to(dtype) for seed in range(4)]
+
+    def attended(kind: Any, to: torch.dtype) -> list[Tensor]:
+        query, key, value, weight = (each.to(to) for each in parts)
+        inputs = [each.detach().requires_grad_() for each in (query, key, value)]
+        with sdpa_kernel(kind):
+            q, k, v = inputs
+            output = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return [output.detach(), *torch.autograd.grad(output, inputs, weight)]
+
+    ours = attended(getattr(SDPBackend, backend), dtype)
+    return difference(ours, attended(SDPBackend.MATH, torch.float32)), 2 * BF16
+
+
+def sdpa_flash(device: torch.device) -> tuple[float, float]:
+    return _sdpa(device, "FLASH_ATTENTION")
+
+
+def sdpa_efficient(device: torch.device) -> tuple[float, float]:
+    return _sdpa(device, "EFFICIENT_ATTENTION")
+
+
+def sdpa_cudnn(device: torch.device) -> tuple[float, float]:
+    return _sdpa(device, "CUDNN_ATTENTION")
+
+
+def sdpa_math(device: torch.device) -> tuple[float, float]:
+    return _sdpa(device, "MATH")
+
+
+def _packed(device: torch.device, kind: Any) -> tuple[float, float]:
+    import torch
+
+    from expert.model.attention import attention_errors, attention_tolerance
+
+    if device.type != "cuda":
+        raise NotHere("learns on NVIDIA cards only; a CPU uses SDPA with a document mask")
+    dtype = torch.bfloat16
+    errors = attention_errors(kind, device, dtype, 64, 8, 4)
+    worst = max(errors.values(), key=lambda size: float("inf") if size != size else size)
+    return worst, attention_tolerance(dtype)
+
+
+def varlen_attention(device: torch.device) -> tuple[float, float]:
+    return _packed(device, "flash")
+
+
+def flex_attention(device: torch.device) -> tuple[float, float]:
+    return _packed(device, "flex")
+
+
+def compile_small(device: torch.device) -> tuple[float, float]:
+    import torch
+    import torch.nn.functional as F
+
+    def small(left: Tensor, right: Tensor) -> Tensor:
+        return F.silu(left @ right).sum(-1) * 2.0
+
+    left, right = _numbers(device, 64, 64, seed=1), _numbers(device, 64, 64, seed=2)
+
+    def learnt(function: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        inputs = [each.detach().requires_grad_() for each in (left, right)]
+        output = function(*inputs)
+        return [output.detach(), *torch.autograd.grad(output.sum(), inputs)]
+
+    compiled = torch.compile(small, dynamic=False)
+    return difference(learnt(compiled), learnt(small)), FP32
+
+
+def fused_adamw(device: torch.device) -> tuple[float, float]:
+    import torch
+
+    def stepped(**options: Any) -> Tensor:
+        weight = torch.nn.Parameter(_numbers(device, SIZE, seed=1))
+        weight.grad = _numbers(device, SIZE, seed=2)
+        torch.optim.AdamW([weight], lr=1e-2, **options).step()
+        return weight.detach() - _numbers(device, SIZE, seed=1)
+
+    return difference([stepped(fused=True)], [stepped(foreach=False)]), 1e-4
+
+
+def _bitsandbytes() -> Any:
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise NotHere("bitsandbytes is not installed (pip install 'expert-cli[quant]')")
+    return importlib.import_module("bitsandbytes")
+
+
+def nf4_linear(device: torch.device) -> tuple[float, float]:
+    import torch
+
+    bnb = _bitsandbytes()
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    layer = bnb.nn.Linear4bit(
+        SIZE, SIZE, bias=False, compute_dtype=dtype, compress_statistics=True, quant_type="nf4"
+    )
+    layer.weight = bnb.nn.Params4bit(
+        _numbers(torch.device("cpu"), SIZE, SIZE, seed=1),
+        requires_grad=False,
+        compress_statistics=True,
+        quant_type="nf4",
+    )
+    layer = layer.to(device)
+    taken_back = bnb.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+    rows = _numbers(device, 64, SIZE, seed=2).to(dtype).requires_grad_()
+    output = layer(rows)
+    weight = _numbers(device, 64, SIZE, seed=3).to(dtype)
+    ours = [output.detach(), *torch.autograd.grad(output, rows, weight)]
+    plain = taken_back.float()
+    right = [rows.detach().float() @ plain.t(), weight.float() @ plain]
+    return difference(ours, right), NF4
+
+
+def adam_8bit(device: torch.device) -> tuple[float, float]:
+    import torch
+
+    bnb = _bitsandbytes()
+    # Fewer than 4096 numbers are kept in 32 bits; two steps, so that the stored state is read.
+    shape = (128, 128)
+
+    def stepped(make: Callable[[list[Any]], Any]) -> Tensor:
+        weight = torch.nn.Parameter(_numbers(device, *shape, seed=1))
+        optimizer = make([weight])
+        for seed in (2, 3):
+            weight.grad = _numbers(device, *shape, seed=seed)
+            optimizer.step()
+        return weight.detach() - _numbers(device, *shape, seed=1)
+
+    ours = stepped(lambda weights: bnb.optim.AdamW8bit(weights, lr=1e-2, weight_decay=0.0))
+    right = stepped(lambda weights: torch.optim.AdamW(weights, lr=1e-2, weight_decay=0.0))
+    return difference([ours], [right]), ADAM8
+
+
+def liger_norm(device: torch.device) -> tuple[float, float]:
+    import torch
+
+    if importlib.util.find_spec("liger_kernel") is None:
+        raise NotHere("liger-kernel is not installed, and nothing here needs it")
+    if device.type != "cuda":
+        raise NotHere("Liger's kernels are Triton's, for NVIDIA cards")
+    norm = importlib.import_module("liger_kernel.transformers.rms_norm").LigerRMSNorm(SIZE)
+    norm = norm.to(device)
+    rows = _numbers(device, 64, SIZE, seed=1).requires_grad_()
+    output = norm(rows)
+    weight = _numbers(device, 64, SIZE, seed=2)
+    # A copy: Liger's backward writes its result where the incoming gradient was.
+    ours = [output.detach(), *torch.autograd.grad(output, rows, weight.clone())]
+    other = rows.detach().requires_grad_()
+    plain = other * torch.rsqrt(other.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return difference(ours, [plain.detach(), *torch.autograd.grad(plain, other, weight)]), 1e-4
+
+
+def fused_loss(device: torch.device) -> tuple[float, float]:
+    """The loss as training computes it here: Triton's kernel on a card, torch's elsewhere."""
+    import torch
+
+    from expert.model.loss import NO_LABEL, kernel_for, loss_kernel_trouble, summed_loss
+
+    trouble = loss_kernel_trouble(device)
+    if trouble:
+        raise RuntimeError(trouble)
+    rows, words, width = 96, 1000, 64
+    labels = torch.arange(rows, device=device, dtype=torch.int32) * 7 % words
+    labels[::5] = NO_LABEL
+    places = (labels != NO_LABEL).nonzero().flatten().to(torch.int32)
+
+    def learnt(*, fused: bool) -> list[Tensor]:
+        hidden = _numbers(device, rows, width, seed=1).requires_grad_()
+        head = _numbers(device, words, width, seed=2).requires_grad_()
+        loss = summed_loss(
+            hidden, head, labels, places, len(places), fused=fused, chunk=32,
+            kernel=kernel_for(device),
+        )  # fmt: skip
+        return [loss.detach().reshape(1), *torch.autograd.grad(loss, (hidden, head))]
+
+    return difference(learnt(fused=True), learnt(fused=False)), 1e-4
+
+
+Trial = Callable[["torch.device"], tuple[float, float]]
+TRIALS: dict[str, Trial] = {
+    "bf16 matmul": bf16_matmul,
+    "TF32 matmul": tf32_matmul,
+    "FP8 matmul": fp8_matmul,
+    "SDPA math": sdpa_math,
+    "SDPA flash": sdpa_flash,
+    "SDPA memory-efficient": sdpa_efficient,
+    "SDPA cuDNN": sdpa_cudnn,
+    "varlen attention": varlen_attention,
+    "FlexAttention": flex_attention,
+    "fused loss": fused_loss,
+    "fused AdamW": fused_adamw,
+    "torch.compile": compile_small,
+    "bitsandbytes NF4": nf4_linear,
+    "bitsandbytes 8-bit AdamW": adam_8bit,
+    "Liger RMSNorm": liger_norm,
+}

@@ -1,0 +1,37 @@
+"""Rows understood for tests: the example in them, its turns, or why there is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from expert.data.columns import Columns, understand_columns
+from expert.data.formats import example_of
+from expert.data.records import BadRow, Example, Row
+
+
+def understood(values: dict[str, Any], **asked: Any) -> Example | BadRow:
+    columns = understand_columns(list(values), values, **asked)
+    return example_of(Row(values, "rows.jsonl", 7), columns)
+
+
+def turns_of(values: dict[str, Any], **asked: Any) -> list[tuple[str, str]]:
+    example = understood(values, **asked)
+    assert isinstance(example, Example), example
+    assert example.text == ""
+    return [(turn.role, turn.text) for turn in example.turns]
+
+
+def reason_of(values: dict[str, Any], columns: Columns | None = None) -> str:
+    if columns is None:
+        columns = understand_columns(list(values), values)
+    bad = example_of(Row(values, "rows.jsonl", 7), columns)
+    assert isinstance(bad, BadRow), bad
+    assert (bad.file, bad.line) == ("rows.jsonl", 7)
+    assert bad.raw[:500] == bad.raw != ""
+    return bad.reason
+
+
+INSTRUCTION = Columns("instruction", instruction="instruction", input="input", response="output")
+TEXT = Columns("text", text="text")
+MESSAGES = Columns("messages", messages="messages")
+TASKS = Columns("multi_task", input="input", response="output")

@@ -1,0 +1,52 @@
+"""The real data sets beside the checkout, row by row; tests skip where they are not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from expert.data.columns import understand_columns
+from expert.data.formats import example_of
+from expert.data.records import BadRow, Example, Row
+
+REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
+REAL_FILES = (
+    "json/train.jsonl",
+    "json/test.jsonl",
+    "json/corpus.jsonl",
+    "sql/train.jsonl",
+    "sql/test.jsonl",
+    "cypher/train.jsonl",
+    "cypher/test.jsonl",
+    "alpaca/alpaca_libre.jsonl",
+)
+# Five answers are nothing but line breaks.
+REAL_EMPTY_ANSWERS = {
+    ("alpaca/alpaca_libre.jsonl", line) for line in (1194, 1195, 1197, 1461, 2162)
+}
+
+
+def real_rows(name: str) -> Iterator[Row]:
+    path = REAL_DATA / name
+    if not path.is_file():
+        pytest.skip(f"shared/data/{name} is not here")
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            yield Row(json.loads(line), name, number)
+
+
+def real_examples(name: str) -> Iterator[tuple[Row, Example]]:
+    rows = real_rows(name)
+    first = next(rows)
+    columns = understand_columns(list(first.values), first.values)
+    for row in (first, *rows):
+        example = example_of(row, columns)
+        if (name, row.line) in REAL_EMPTY_ANSWERS:
+            assert isinstance(example, BadRow)
+            assert example.reason == "column 'output': the answer is empty"
+            continue
+        assert isinstance(example, Example), example
+        yield row, example

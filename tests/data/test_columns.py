@@ -1,0 +1,196 @@
+"""Which column holds what: by the manifest, else by name, and refused where nobody can tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from expert.data.columns import PREFERENCE, Columns, understand_columns
+from expert.data.records import DataError
+from expert.manifest.dataset import FieldMapping
+from tests.data.examples import TASKS
+
+
+@pytest.mark.parametrize(
+    ("names", "instruction", "response", "material"),
+    [
+        ("instruction input output", "instruction", "output", "input"),
+        ("instruction response", "instruction", "response", ""),
+        ("prompt completion", "prompt", "completion", ""),
+        ("question context answer", "question", "answer", "context"),
+        ("question schema cypher", "question", "cypher", "schema"),
+        ("sql_prompt sql", "sql_prompt", "sql", ""),
+        ("text sql", "text", "sql", ""),
+        ("instruction text", "instruction", "text", ""),
+        ("instruction input output text", "instruction", "output", "input"),
+        ("input output", "input", "output", ""),
+        ("answer question instruction id", "instruction", "answer", ""),
+        ("question reply", "question", "reply", ""),
+        ("query answer", "query", "answer", ""),
+        ("request response", "request", "response", ""),
+        ("user assistant", "user", "assistant", ""),
+        ("human assistant", "human", "assistant", ""),
+        ("user input output", "input", "output", ""),
+        ("Question Answer", "Question", "Answer", ""),
+        ("PROMPT Completion", "PROMPT", "Completion", ""),
+        ("Question Context answer", "Question", "answer", "Context"),
+        ("Question question answer", "question", "answer", ""),
+    ],
+)
+def test_columns_are_chosen_by_name_in_a_fixed_order(names, instruction, response, material):
+    columns = understand_columns(names.split(), {})
+    assert columns == Columns(
+        "instruction", instruction=instruction, response=response, input=material
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "columns"),
+    [
+        ("text path", Columns("text", text="text")),
+        ("messages prompt", Columns("messages", messages="messages")),
+        ("id conversations system", Columns("messages", messages="conversations", system="system")),
+        ("text user", Columns("text", text="text")),
+        ("Text", Columns("text", text="Text")),
+        ("Messages System", Columns("messages", messages="Messages", system="System")),
+        ("Task Input Output", Columns("multi_task", input="Input", response="Output")),
+        ("task input output", TASKS),
+        (
+            "system instruction output",
+            Columns("instruction", instruction="instruction", response="output", system="system"),
+        ),
+    ],
+)
+def test_other_kinds_of_rows_are_known_by_their_columns(names, columns):
+    assert understand_columns(names.split(), {}) == columns
+
+
+@pytest.mark.parametrize(
+    ("names", "columns"),
+    [
+        ("text query", Columns("text", text="text")),
+        ("query text", Columns("text", text="text")),
+        ("text request", Columns("text", text="text")),
+        ("text reply", Columns("text", text="text")),
+        ("user assistant text", Columns("text", text="text")),
+        ("human assistant text", Columns("text", text="text")),
+        ("Question Answer text", Columns("text", text="text")),
+        ("prompt text sql", Columns("instruction", instruction="prompt", response="text")),
+        ("text sql_prompt sql", Columns("instruction", instruction="text", response="sql")),
+        ("text query answer", Columns("instruction", instruction="text", response="answer")),
+        ("query input output", Columns("instruction", instruction="input", response="output")),
+    ],
+)
+def test_further_names_change_nothing_where_the_usual_ones_are_enough(names, columns):
+    assert understand_columns(names.split(), {}) == columns
+
+
+def test_blanks_around_the_name_of_a_column_do_not_hide_it():
+    columns = understand_columns(["Question", " Answer "], {})
+    assert columns == Columns("instruction", instruction="Question", response=" Answer ")
+
+
+def test_an_object_as_input_makes_a_multi_task_row_without_a_task_column():
+    assert understand_columns(["input", "output"], {"input": {"text": "x"}}) == TASKS
+
+
+def test_a_messages_column_that_holds_text_is_no_conversation():
+    names = ["messages", "question", "answer"]
+    assert understand_columns(names, {"messages": "3"}).kind == "instruction"
+
+
+def test_mapped_columns_win_over_the_automatic_choice():
+    mapping = FieldMapping(instruction="b", response="a", input="c")
+    names = ["instruction", "output", "a", "b", "c"]
+    assert understand_columns(names, {}, mapping=mapping) == Columns(
+        "instruction", instruction="b", response="a", input="c"
+    )
+
+
+def test_columns_that_are_not_mapped_are_chosen_among_the_others():
+    mapping = FieldMapping(response="prompt")
+    assert understand_columns(["prompt", "question"], {}, mapping=mapping) == Columns(
+        "instruction", instruction="question", response="prompt"
+    )
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"mapping": FieldMapping(text="body")},
+        {"text_field": "body"},
+        {"mapping": FieldMapping(text="body"), "text_field": "body"},
+    ],
+)
+def test_a_text_column_named_in_the_manifest_wins_over_everything(asked):
+    names = ["instruction", "output", "body", "messages"]
+    assert understand_columns(names, {}, **asked) == Columns("text", text="body")
+
+
+def test_a_part_mapped_to_its_own_name_may_be_absent():
+    mapping = FieldMapping(instruction="instruction", response="response", text="text")
+    assert understand_columns(["prompt", "completion"], {}, mapping=mapping) == Columns(
+        "instruction", instruction="prompt", response="completion"
+    )
+
+
+def test_mapped_columns_of_preference_rows_are_taken_as_asked():
+    mapping = FieldMapping(instruction="prompt", response="chosen")
+    columns = understand_columns(["prompt", "chosen", "rejected"], {}, mapping=mapping)
+    assert columns.response == "chosen"
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "text"),
+    [
+        (
+            "a b",
+            {},
+            "no column holds the request (looked for instruction, prompt, question, text, "
+            "sql_prompt, query, request, user, human) and no column holds the answer (looked for "
+            "response, output, answer, completion, text, cypher, sql, reply, assistant); columns "
+            "found: a, b  (name them in "
+            "training.dataset.field_mapping: instruction and response, or text where the rows "
+            "are already formatted)",
+        ),
+        (
+            "question b",
+            {},
+            "no column holds the answer (looked for response, output, answer, completion, text, "
+            "cypher, sql, reply, assistant); columns found: question, b  (name them in "
+            "training.dataset.field_mapping: instruction and response, or text where the rows "
+            "are already formatted)",
+        ),
+        ("prompt chosen rejected", {}, f"{PREFERENCE}  (columns found: prompt, chosen, rejected)"),
+        (
+            "a b",
+            {"mapping": FieldMapping(instruction="c")},
+            "training.dataset.field_mapping.instruction: there is no column 'c'  "
+            "(columns found: a, b)",
+        ),
+        (
+            "a b",
+            {"text_field": "c"},
+            "training.dataset.text_field: there is no column 'c'  (columns found: a, b)",
+        ),
+        (
+            "a b",
+            {"mapping": FieldMapping(text="a"), "text_field": "b"},
+            "training.dataset: text_field is 'b' and field_mapping.text is 'a'  (keep one of them)",
+        ),
+        (
+            "a b",
+            {"mapping": FieldMapping(text="a", response="b")},
+            "training.dataset.field_mapping: either text, or instruction and response  "
+            "(columns found: a, b)",
+        ),
+    ],
+)
+def test_rows_nobody_understands_are_refused_with_the_columns_and_what_to_set(names, asked, text):
+    with pytest.raises(DataError) as caught:
+        understand_columns(names.split(), {}, **asked)
+    assert str(caught.value) == text
+
+
+def test_no_columns_at_all_are_told_as_none():
+    with pytest.raises(DataError, match="columns found: none"):
+        understand_columns([], {})

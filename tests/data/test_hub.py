@@ -1,0 +1,226 @@
+"""Rows of the hub: ids, slices and streams, and what each failure says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from expert.data.records import DataError, Row
+from expert.data.sources import Source, content_hash, iterate
+from tests.data.source_folders import fill, names, refusal, refusal_while_reading, train_of, values
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("b-mc2/sql-create-context", ("b-mc2/sql-create-context", "train", None)),
+        ("owner/name::test", ("owner/name", "test", None)),
+        ("owner/name::train[:1000]", ("owner/name", "train[:1000]", None)),
+        ("owner/name::train[10%:20%]::main", ("owner/name", "train[10%:20%]", "main")),
+        ("owner/name::::main", ("owner/name", "train", "main")),
+        ("squad::train", ("squad", "train", None)),
+    ],
+)
+def test_an_id_of_the_hub_carries_split_slice_and_configuration(
+    path: str, expected: tuple[str, str, str | None], tmp_path: Path
+):
+    source = train_of(tmp_path, path)
+    assert source.kind == "hub"
+    assert (source.name, source.split, source.config) == expected
+
+
+def test_a_manifest_that_says_huggingface_means_the_hub(tmp_path: Path):
+    assert train_of(tmp_path, "imdb", type="huggingface").kind == "hub"
+    assert train_of(tmp_path, "imdb", format="huggingface").kind == "hub"
+    assert refusal(tmp_path, "imdb") == (
+        "imdb: there is no FOLDER/imdb  (check training.dataset.path)"
+    )
+    assert refusal(tmp_path, "a/b::c::d::e") == (
+        "a/b::c::d::e: too many '::'  (write id::split or id::split::configuration)"
+    )
+
+
+def test_a_local_folder_wins_over_an_id_of_the_hub(tmp_path: Path):
+    fill(tmp_path, "owner/name/train.jsonl", "owner/name/test.jsonl")
+    source = train_of(tmp_path, "owner/name::test", format="huggingface")
+    assert (source.kind, names(source, tmp_path)) == ("files", ["owner/name/test.jsonl"])
+
+
+class FakeHub(types.ModuleType):
+    """Stands for the package `datasets`: five rows under any name, or a failure."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        super().__init__("datasets")
+        self.failure = failure
+        self.asked: list[tuple[Any, ...]] = []
+
+    def load_dataset(self, name: str, config: str | None, *, split: str, streaming: bool) -> Any:
+        self.asked.append((name, config, split, streaming))
+        if self.failure:
+            raise self.failure
+        return FakeDataset(range(5), f"{name} {config} {split}")
+
+
+class FakeDataset:
+    def __init__(self, rows: range, fingerprint: str) -> None:
+        self.rows = rows
+        self._fingerprint = fingerprint
+
+    def with_format(self, kind: str) -> FakeDataset:
+        assert kind == "arrow"
+        return self
+
+    def skip(self, count: int) -> FakeDataset:
+        return FakeDataset(self.rows[count:], "")
+
+    def take(self, count: int) -> FakeDataset:
+        return FakeDataset(self.rows[:count], "")
+
+    def iter(self, *, batch_size: int) -> Any:
+        for number in self.rows:
+            yield pa.table({"n": [number]})
+
+
+def hub(monkeypatch: pytest.MonkeyPatch, failure: Exception | None = None) -> FakeHub:
+    module = FakeHub(failure)
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    return module
+
+
+def test_rows_of_the_hub_are_numbered_under_their_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    module = hub(monkeypatch)
+    found = list(iterate(train_of(tmp_path, "a/b::train[:5]::c")))
+    assert found == [Row({"n": n}, "a/b::train[:5]", n + 1) for n in range(5)]
+    assert module.asked == [("a/b", "c", "train[:5]", False)]
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        ("train", [0, 1, 2, 3, 4]),
+        ("train[:2]", [0, 1]),
+        ("train[3:]", [3, 4]),
+        ("train[1:3]", [1, 2]),
+        ("train[3:1]", []),
+    ],
+)
+def test_streamed_rows_are_cut_as_the_slice_says(
+    split: str, expected: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    module = hub(monkeypatch)
+    source = train_of(tmp_path, f"a/b::{split}", streaming=True)
+    assert [row["n"] for row in values(source)] == expected
+    assert module.asked == [("a/b", None, "train", True)]
+
+
+def test_a_share_of_streamed_rows_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    hub(monkeypatch)
+    assert refusal_while_reading(train_of(tmp_path, "a/b::train[:10%]", streaming=True)) == (
+        "a/b::train[:10%]: streamed rows can be cut by their numbers only"
+        "  (write the slice as [start:end], or set streaming: false)"
+    )
+
+
+def test_the_hub_without_its_package_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    text = "a/b: reading from the hub needs the package 'datasets'  (pip install 'expert-cli[hub]')"
+    assert refusal_while_reading(train_of(tmp_path, "a/b")) == text
+    with pytest.raises(DataError, match="needs the package 'datasets'"):
+        content_hash(train_of(tmp_path, "a/b"))
+
+
+@pytest.mark.parametrize(
+    ("failure", "what", "fix"),
+    [
+        (
+            ConnectionError("Couldn't reach 'a/b' on the Hub (LocalEntryNotFoundError)"),
+            "the hub could not be reached: Couldn't reach 'a/b' on the Hub "
+            "(LocalEntryNotFoundError)",
+            "check the network, or download the data set elsewhere and name its folder as path",
+        ),
+        (
+            FileNotFoundError("Dataset 'a/b' doesn't exist on the Hub\nor cannot be accessed."),
+            "the hub does not give it: Dataset 'a/b' doesn't exist on the Hub or cannot be "
+            "accessed.",
+            "check the id; a private or gated data set needs HF_TOKEN in the environment",
+        ),
+        (
+            ValueError('Unknown split "dev".' + "x" * 400),
+            'it could not be loaded from the hub: Unknown split "dev".' + "x" * 280 + " …",
+            "check the id, the split and the configuration: id::split::configuration",
+        ),
+        (
+            RuntimeError(),
+            "it could not be loaded from the hub: RuntimeError",
+            "check the id, the split and the configuration: id::split::configuration",
+        ),
+    ],
+    ids=["network", "missing", "split", "silent"],
+)
+def test_a_failure_of_the_hub_is_told_in_words(
+    failure: Exception, what: str, fix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    hub(monkeypatch, failure)
+    assert refusal_while_reading(train_of(tmp_path, "a/b::dev")) == f"a/b::dev: {what}  ({fix})"
+
+
+def test_a_network_lost_while_streaming_is_told_in_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    class Lost(FakeDataset):
+        def iter(self, *, batch_size: int) -> Any:
+            yield pa.table({"n": [1]})
+            raise OSError("Connection reset by peer")
+
+    module = hub(monkeypatch)
+    monkeypatch.setattr(module, "load_dataset", lambda *_, **__: Lost(range(1), ""))
+    assert refusal_while_reading(train_of(tmp_path, "a/b", streaming=True)) == (
+        "a/b::train: the hub could not be reached: Connection reset by peer"
+        "  (check the network, or download the data set elsewhere and name its folder as path)"
+    )
+
+
+def test_the_package_datasets_reads_rows_and_slices_as_the_hub_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    rows = [{"text": f"row {n}", "n": n} for n in range(10)]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / "train.jsonl").write_text(lines, encoding="utf-8")
+
+    def source(split: str, *, streaming: bool = False) -> Source:
+        return Source(str(folder), "hub", split=split, streaming=streaming)
+
+    assert values(source("train")) == rows
+    assert values(source("train[20%:50%]")) == rows[2:5]
+    assert values(source("train[2:5]", streaming=True)) == rows[2:5]
+    assert content_hash(source("train")) == content_hash(source("train"))
+    assert content_hash(source("train")) != content_hash(source("train[:5]"))
+
+
+def test_the_hash_of_the_hub_is_the_fingerprint_or_the_name_of_a_stream(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    module = hub(monkeypatch)
+    loaded = content_hash(train_of(tmp_path, "a/b::train"))
+    assert loaded == hashlib.sha256(b"a/b None train").hexdigest()
+    assert module.asked
+    module.asked.clear()
+    streamed = content_hash(train_of(tmp_path, "a/b", streaming=True))
+    assert streamed != content_hash(train_of(tmp_path, "a/b::test", streaming=True))
+    assert module.asked == []

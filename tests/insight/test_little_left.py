@@ -1,0 +1,95 @@
+"""A page is made of however little is left of a run, and odd values do no harm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.insight.page.html import page_html
+from tests.insight.pages import (
+    check_harmless,
+    figures_of,
+    finished,
+    html_of,
+    page_of,
+    started,
+    step_event,
+    usual,
+    words_of,
+    write_run,
+)
+
+
+def test_a_run_with_one_update_has_its_figures(tmp_path: Path):
+    page = page_of(write_run(tmp_path / "run", [started(), step_event(1), finished(1)]))
+    assert {"loss", "rate", "throughput", "average-step", "phases"} <= set(figures_of(page))
+    check_harmless(page_html(page))
+
+
+def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path):
+    page = page_of(write_run(tmp_path / "run", [started()]))
+    assert "No update was logged" in words_of(page)
+    assert page.kind == "unknown"
+
+
+def test_a_killed_run_says_so(tmp_path: Path):
+    page = page_of(write_run(tmp_path / "run", usual()[:-1]))
+    assert "ended without a word" in page.reasons
+    assert page.tone == "error"
+
+
+def test_damaged_files_are_told_and_the_rest_is_shown(tmp_path: Path):
+    run = write_run(tmp_path / "run", usual())
+    with (run / "events.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write("not json\n[1, 2]\n" + '{"event": "step", "step": 31, "lo')
+    (run / "plan.json").write_text("{", encoding="utf-8")
+    page = page_of(run)
+    text = words_of(page)
+    assert "2 lines of events.jsonl are damaged" in text
+    assert "plan.json is missing or damaged" in text
+    assert "environment.json is missing or damaged" in text
+    assert "loss" in figures_of(page)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"step": "x"},
+        {"step": None},
+        {"step": int("9" * 400)},
+        {"loss": "nan", "grad_norm": "inf", "mean_loss": []},
+        {"time": "yesterday"},
+        {"tokens": -5, "seconds": 0, "updates": 0},
+        {"event": ["step"]},
+        {"time_forward": {}, "gpu_utilization": "x"},
+    ],
+    ids=lambda odd: "-".join(odd),
+)
+def test_odd_values_in_events_do_no_harm(tmp_path: Path, odd: dict[str, Any]):
+    events = [started(), step_event(1), {**step_event(2), **odd}, step_event(3), finished(3)]
+    check_harmless(html_of(write_run(tmp_path / "run", events)))
+
+
+def test_every_kind_of_event_may_be_empty(tmp_path: Path):
+    kinds = (
+        "started data eval saved fell_back rolled_back not_finite spike warning resumed rejected"
+    )
+    kinds += (
+        " took_best finished stopped failed kernels compiled loaded syncs feed epoch log_failed"
+    )
+    events = [{"event": kind} for kind in kinds.split()]
+    check_harmless(html_of(write_run(tmp_path / "run", events)))
+
+
+@pytest.mark.parametrize("value", [[], 3, "x", {"kernels": 1, "decisions": [1, {"path": 3}]}])
+def test_json_files_of_another_shape_do_no_harm(tmp_path: Path, value: Any):
+    files = dict.fromkeys(("plan", "environment", "manifest", "validation"), value)
+    check_harmless(html_of(write_run(tmp_path / "run", usual(), **files)))
+
+
+def test_a_long_run_stays_a_small_file(tmp_path: Path):
+    events = [started(), *(step_event(n, gpu=True) for n in range(1, 20_001)), finished(20_000)]
+    html = html_of(write_run(tmp_path / "run", events, gpu=True))
+    assert len(html) < 400_000  # 100,000 lines made 260 kB; nothing in it grows with their number

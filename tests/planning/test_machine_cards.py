@@ -1,0 +1,298 @@
+"""Cards as NVML tells of them: every fact with its source, and unknown where it is not told."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import pynvml
+import pytest
+
+from expert.planning.machine import Fact, GpuProcess, describe_machine, machine_as_dict
+from tests.planning.fake_nvml import GIB, NO_SUCH_PID, FakeNvml, FakeNVMLError, describe, process
+
+# --- cards ---------------------------------------------------------------------------------------
+
+
+def test_a_card_is_described_with_every_fact_and_its_source():
+    nvml = FakeNvml()
+    machine = describe(nvml)
+    (gpu,) = machine.gpus
+    assert machine.gpu_note == ""
+    assert gpu.index == Fact(0, "NVML")
+    assert gpu.name == Fact("NVIDIA H100 80GB HBM3", "NVML")
+    assert gpu.uuid == Fact("GPU-aaaa1111", "NVML")
+    assert gpu.mig_slice == Fact(None, "not split by MIG")
+    assert gpu.memory_total_bytes == Fact(80 * GIB, "NVML")
+    assert gpu.memory_free_bytes == Fact(77 * GIB, "NVML")
+    assert gpu.holders == Fact((), "NVML")
+    assert gpu.utilisation_percent == Fact(37, "NVML")
+    assert gpu.capability == Fact((9, 0), "NVML")
+    assert gpu.driver == Fact("570.86.10", "NVML")
+    assert gpu.cuda_driver_version == Fact("12.8", "NVML")
+    assert gpu.power_limit_watts == Fact(700.0, "NVML enforced limit")
+    assert gpu.pcie_generation == Fact(5, "NVML link maximum")
+    assert gpu.pcie_width == Fact(16, "NVML at present")
+    assert nvml.running == 0
+
+
+def test_names_that_come_as_bytes_are_read_as_text():
+    nvml = FakeNvml()
+    nvml.names = [b"NVIDIA GeForce RTX 4090"]
+    assert describe(nvml).gpus[0].name.value == "NVIDIA GeForce RTX 4090"
+
+
+def test_holders_are_compute_and_graphics_processes_once_each_and_the_largest_first():
+    nvml = FakeNvml()
+    nvml.compute = [process(os.getpid(), 4 * GIB), process(NO_SUCH_PID + 1, 0)]
+    nvml.graphics = [process(NO_SUCH_PID, 5 * GIB), process(os.getpid(), 4 * GIB)]
+    holders = describe(nvml).gpus[0].holders
+    assert holders.value == (
+        GpuProcess(NO_SUCH_PID, "Xorg", 5 * GIB),  # psutil does not know it, NVML does
+        GpuProcess(os.getpid(), psutil.Process().name(), 4 * GIB),
+    )
+
+
+def test_a_holder_whose_memory_and_name_nobody_tells_is_still_listed():
+    nvml = FakeNvml(broken={"nvmlSystemGetProcessName": pynvml.NVML_ERROR_NO_PERMISSION})
+    nvml.compute = [process(NO_SUCH_PID, None)]
+    assert describe(nvml).gpus[0].holders.value == (GpuProcess(NO_SUCH_PID, None, None),)
+
+
+def test_one_missing_list_of_processes_is_named_while_the_other_is_kept():
+    nvml = FakeNvml(
+        broken={"nvmlDeviceGetGraphicsRunningProcesses": pynvml.NVML_ERROR_NOT_SUPPORTED}
+    )
+    nvml.compute = [process(os.getpid(), GIB)]
+    holders = describe(nvml).gpus[0].holders
+    assert holders.value is not None
+    assert len(holders.value) == 1
+    assert holders.source == (
+        "NVML; graphics processes unknown: "
+        "this card or its driver does not report it (NVML: some text)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "fields"),
+    [
+        ("nvmlDeviceGetName", {"name"}),
+        ("nvmlDeviceGetUUID", {"uuid"}),
+        ("nvmlDeviceGetMemoryInfo", {"memory_total_bytes", "memory_free_bytes"}),
+        ("nvmlDeviceGetUtilizationRates", {"utilisation_percent"}),
+        ("nvmlDeviceGetCudaComputeCapability", {"capability"}),
+        ("nvmlSystemGetDriverVersion", {"driver"}),
+        ("nvmlSystemGetCudaDriverVersion", {"cuda_driver_version"}),
+        ("nvmlDeviceGetEnforcedPowerLimit", {"power_limit_watts"}),
+        ("nvmlDeviceGetMaxPcieLinkGeneration", {"pcie_generation"}),
+        ("nvmlDeviceGetCurrPcieLinkWidth", {"pcie_width"}),
+    ],
+)
+def test_a_call_the_card_does_not_support_makes_only_its_own_facts_unknown(function, fields):
+    machine = describe(FakeNvml(broken={function: pynvml.NVML_ERROR_NOT_SUPPORTED}))
+    card = machine_as_dict(machine)["gpus"][0]
+    lost = {name for name, fact in card.items() if fact["source"].startswith("unknown: ")}
+    assert lost == fields
+    for name in fields:
+        reason = "unknown: this card or its driver does not report it (NVML: some text)"
+        assert card[name] == {"value": None, "source": reason}
+
+
+def test_both_process_lists_missing_leave_the_holders_unknown():
+    broken = {
+        "nvmlDeviceGetComputeRunningProcesses": pynvml.NVML_ERROR_NO_PERMISSION,
+        "nvmlDeviceGetGraphicsRunningProcesses": pynvml.NVML_ERROR_NO_PERMISSION,
+    }
+    holders = describe(FakeNvml(broken=broken)).gpus[0].holders
+    assert holders == Fact(None, "unknown: this user may not read it (NVML: some text)")
+
+
+def test_pynvmls_own_complaint_about_an_older_driver_is_one_unknown_fact():
+    class MismatchError(Exception):
+        pass
+
+    def complain(handle: int) -> None:
+        raise MismatchError("versions differ")
+
+    nvml = FakeNvml()
+    vars(nvml)["NVMLLibraryMismatchError"] = MismatchError
+    nvml.answers["nvmlDeviceGetComputeRunningProcesses"] = complain
+    holders = describe(nvml).gpus[0].holders
+    assert holders.value == ()
+    assert "compute processes unknown: the NVIDIA driver is too old to report it" in holders.source
+
+
+def test_a_failing_goodbye_does_not_lose_the_facts():
+    nvml = FakeNvml(broken={"nvmlShutdown": pynvml.NVML_ERROR_UNINITIALIZED})
+    assert len(describe(nvml).gpus) == 1
+
+
+def test_a_card_that_cannot_be_opened_is_named_and_the_others_are_kept():
+    def lost(index: int) -> int:
+        if index == 1:
+            raise FakeNVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return index
+
+    nvml = FakeNvml(cards=3)
+    nvml.answers["nvmlDeviceGetHandleByIndex"] = lost
+    machine = describe(nvml)
+    assert [gpu.index.value for gpu in machine.gpus] == [0, 2]
+    assert machine.gpu_note == (
+        "GPU 1 cannot be opened: "
+        "the driver has lost the card: restart the machine (NVML: some text)"
+    )
+
+
+# --- no cards ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "the NVIDIA driver is not installed"),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, " not found): install it"),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "docker run --gpus all"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "installed but not loaded: load it (sudo modprobe"),
+        (pynvml.NVML_ERROR_NO_PERMISSION, "this user may not talk to the NVIDIA driver: grant"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "was updated while the old one is still"),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "restart the machine"),
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "the NVIDIA driver is too old: update it"),
+        (pynvml.NVML_ERROR_UNKNOWN, "NVML did not start: some text"),
+    ],
+)
+def test_nvml_that_does_not_start_means_no_cards_and_a_reason_to_act_on(code, words):
+    nvml = FakeNvml(broken={"nvmlInit": code})
+    machine = describe(nvml)
+    assert machine.gpus == ()
+    assert words in machine.gpu_note
+    assert nvml.running == 0
+
+
+def test_a_driver_without_a_card_says_so():
+    machine = describe(FakeNvml(cards=0))
+    assert machine.gpus == ()
+    assert machine.gpu_note == "the NVIDIA driver is loaded but finds no GPU"
+
+
+def test_cards_that_cannot_be_counted_are_unknown_and_nvml_is_closed():
+    nvml = FakeNvml(broken={"nvmlDeviceGetCount": pynvml.NVML_ERROR_UNKNOWN})
+    machine = describe(nvml)
+    assert machine.gpus == ()
+    assert machine.gpu_note == "the number of GPUs is unknown: NVML: some text"
+    assert nvml.running == 0
+
+
+def test_nvml_is_closed_even_when_reading_a_card_breaks_down():
+    def break_down(handle: int) -> str:
+        raise ZeroDivisionError
+
+    nvml = FakeNvml()
+    nvml.answers["nvmlDeviceGetName"] = break_down
+    with pytest.raises(ZeroDivisionError):
+        describe(nvml)
+    assert nvml.running == 0
+
+
+# --- CUDA_VISIBLE_DEVICES ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [
+        (None, [0, 1, 2]),
+        ("0,1,2", [0, 1, 2]),
+        ("2,0", [2, 0]),
+        (" 1 , 2 ", [1, 2]),
+        ("1gpu", [1]),
+        ("1,-1,2", [1]),
+        ("0,7,1", [0]),
+        ("1,1", []),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("GPU-cccc3333", [2]),
+        ("GPU-cc,GPU-aaaa", [2, 0]),
+        ("GPU-aa", []),  # two cards begin so
+        ("GPU-aaaa,GPU-ffff,GPU-cccc", [0]),
+        ("GPU-aaaa,", [0]),
+        ("MIG-1111", []),
+    ],
+)
+def test_cuda_visible_devices_chooses_the_cards_and_their_order(visible, indices):
+    machine = describe(FakeNvml(cards=3), visible)
+    assert [gpu.index.value for gpu in machine.gpus] == indices
+
+
+@pytest.mark.parametrize(
+    ("visible", "note"),
+    [
+        ("1", "CUDA_VISIBLE_DEVICES='1' shows 1 of 3 GPUs"),
+        ("", "CUDA_VISIBLE_DEVICES='' hides every GPU (3 found): unset it"),
+        ("-1", "CUDA_VISIBLE_DEVICES='-1' hides every GPU (3 found): unset it"),
+        ("2,1,0", ""),
+    ],
+)
+def test_the_note_says_what_cuda_visible_devices_hides(visible, note):
+    assert describe(FakeNvml(cards=3), visible).gpu_note == note
+
+
+def test_a_missing_driver_is_not_blamed_on_cuda_visible_devices():
+    nvml = FakeNvml(broken={"nvmlInit": pynvml.NVML_ERROR_DRIVER_NOT_LOADED})
+    assert "CUDA_VISIBLE_DEVICES" not in describe(nvml, "0").gpu_note
+
+
+def test_the_process_environment_is_asked_when_none_is_given(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    machine = describe_machine(nvml=FakeNvml(cards=2))
+    assert [gpu.index.value for gpu in machine.gpus] == [1]
+
+
+def test_cards_that_differ_bring_a_word_about_cudas_order():
+    nvml = FakeNvml(cards=2)
+    nvml.names = ["NVIDIA T400", "NVIDIA A100"]
+    assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID" in describe(nvml).gpu_note
+    assert describe(nvml, CUDA_DEVICE_ORDER="PCI_BUS_ID").gpu_note == ""
+
+
+# --- MIG -----------------------------------------------------------------------------------------
+
+
+def test_a_split_card_shows_the_memory_of_its_first_slice_and_says_so():
+    nvml = FakeNvml()
+    nvml.split, nvml.slices = 1, ["MIG-1111", "MIG-2222"]
+    machine = describe(nvml)
+    (gpu,) = machine.gpus
+    assert gpu.mig_slice == Fact("MIG-1111", "NVML")
+    assert gpu.uuid.value == "GPU-aaaa1111"
+    assert gpu.memory_total_bytes == Fact(10 * GIB, "NVML, of one MIG slice")
+    assert machine.gpu_note == "MIG splits GPU 0: a program uses one slice of it"
+
+
+def test_a_slice_is_chosen_by_its_uuid():
+    nvml = FakeNvml()
+    nvml.split, nvml.slices = 1, ["MIG-1111", "MIG-2222"]
+    (gpu,) = describe(nvml, "MIG-22,MIG-11").gpus
+    assert gpu.mig_slice.value == "MIG-2222"
+
+
+def test_a_split_card_without_slices_has_unknown_memory():
+    nvml = FakeNvml()
+    nvml.split = 1
+    (gpu,) = describe(nvml).gpus
+    assert gpu.memory_total_bytes.value is None
+    assert "it has no slice yet" in gpu.memory_total_bytes.source
+    assert gpu.holders.value is None
+
+
+@pytest.mark.parametrize(
+    ("code", "source"),
+    [
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, "not split by MIG"),
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "not split by MIG"),
+        (pynvml.NVML_ERROR_UNKNOWN, "unknown: NVML: some text"),
+    ],
+)
+def test_a_card_that_does_not_know_mig_is_described_whole(code, source):
+    (gpu,) = describe(FakeNvml(broken={"nvmlDeviceGetMigMode": code})).gpus
+    assert gpu.mig_slice == Fact(None, source)
+    assert gpu.memory_total_bytes.value == 80 * GIB

@@ -1,0 +1,81 @@
+"""Which old checkpoints go: never the newest, the protected, or what is no checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from expert.core.publish import damage
+from expert.training import checkpoint
+from expert.training.checkpoint import prune, put_aside_after, save_checkpoint
+from tests.training.checkpoints import (
+    check_pruning,
+    flip,
+    groups_of,
+    make,
+    names,
+    newest_after,
+    pruning_cases,
+    saved,
+)
+
+
+def test_the_newest_and_the_protected_stay(tmp_path: Path):
+    for step in range(1, 8):
+        saved(tmp_path, step)
+    assert prune(tmp_path, None, set()) == []
+    gone = prune(tmp_path, 2, {3, 99})
+    assert [path.name for path in gone] == [f"step-00000{step}" for step in (5, 4, 2, 1)]
+    assert names(tmp_path) == ["step-000003", "step-000006", "step-000007"]
+    with pytest.raises(AssertionError):
+        prune(tmp_path, 0, set())
+
+
+def test_nothing_goes_while_the_newest_does_not_verify(tmp_path: Path):
+    for step in (1, 2, 3):
+        saved(tmp_path, step)
+    flip(tmp_path / "step-000003" / "model.safetensors", 120, 0)
+    assert prune(tmp_path, 1, set()) == []
+    assert len(names(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("kind", ["unfinished", "short", "misnamed", "file"])
+def test_what_is_no_checkpoint_neither_counts_nor_goes(tmp_path: Path, kind: str):
+    for step in (1, 3, 5):
+        make(tmp_path, step, "whole")
+    for step in (2, 6):
+        make(tmp_path, step, kind)
+    assert prune(tmp_path, 2, set()) == [tmp_path / "step-000001"]
+    assert names(tmp_path) == [f"step-00000{step}" for step in (2, 3, 5, 6)]
+
+
+def test_one_that_was_just_verified_is_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    saved(tmp_path, 1)
+    newest = saved(tmp_path, 2)
+
+    def look(path: Path, *, contents: bool = True) -> str:
+        assert not contents
+        return damage(path, contents=False)
+
+    monkeypatch.setattr(checkpoint, "damage", look)
+    assert prune(tmp_path, 1, set(), verified=newest) == [tmp_path / "step-000001"]
+
+
+@settings(max_examples=60)
+@pruning_cases
+def test_survivors_are_those_of_the_specification(kinds, keep, protect, seed):
+    check_pruning(kinds, keep, protect, seed)
+
+
+def test_a_run_that_goes_back_can_save_its_steps_anew(tmp_path: Path):
+    for step in (1, 2, 3):
+        saved(tmp_path, step)
+    aside = put_aside_after(tmp_path, 1)
+    assert [path.name for path in aside] == [".old-step-000002", ".old-step-000003"]
+    assert damage(aside[0]) == ""
+    save_checkpoint(tmp_path, 2, groups_of(9), {})
+    assert newest_after(tmp_path) == tmp_path / "step-000002"

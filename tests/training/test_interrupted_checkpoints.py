@@ -1,0 +1,118 @@
+"""A kill or a full disk at any stage leaves the checkpoint before it whole."""
+
+from __future__ import annotations
+
+import collections
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from expert.core.errors import EXIT_USAGE, ExpertError
+from expert.core.publish import damage, sweep
+from expert.training import checkpoint
+from expert.training.checkpoint import (
+    CheckpointError,
+    DiskFull,
+    bytes_needed,
+    check_space,
+    save_checkpoint,
+)
+from tests.training.checkpoints import (
+    FILES,
+    assert_is,
+    full_disk,
+    names,
+    newest_after,
+    prune_in_stages,
+    save_in_stages,
+    saved,
+)
+
+Usage = collections.namedtuple("Usage", "total used free")
+
+
+def test_a_kill_at_some_stages_of_saving_leaves_the_one_before(tmp_path: Path):
+    saved(tmp_path, 1)
+    code, stages = save_in_stages(tmp_path, 2, None)
+    assert code == 0
+    assert_is(newest_after(tmp_path), 2)
+    shutil.rmtree(tmp_path / "step-000002")
+    count = int(stages)
+    assert count >= 12
+    new = 0
+    for stage in range(0, count, 3):
+        assert save_in_stages(tmp_path, 2, stage)[0] == -signal.SIGKILL
+        newest = newest_after(tmp_path)
+        new += newest == tmp_path / "step-000002"
+        assert_is(newest, 2 if newest == tmp_path / "step-000002" else 1)
+        sweep(tmp_path)
+        shutil.rmtree(tmp_path / "step-000002", ignore_errors=True)
+        assert names(tmp_path) == ["step-000001"]
+    assert new <= 1
+
+
+def test_a_kill_at_some_stages_of_pruning_loses_none_that_stays(tmp_path: Path):
+    def fill() -> None:
+        for step in (1, 2, 3, 4):
+            saved(tmp_path, step)
+
+    fill()
+    count = int(prune_in_stages(tmp_path, 2, None)[1])
+    assert count >= 10
+    for stage in range(0, count, 4):
+        fill()
+        assert prune_in_stages(tmp_path, 2, stage)[0] == -signal.SIGKILL
+        visible = [name for name in names(tmp_path) if name.startswith("step-")]
+        assert {"step-000003", "step-000004"} <= set(visible)
+        assert all(damage(tmp_path / name) == "" for name in visible)
+        sweep(tmp_path)
+        assert names(tmp_path) == visible
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_full_disk_leaves_nothing_and_the_one_before_is_whole(tmp_path: Path, name: str):
+    size = (saved(tmp_path / "measured", 2) / name).stat().st_size
+    saved(tmp_path / "c", 1)
+    code, text = full_disk(tmp_path / "c", size - 1)
+    assert code == 0, text
+    assert "step-000002: File too large: a checkpoint needs 0.1 MB, 0.1 MB should be free" in text
+    assert "(make room and resume" in text
+    assert names(tmp_path / "c") == ["step-000001"]
+    assert_is(newest_after(tmp_path / "c"), 1)
+
+
+def test_the_room_is_looked_at_before_a_byte_is_written(tmp_path: Path):
+    asked: list[Path] = []
+
+    def free(place: Path) -> Any:
+        asked.append(place)
+        return Usage(0, 0, 1_199_999_999)
+
+    with pytest.raises(DiskFull) as refusal:
+        check_space(tmp_path / "not" / "yet", 1_000_000_000, free=free)
+    assert asked == [tmp_path]
+    assert str(refusal.value).startswith(
+        f"{tmp_path}/not/yet: too little room: a checkpoint needs 1.00 GB, 1.20 GB should be free, "
+        "1.20 GB are  (make room"
+    )
+    check_space(tmp_path, 1_000_000_000, free=lambda place: Usage(0, 0, 1_200_000_000))
+    check_space(tmp_path, 1)
+
+
+def test_a_full_disk_has_an_exit_code_of_its_own():
+    assert DiskFull("x").exit_code == 75
+    assert CheckpointError("x").exit_code == EXIT_USAGE
+    assert issubclass(DiskFull, ExpertError)
+
+
+def test_what_a_checkpoint_takes_is_known_before(tmp_path: Path):
+    weight = torch.randn(500, 100)
+    groups = {"model": {"a": weight, "tied": weight}, "optimizer": {"m": weight.double()}}
+    path = save_checkpoint(tmp_path, 1, groups, {"x": 1})
+    taken = sum(file.stat().st_size for file in path.iterdir())
+    # Above what it takes, by no more than the allowance for the state and the heads.
+    assert taken <= bytes_needed(groups) <= taken + checkpoint.STATE_BYTES + 3 * 256
