@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ import typer
 
 from expert.cli.manifest_option import manifest_option
 from expert.cli.train_commands import Device, NotAsked, asked_manifest, flag_overrides
+from expert.core.interrupts import Interrupted
 
 
 def benchmark(
@@ -96,8 +98,13 @@ def benchmark(
     if to is not None:
         check_result_file(to)
     place = None if to is not None else new_folder(asked)
-    with ClimbView(console) as view:
-        ladder = benchmark_job(asked, folder=place, watcher=view)
+    try:
+        with ClimbView(console) as view:
+            ladder = benchmark_job(asked, folder=place, watcher=view)
+    except Interrupted:
+        if place is not None:
+            shutil.rmtree(place, ignore_errors=True)
+        raise
     files = write_result(ladder, to or (place or Path()) / FILE)
     if as_json:
         write_line(ladder.model_dump_json(indent=2))

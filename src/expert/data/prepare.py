@@ -247,6 +247,10 @@ def _build(work: Work, recipe: Recipe, folder: Path) -> None:
         # Another process published the folder and cleared the parts that this one was filling.
         if not is_finished(folder):
             raise
+    except BaseException:
+        with contextlib.suppress(OSError):  # what is finished is kept, to go on from there
+            parts.rmdir()
+        raise
     shutil.rmtree(parts, ignore_errors=True)
 
 
@@ -260,8 +264,13 @@ def _make_shards(work: Work, bad: _Rejects, parts: Path, folder: Path) -> int:
 
     What a helper was to make and has not, because it was killed, is made here after all.
     """
-    with Helper(lambda: _help(work, parts, folder), wanted=work.with_helper) as helper:
-        shards = _pass_over(work, bad, parts, folder, others=helper.is_there)
+    helper = Helper(lambda: _help(work, parts, folder), wanted=work.with_helper)
+    try:
+        with helper:
+            shards = _pass_over(work, bad, parts, folder, others=helper.is_there)
+    finally:
+        for half in parts.glob(f".*.{helper.pid}"):  # it may have been ended while it wrote
+            half.unlink(missing_ok=True)
     names = [_shard_name(index) for index in range(shards)]
     if not is_finished(folder) and not all((parts / f"{name}.json").is_file() for name in names):
         _pass_over(work, _Rejects(work.max_bad_rows), parts, folder, others=False)
