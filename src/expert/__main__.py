@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 
-from expert.core.errors import EXIT_INTERRUPTED
+from expert.core.interrupts import Interrupted, leave_when_asked
 
 
 def main() -> None:
-    """Make Ctrl-C quiet before anything slow is imported, then run the command line."""
-    signal.signal(signal.SIGINT, _stop)
-    from expert.cli.main import run
+    """Listen for Ctrl-C and SIGTERM before anything slow is imported, then run the command line."""
+    leave_when_asked()
+    try:
+        from expert.cli.main import run
 
-    run()
+        run()
+    except Interrupted as end:
+        from expert.cli.interrupted import tell
 
-
-def _stop(*_: object) -> None:
-    sys.exit(EXIT_INTERRUPTED)
+        tell(end, sys.argv[1:])
+        raise
 
 
 if __name__ == "__main__":

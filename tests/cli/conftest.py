@@ -14,6 +14,11 @@ def run(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("NO_COLOR", "1")
-    before = signal.getsignal(signal.SIGINT)
+    # Where the tests run in the background, Ctrl-C is ignored, and commands leave that so.
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     yield Runner(capsys, monkeypatch)
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import webbrowser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,3 +148,17 @@ def test_a_report_needs_none_of_the_packages_that_train(tmp_path: Path, absent: 
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (folder / "report.html").is_file()
+
+
+def test_the_events_of_a_run_are_read_once(run, tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run", usual(3))
+    opened: list[str] = []
+    open_file = Path.open
+
+    def counted(path: Path, *args: Any, **options: Any) -> Any:
+        opened.append(path.name)
+        return open_file(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", counted)
+    assert run("report", str(folder)).code == 0
+    assert opened.count("events.jsonl") == 1

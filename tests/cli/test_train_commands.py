@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 
 from expert.cli.asked_manifest import asked_manifest, flag_overrides
 from expert.cli.train_commands import _say_stopping, command_to_go_on, with_resume_value
+from expert.core.interrupts import Interrupted
 from expert.jobs.training import RunResult
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.test_watching import FINISHED, NO_SUCH_PID, STARTED, STEP, a_run
@@ -401,15 +403,22 @@ def test_the_command_that_goes_on_is_whole(argv, command):
     assert command_to_go_on(argv, Path("runs/a")) == command
 
 
+NO_RUN = (
+    "stopped by Ctrl-C before the first update: no run was begun; what is prepared of the data "
+    "stays so; the same command goes on from there\n"
+)
+
+
 def test_ctrl_c_before_the_first_update_says_so_and_leaves_no_folder(run, expert, monkeypatch):
     def interrupted(self, **options):
         assert list((expert.parent / "runs").iterdir())
-        raise SystemExit(130)
+        raise Interrupted(signal.SIGINT)
 
     monkeypatch.setattr("expert.jobs.session.Session.__init__", interrupted)
     ran = run("train", "-m", str(expert), "--device", "cpu")
     assert ran.code == 130
-    assert ran.out.endswith("stopped before the first update: nothing was written\n")
+    assert ran.out.endswith(NO_RUN)
+    assert ran.err == ""
     assert list((expert.parent / "runs").iterdir()) == []
 
 
@@ -420,13 +429,14 @@ def test_ctrl_c_after_tensorboard_s_log_was_opened_leaves_no_folder_either(
 
     def interrupted(self):
         assert self.folder.tensorboard.is_dir()
-        raise SystemExit(130)
+        raise Interrupted(signal.SIGINT)
 
     monkeypatch.setattr("expert.jobs.session.Session.__enter__", interrupted)
     wanted = 'training.config.trackers=["tensorboard"]'
     ran = run("train", "-m", str(expert), "--device", "cpu", "--set", wanted)
     assert ran.code == 130, ran.err
-    assert ran.out.endswith("stopped before the first update: nothing was written\n")
+    assert ran.out.endswith(NO_RUN)
+    assert ran.err == ""
     assert list((expert.parent / "runs").iterdir()) == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from expert.insight.anatomy import StepAnatomy, dissect, log_lines, run_times
+from expert.insight.anatomy import StepAnatomy, dissect, finite, log_lines, numbers, run_times
 from tests.insight.records import PLAN, finished_events, planned, record, step_events
 
 
@@ -141,3 +141,18 @@ def test_the_time_between_two_sessions_is_nobodys():
 def test_a_plan_is_not_needed():
     assert dissect(record(finished_events(step_events(4)), {})).step is not None
     assert PLAN["kernels"]["device"] == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([1.5, 2], [1.5, 2]),
+        ([None, None], [None, None]),
+        ([1.0, None, "nan", True, 10**400], [1.0, None, None, None, None]),
+        ([1.0, float("inf")], [1.0, None]),
+        ([1, 10**400], [1, None]),
+        ([], []),
+    ],
+)
+def test_the_quick_ways_to_numbers_find_what_the_plain_one_does(values, found):
+    assert numbers(values) == found == [finite(value) for value in values]

@@ -58,12 +58,38 @@ def _reason(plan: RunPlan, path: str) -> str:
 
 
 def test_tokens_are_counted_on_a_sample_where_a_tokenizer_is_at_hand(tmp_path):
-    path = _expert(tmp_path, 500)
+    path = _expert(tmp_path, 5000)
     plan = expert.plan(path)
-    assert _reason(plan, "length.tokens_per_epoch") == "counted on a sample of 200 rows"
+    assert _reason(plan, "length.tokens_per_epoch") == "counted on a sample of 300 rows"
     exact = expert.prepare(path).train.index.statistics().tokens
-    # The numbers of the first 200 rows are shorter by a token or two, of about 30 in a row.
-    assert plan.length.tokens_per_epoch == pytest.approx(exact, rel=0.05)
+    # Samples of real data were off by 3.3 % at most; these rows are more like each other.
+    assert plan.length.tokens_per_epoch == pytest.approx(exact, rel=0.03)
+
+
+def test_rows_that_grow_longer_towards_the_end_are_counted_as_well(tmp_path):
+    path = _expert(tmp_path, 2000)
+    rows = tmp_path / "rows.jsonl"
+    lines = sorted(rows.read_text(encoding="utf-8").splitlines(), key=len)
+    rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    plan = expert.plan(path)
+    exact = expert.prepare(path).train.index.statistics().tokens
+    assert plan.length.tokens_per_epoch == pytest.approx(exact, rel=0.03)
+
+
+def test_few_rows_are_all_counted(tmp_path):
+    path = _expert(tmp_path, 200)
+    plan = expert.plan(path, overrides=("validation_split=0",))
+    assert _reason(plan, "length.tokens_per_epoch") == "counted"
+    made = expert.prepare(path, overrides=("validation_split=0",))
+    assert plan.length.tokens_per_epoch == made.train.index.statistics().tokens
+
+
+def test_rows_of_csv_over_several_lines_are_told_by_the_first_ones(tmp_path):
+    path = _expert(tmp_path, 1)
+    cells = '"Add\n2 and 3?",5\n' * 400
+    (tmp_path / "rows.csv").write_text(f"instruction,response\n{cells}", encoding="utf-8")
+    plan = expert.plan(path, overrides=("training.dataset.path=rows.csv",))
+    assert _reason(plan, "length.tokens_per_epoch") == "counted on the first 300 rows"
 
 
 def test_a_plan_writes_nothing_but_the_hash_of_the_data(tmp_path):
@@ -96,7 +122,7 @@ def test_rows_that_changed_after_they_were_prepared_are_sampled_again(tmp_path):
     expert.prepare(path)
     _expert(tmp_path, 300)
     plan = expert.plan(path)
-    assert _reason(plan, "length.tokens_per_epoch") == "counted on a sample of 200 rows"
+    assert _reason(plan, "length.tokens_per_epoch") == "counted"
     assert plan.length.rows == 270
 
 

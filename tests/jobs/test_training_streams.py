@@ -87,6 +87,14 @@ def test_a_schedule_that_was_asked_for_asks_for_an_end(base, tmp_path):
     assert rates[0] == 1e-2
 
 
+@pytest.mark.parametrize("epochs", [0.5, 1.5])
+def test_a_part_of_an_epoch_of_a_stream_is_refused_before_anything_is_read(base, tmp_path, epochs):
+    words = rf"epochs: {epochs}, but how long an epoch of a stream is .*\(write a whole number"
+    with pytest.raises(ManifestError, match=words):
+        run(write_stream(tmp_path, base, {"epochs": epochs}))
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_stream_is_taken_up_where_it_was_left(streamed, tmp_path):
     manifest, folder = streamed
     last = max(losses_of(folder))

@@ -20,6 +20,7 @@ from expert.jobs.test_sets import NoTestSet
 from expert.jobs.trained import NothingTrained
 from expert.jobs.validating import CannotValidate, validate
 from expert.judging.oracle import UnknownDomain
+from tests.jobs.runs import ROWS as RUN_ROWS
 from tests.jobs.runs import WORDS, base_model, events_of, run, write_expert
 from tests.jobs.trained_runs import finished, finished_characters, place
 
@@ -282,11 +283,12 @@ def test_another_state_than_the_one_that_passed_is_exported_with_a_warning(tmp_p
 # --- rows that a run may have learnt -------------------------------------------------------------
 
 
-def own_run(folder: Path, **dataset: Any) -> Path:
+def own_run(folder: Path, *, rows: Any = RUN_ROWS, **dataset: Any) -> Path:
     """A short run that nobody else looks at, with its rows beside its manifest."""
     base = base_model(place() / "models")
     config = {"max_steps": 2, "save_steps": 1, "save_total_limit": None}
-    return run(write_expert(folder, base, config, dataset=dataset)).folder
+    config |= {key: dataset.pop(key) for key in ("seed", "max_seq_length") if key in dataset}
+    return run(write_expert(folder, base, config, dataset=dataset, rows=rows)).folder
 
 
 def append_a_row(folder: Path) -> None:
@@ -386,3 +388,57 @@ def test_a_run_of_an_earlier_version_is_known_by_the_folder_of_its_tokens(tmp_pa
     append_a_row(tmp_path)
     with pytest.raises(NoTestSet, match="the data changed since the run"):
         validate(folder, device="cpu")
+
+
+# --- rows that a baseline may have learnt --------------------------------------------------------
+
+
+def test_a_baseline_that_held_out_other_rows_is_refused_with_how_many_it_has_learnt(tmp_path):
+    folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", seed=7)
+    words = (
+        r"b.*: the baseline has learnt (\d) of the 5 rows it would be judged by \(rows held out of "
+        r"train.jsonl\)  \(name rows that neither run has learnt with --test-set FILE, or compare"
+    )
+    with pytest.raises(NoTestSet, match=words):
+        validate(folder, baseline=other, device="cpu")
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, TESTS)), encoding="utf-8")
+    named = tmp_path / "test.jsonl"
+    done = validate(folder, test_set=named, baseline=other, device="cpu", min_accuracy=0.0, limit=2)
+    assert done.baseline is not None
+
+
+def test_a_baseline_that_held_nothing_out_has_learnt_them_all(tmp_path):
+    folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", validation_split=0)
+    with pytest.raises(NoTestSet, match="has learnt 5 of the 5 rows"):
+        validate(folder, baseline=other, device="cpu")
+
+
+def test_a_baseline_that_held_out_the_same_rows_may_read_them_otherwise(tmp_path):
+    folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", max_seq_length=32)
+    done = validate(folder, baseline=other, device="cpu", min_accuracy=0.0, max_regression=1.0)
+    assert done.baseline is not None
+    assert done.baseline.run == str(other)
+
+
+def test_a_row_that_is_there_twice_is_no_reason_where_the_run_has_learnt_it_too(tmp_path):
+    twice = {"rows": [*RUN_ROWS, *RUN_ROWS]}
+    folder = own_run(tmp_path / "a", **twice)
+    other = own_run(tmp_path / "b", max_seq_length=32, **twice)
+    done = validate(folder, baseline=other, device="cpu", min_accuracy=0.0, max_regression=1.0)
+    assert done.baseline is not None
+
+
+def test_a_baseline_whose_rows_are_no_more_as_they_were_is_refused_as_the_run_itself(tmp_path):
+    folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", seed=7)
+    append_a_row(tmp_path / "b")
+    words = (
+        r"b.*: the baseline may have learnt the rows it would be judged by \(rows held out of "
+        r"train.jsonl\): the data changed since the run  \(.*--test-set FILE, or put the data back"
+    )
+    with pytest.raises(NoTestSet, match=words):
+        validate(folder, baseline=other, device="cpu")
+    (tmp_path / "b").rename(tmp_path / "c")
+    (tmp_path / "c" / "train.jsonl").unlink()
+    (moved,) = (tmp_path / "c" / "runs").iterdir()
+    with pytest.raises(NoTestSet, match=r"may have learnt .*: its data is not where it was"):
+        validate(folder, baseline=moved, device="cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -212,6 +213,8 @@ def _settle_config(data: dict[str, Any]) -> None:
         characters = data["base_models"][0]["name"] == CHAR_GPT
         if characters or dataset.get("streaming") or dataset.get("tasks"):
             del config["tokenize"]
+    if data["training"]["dataset"].get("streaming") and "epochs" in config:
+        config["epochs"] = math.ceil(config["epochs"])
     allowed = _SCHEDULE_OPTIONS[config.get("lr_scheduler", "cosine")]
     options = config.get("lr_scheduler_kwargs", {})
     for key in [key for key in options if key not in allowed]:

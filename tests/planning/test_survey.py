@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from expert.manifest.dataset import DatasetSpec, Task
+from expert.planning import survey as survey_module
 from expert.planning.survey import Survey, local_path, survey_data, survey_file
 
 
@@ -82,3 +83,13 @@ def test_paths_that_no_file_can_have_are_told(tmp_path, path):
     found = survey(tmp_path, path=path)
     assert found.rows is None
     assert "is not there" in found.because or "cannot be looked at" in found.because
+
+
+def test_rows_of_a_large_file_are_told_by_parts_all_over_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(survey_module, "_COUNTED_BYTES", 16_000)
+    lines = ["x" * 9] * 5000 + ["x" * 99] * 5000  # by its first part it would have 55,000
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    found = survey_file(tmp_path / "a.jsonl")
+    # Of 9 % of the bytes, which are short lines, 1 of 16 parts and a piece of another tell.
+    assert found.rows == pytest.approx(10_000, rel=0.2)
+    assert found.because == "lines of 0 MiB, spread over all of it"

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from expert.training.stopping import BestSoFar, Signals, Verdict, show_cursor
+from expert.core.interrupts import show_cursor
+from expert.training.stopping import BestSoFar, Signals, Verdict
 
 BETTER = Verdict(improved=True, stop=False)
 NOT_BETTER = Verdict(improved=False, stop=False)

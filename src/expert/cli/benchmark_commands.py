@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +21,7 @@ from expert.cli.options import (
     manifest_option,
     output_option,
 )
+from expert.core.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -103,8 +105,13 @@ def _measure(asked: Asked, to: Path | None, console: Console, *, as_json: bool) 
     if to is not None:
         check_result_file(to)
     place = None if to is not None else new_folder(asked)
-    with ClimbView(console) as view:
-        ladder = benchmark_job(asked, folder=place, watcher=view)
+    try:
+        with ClimbView(console) as view:
+            ladder = benchmark_job(asked, folder=place, watcher=view)
+    except Interrupted:
+        if place is not None:
+            shutil.rmtree(place, ignore_errors=True)
+        raise
     files = write_result(ladder, to or (place or Path()) / FILE)
     if as_json:
         write_line(ladder.model_dump_json(indent=2))

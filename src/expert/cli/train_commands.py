@@ -26,6 +26,7 @@ from expert.cli.options import (
     output_option,
 )
 from expert.core.errors import EXIT_OK
+from expert.core.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -150,10 +151,12 @@ def _run(
                 acknowledge=_say_stopping,
                 progress=view.progress,
             )
-        except SystemExit:  # Ctrl-C, before the run itself listens for it
+        except Interrupted as end:  # before the run itself listens for it
             before.close()
-            left = "nothing was written" if options["resume"] is None else "the run is as it was"
-            say(console, f"stopped before the first update: {left}")
+            left = "no run was begun" if options["resume"] is None else "the run is as it was"
+            kept = "what is prepared of the data stays so; the same command goes on from there"
+            say(console, f"stopped by {end.by} before the first update: {left}; {kept}")
+            end.told = True
             raise
 
 

@@ -22,6 +22,10 @@ class Helper:
         self._pid: int | None = None
 
     @property
+    def pid(self) -> int | None:
+        return self._pid
+
+    @property
     def is_there(self) -> bool:
         return self._pid is not None
 

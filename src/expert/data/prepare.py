@@ -219,6 +219,10 @@ def _build(work: Work, recipe: Recipe, folder: Path) -> None:
         # Another process published the folder and cleared the parts that this one was filling.
         if not published():
             raise
+    except BaseException:
+        with contextlib.suppress(OSError):  # what is finished is kept, to go on from there
+            parts.rmdir()
+        raise
     shutil.rmtree(parts, ignore_errors=True)
 
 

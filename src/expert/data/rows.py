@@ -45,6 +45,15 @@ def read_rows(
                 yield from read_csv(stream, str(path), delimiter="\t" if kind == "tsv" else None)
 
 
+def rows_of_lines(lines: bytes, path: Path, *, format: str | None = None) -> Iterator[Row | BadRow]:
+    """Rows of lines that were taken from a file of JSON lines or, with its header, of CSV; their
+    `line` counts within `lines`."""
+    kind = file_format(path, format)
+    assert kind in ("jsonl", "json", "csv"), kind
+    stream: io.BufferedReader = io.BufferedReader(io.BytesIO(lines))
+    yield from read_csv(stream, str(path)) if kind == "csv" else _read_jsonl(stream, str(path))
+
+
 @contextmanager
 def _told_in_words(path: Path) -> Iterator[None]:
     """A file that cannot be read is a DataError, whoever reads it."""

@@ -51,8 +51,13 @@ def make_shards(work: Work, bad: Rejects, parts: Path, *, published: Callable[[]
 
     What a helper was to make and has not, because it was killed, is made here after all.
     """
-    with Helper(lambda: _help(work, parts, published), wanted=work.with_helper) as helper:
-        shards = _pass_over(work, bad, parts, published, others=helper.is_there)
+    helper = Helper(lambda: _help(work, parts, published), wanted=work.with_helper)
+    try:
+        with helper:
+            shards = _pass_over(work, bad, parts, published, others=helper.is_there)
+    finally:
+        for half in parts.glob(f".*.{helper.pid}"):  # it may have been ended while it wrote
+            half.unlink(missing_ok=True)
     names = [shard_name(index) for index in range(shards)]
     if not published() and not all((parts / f"{name}.json").is_file() for name in names):
         _pass_over(work, Rejects(work.max_bad_rows), parts, published, others=False)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from expert.core.events import Event
@@ -120,7 +122,7 @@ class Anatomy:
     step: StepAnatomy | None
     lines: Sequence[Line] = field(default=(), repr=False)
 
-    @property
+    @cached_property
     def steady(self) -> list[Line]:
         """The lines that medians are taken over: settled ones, or all where there are none."""
         return _steady(self.lines)
@@ -195,13 +197,14 @@ def average_step(lines: Sequence[Line], *, on_gpu: bool) -> StepAnatomy | None:
 
 def per_update(lines: Sequence[Line], name: str) -> list[float]:
     """A sum of each line, divided by its updates."""
-    found = ((number(line.event, name), line.updates) for line in lines)
-    return [value / updates for value, updates in found if value is not None]
+    found = zip(numbers([line.event.get(name) for line in lines]), lines, strict=True)
+    return [value / line.updates for value, line in found if value is not None]
 
 
 def median(lines: Sequence[Line], name: str) -> float | None:
-    found = [value for line in lines if (value := number(line.event, name)) is not None]
-    return statistics.median(found) if found else None
+    told = numbers([line.event.get(name) for line in lines])
+    found = [value for value in told if value is not None]
+    return float(statistics.median(found)) if found else None
 
 
 def number(event: Mapping[str, Any], name: str) -> float | None:
@@ -211,12 +214,27 @@ def number(event: Mapping[str, Any], name: str) -> float | None:
 
 def finite(value: object) -> float | None:
     """A finite number; None for anything else."""
+    if type(value) is float:  # nearly always, and a page asks millions of times
+        return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
         return float(value) if math.isfinite(value) else None
     except OverflowError:  # an integer of 400 digits
         return None
+
+
+def numbers(values: list[Any]) -> list[float | None]:
+    """Every value as a finite number or None; quick where all are numbers, as nearly always, or
+    where there is none at all."""
+    kinds = set(map(type, values))
+    if kinds <= {type(None)}:
+        return values
+    if kinds <= {float, int}:
+        with suppress(OverflowError):  # an integer of 400 digits
+            if all(map(math.isfinite, values)):
+                return values
+    return [finite(value) for value in values]
 
 
 # --- the whole run -------------------------------------------------------------------------------

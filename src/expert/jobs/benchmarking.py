@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
+from expert.core.interrupts import Interrupted
 from expert.jobs.climbing import Asked, CannotClimb, Climb, Watcher
 from expert.planning.ladder import BASELINE, RUNGS, value_at
 
@@ -71,7 +72,7 @@ def ended_by_sigterm() -> Iterator[None]:
     """Leave as Ctrl-C does, so that what was started is ended and temporary files are removed."""
 
     def leave(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
+        raise Interrupted(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield

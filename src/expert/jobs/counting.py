@@ -5,6 +5,7 @@ Nothing is tokenised whole and nothing is written but what remembers the hash of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,15 +16,18 @@ from expert.jobs.preparing import Builder
 
 if TYPE_CHECKING:
     from expert.data.prepare import Prepared
+    from expert.data.records import BadRow, Row
     from expert.data.sources import Source, Sources
     from expert.jobs.preparing import PreparedSplit
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
     from expert.planning.survey import Survey
 
-SAMPLED_ROWS = 200
-"""The first ones. Of five real data sets, counted in characters of a line, their mean was within
-2.1 % of that of all rows in three, 10 % above it in one and 13 % below it in another."""
+SAMPLED_ROWS = 300
+"""Drawn from all over the files. On eight real data sets of 0.8 to 25 thousand rows, with the
+tokenizer of `tiny`, the tokens of 200 such samples were within 0.15 to 1.14 % of all (root mean
+square) and never off by more than 3.3 %, in 0.1 to 0.5 s. The first 200 rows, which were taken
+before, were 42 % above the truth on one, 23 % below it on another."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def count_rows(read: ReadManifest, plan: RunPlan) -> Counts | None:
         if any(source.kind == "hub" for source in trains):
             return None
         builder = _OnlyLooking(plan, read, sources, lambda name, rows, tokens: None)
-        return _prepared(builder, trains) or _sampled(builder, sources, plan)
+        return _prepared(builder, trains) or _sampled(builder, sources)
     except (ExpertError, OSError):  # told by those who read the data; a plan is made without it
         return None
 
@@ -102,25 +106,58 @@ def _prepared(builder: _OnlyLooking, trains: list[Source]) -> Counts | None:
         return Counts(survey)
 
 
-def _sampled(builder: _OnlyLooking, sources: Sources, plan: RunPlan) -> Counts | None:
-    """The length of the first rows, for as many as there are lines."""
-    from expert.data.records import Row
-    from expert.planning.survey import Survey, survey_file
+def _sampled(builder: _OnlyLooking, sources: Sources) -> Counts | None:
+    """Tokens of rows from all over the files, for as many bytes and lines as there are."""
+    from expert.data.spread_rows import spread_rows
 
     source = sources.train
     if source is None or builder.template is None:  # tasks differ from each other
         return None
+    spread = spread_rows(source.files, format=source.format, most=SAMPLED_ROWS)
+    if spread is None:
+        return _of_first_rows(builder, source)
+    from expert.planning.survey import Survey
+
+    lengths = _lengths(builder, source, [line.row for line in spread.drawn])
+    kept = [length > 0 for length in lengths]
+    if not any(kept):
+        return None
+    how = "counted" if spread.whole else f"counted on a sample of {sum(kept)} rows"
+    rows, tokens = spread.lines * spread.share(kept), spread.total(lengths)
+    return Counts(Survey(round(rows), round(tokens), spread.because, how))
+
+
+def _of_first_rows(builder: _OnlyLooking, source: Source) -> Counts | None:
+    """The length of the first rows for as many as there are lines: all that can be told of CSV
+    whose cells hold line breaks."""
+    from expert.planning.survey import Survey, survey_file
+
     files = [survey_file(path) for path in source.files]
     if not files or any(each.rows is None for each in files):
         return None
-    segments_of, _ = builder.formatter(source)
-    good = [row for row in islice(builder.rows_of(source), SAMPLED_ROWS) if isinstance(row, Row)]
-    documents = [made for row in good if isinstance(made := segments_of(row), list)]
-    if not documents:
+    lengths = _lengths(builder, source, list(islice(builder.rows_of(source), SAMPLED_ROWS)))
+    known = [length for length in lengths if length]
+    if not known:
         return None
-    mean = float(builder.encoder.encode(documents).lengths.mean())
     rows = sum(each.rows or 0 for each in files)
-    how = f"counted on a sample of {len(documents)} rows"
-    if len(documents) == rows:
-        how = "counted"
-    return Counts(Survey(rows, round(mean * rows), files[0].because, how))
+    how = f"counted on the first {len(known)} rows"
+    return Counts(Survey(rows, round(sum(known) / len(known) * rows), files[0].because, how))
+
+
+def _lengths(
+    builder: _OnlyLooking, source: Source, rows: Sequence[Row | BadRow | None]
+) -> list[int]:
+    """Tokens of each row; 0 for one that is not trained on."""
+    from expert.data.records import Row
+
+    segments_of, _ = builder.formatter(source)
+    lengths, places, documents = [0] * len(rows), [], []
+    for place, row in enumerate(rows):
+        made = segments_of(row) if isinstance(row, Row) else None
+        if isinstance(made, list):
+            places.append(place)
+            documents.append(made)
+    if documents:
+        for place, length in zip(places, builder.encoder.encode(documents).lengths, strict=True):
+            lengths[place] = int(length)
+    return lengths

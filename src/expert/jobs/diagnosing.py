@@ -14,7 +14,7 @@ from expert.insight.finding import Finding, worst_first
 from expert.insight.record import RunRecord, read_run
 from expert.insight.verdict import Verdict, judge, judge_step
 from expert.jobs.run_places import find_trained
-from expert.jobs.watching import State, run_status
+from expert.jobs.watching import State, status_by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +61,8 @@ def diagnose_run(place: Path | None) -> Diagnosis:
     folder = RunFolder(place) if place is not None else None
     if folder is None or not folder.events.is_file():
         folder = find_trained(place)
-    status = run_status(folder)
     run = read_run(folder.path)
+    status = status_by(run.events, folder, damaged_lines=run.damaged_lines)
     found = Evidence(run=run, anatomy=dissect(run))
     findings = find_faults(found)
     if status.state == "gone":

@@ -46,6 +46,11 @@ class LearntRows:
         new = [recipe for key, recipe in today.items() if key not in self.tokens]
         return _what_changed(new, self._recipes_gone(today.keys(), cache))
 
+    def same_as(self, other: LearntRows) -> bool:
+        """Whether two runs surely drew the same rows from the same data."""
+        known = bool(self.tokens and self.indexes) and not (self.mixed or other.mixed)
+        return known and (self.tokens, self.indexes) == (other.tokens, other.indexes)
+
     def has_index(self, name: str) -> bool:
         """Whether the rows were drawn as in this index; where none is known the recipes tell."""
         return not self.indexes or self.indexes == {name}

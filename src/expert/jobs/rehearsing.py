@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.core.interrupts import Interrupted
 from expert.jobs.checkpoints import Checkpoints, Groups
 from expert.jobs.session import Session
 
@@ -132,7 +133,7 @@ def rehearse(
         with folder.locked(), session:
             done = run_session(session)
         if done.exit_code:  # Ctrl-C ends what the run is a part of, too
-            raise SystemExit(done.exit_code)
+            raise Interrupted(done.exit_code - 128)
         return Rehearsed(plan=session.plan, events=tuple(events), updates=done.steps)
 
 

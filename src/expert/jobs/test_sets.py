@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.core.errors import ExpertError
+from expert.jobs.held_out import NoTestSet
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 CASE_FILE = "test_cases.json"
 SHOWN_BAD_ROWS = 3
 
-
-class NoTestSet(ExpertError):
-    """Nothing to judge an expert by."""
+__all__ = ["NoTestSet", "TestSet", "data_folder", "find_test_set"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +37,8 @@ class TestSet:
     examples: tuple[Example, ...]
     cases: tuple[Case | None, ...]
     """For each example; None for plain text, which asks nothing."""
+    drawn: bool = False
+    """Held out of the training rows by the run: another may have drawn others, and learnt these."""
 
     def limited(self, most: int | None) -> TestSet:
         """At most so many of them, spread over all: rows of a task often stand together."""
@@ -75,7 +75,7 @@ def find_test_set(
         source = resolve_sources(DatasetSpec(path=str(named.resolve())), named.parent).train
         assert source is not None
         return _of_sources([source], spec, str(named))
-    place = data_folder(folder, plan, spec, beside)
+    place = data_folder(folder, plan, beside)
     if place is None:
         raise NoTestSet(
             f"{folder.path}: the data of the run is not where it was  (name rows with --test-set "
@@ -96,15 +96,15 @@ def find_test_set(
     return _of_split(folder, plan, spec, place)
 
 
-def data_folder(
-    folder: RunFolder, plan: RunPlan, spec: DatasetSpec, beside: Path | None
-) -> Path | None:
+def data_folder(folder: RunFolder, plan: RunPlan, beside: Path | None) -> Path | None:
     """The folder that the paths of the manifest start from; None where the data is not there."""
+    from expert.manifest.dataset import DatasetSpec
     from expert.manifest.names import CORPORA
     from expert.planning.survey import local_path
 
     if beside is not None:
         return beside
+    spec = DatasetSpec.model_validate(plan.data.dataset)
     named = [task.train for task in (spec.tasks or {}).values()] or [spec.path or ""]
     cached = [Path(plan.data.cache).parents[1]] if plan.data.cache else []
     likely = [*cached, Path(plan.watch.output_dir).parent, folder.path.resolve().parents[1]]
@@ -136,59 +136,29 @@ def _of_sources(sources: Sequence[Source], spec: DatasetSpec, name: str) -> Test
 
 
 def _of_split(folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path) -> TestSet:
-    """The share of the training rows that was held out, found again by the seed of the run.
+    """The share of the training rows that was held out, found again by the seed of the run."""
+    from expert.jobs.held_out import CannotBeTold, draw_again
 
-    Only in the very rows that the run saw: a row more, and another share would be drawn.
-    """
-    import numpy as np
-
-    from expert.data.documents import DocumentStore
-    from expert.data.sources import resolve_sources
-    from expert.jobs.learnt_rows import learnt_rows
-    from expert.jobs.preparing import Builder
-    from expert.manifest.reader import ReadManifest
-    from expert.manifest.schema import Manifest
-
-    text = folder.manifest.read_text(encoding="utf-8")
-    read = ReadManifest(Manifest.model_validate_json(text), str(folder.manifest), place)
     nothing = NoTestSet(
         f"{folder.path}: the manifest holds no rows out  (name rows with --test-set FILE, or "
         "set training.dataset.test_path)"
     )
     if spec.streaming or not spec.validation_split:
         raise nothing
-    sources = resolve_sources(spec, place)
-    builder = Builder(plan, read, sources, lambda name, rows, tokens: None)
-    own_trains = [sources.train] if sources.train is not None else []
-    trains = [task.train for task in sources.tasks] or own_trains
-    learnt, name = learnt_rows(folder), spec.path or "the tasks"
-    recipes = [builder.recipe_of(source, "train")[0] for source in trains]
-    unlike = learnt.unlike(recipes, builder.cache)
-    if unlike:
-        raise _may_be_learnt(folder, name, unlike)
-    made = builder.build()
-    if not learnt.has_index(made.train.index_file.name):
-        raise _may_be_learnt(folder, name, "other rows are drawn from it than in the run")
-    split = made.validation
+    name = spec.path or "the tasks"
+    try:
+        drawn = draw_again(folder, plan, spec, place)
+    except CannotBeTold as why:
+        raise NoTestSet(
+            f"{folder.path}: the rows that it held out of {name} cannot be told from those it "
+            f"learnt: {why}  (name rows it has not learnt with --test-set FILE, or put the data "
+            "back as it was)"
+        ) from why
+    split = drawn.made.validation
     if split is None:
         raise nothing
-    kept, first = [], 0
-    documents = np.unique(split.index.piece_document)
-    for prepared, source in zip(split.folders, trains, strict=True):
-        count, store = prepared.statistics.documents, DocumentStore(prepared.folder)
-        own = documents[(documents >= first) & (documents < first + count)] - first
-        numbers = {store.row(int(document)) for document in own}
-        rows = enumerate(builder.rows_of(source))
-        kept.append([row for number, row in rows if number in numbers])
-        first += count
-    return _of_rows(kept, spec, f"rows held out of {name}")
-
-
-def _may_be_learnt(folder: RunFolder, name: str, why: str) -> NoTestSet:
-    return NoTestSet(
-        f"{folder.path}: the rows that it held out of {name} cannot be told from those it learnt: "
-        f"{why}  (name rows it has not learnt with --test-set FILE, or put the data back as it was)"
-    )
+    found = _of_rows(list(drawn.rows_of(split)), spec, f"rows held out of {name}")
+    return replace(found, drawn=True)
 
 
 def _of_rows(
@@ -199,30 +169,19 @@ def _of_rows(
     domain: str = "",
 ) -> TestSet:
     """Rows understood as training understands them; one that is not understood is an error."""
-    from expert.data.columns import understand_columns
-    from expert.data.formats import example_of
     from expert.data.records import BadRow, DataError
+    from expert.jobs.held_out import understood
 
     examples: list[Example] = []
     cases: list[Case | None] = []
     bad: list[str] = []
     for group in groups:
-        columns = None
-        for row in group:
-            if not isinstance(row, BadRow):
-                columns = columns or understand_columns(
-                    list(row.values),
-                    row.values,
-                    mapping=spec.field_mapping,
-                    text_field=spec.text_field,
-                )
-                example = example_of(row, columns)
-                if not isinstance(example, BadRow):
-                    examples.append(example)
-                    cases.append(_case(example, row))
-                    continue
-                row = example
-            bad.append(str(row))
+        for row, example in understood(group, spec):
+            if isinstance(example, BadRow) or isinstance(row, BadRow):
+                bad.append(str(example))
+            else:
+                examples.append(example)
+                cases.append(_case(example, row))
     if len(bad) > spec.max_bad_rows:
         raise DataError("\n".join([f"{name}: {len(bad)} bad rows", *bad[:SHOWN_BAD_ROWS]]))
     if not examples:

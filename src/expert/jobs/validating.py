@@ -89,6 +89,9 @@ def validate(
     tell("reading the test set", 0, 0)
     named = Path(test_set) if test_set is not None else None
     test = find_test_set(folder, plan, beside=beside, named=named).limited(limit)
+    if baseline is not None and test.drawn:
+        tell("reading what the baseline has learnt", 0, 0)
+        _refuse_what_the_baseline_learnt(folder, plan, beside, str(baseline), test)
     how, said = settle_decoding(plan, {})
     task = _task(folder, plan, test, how, domain, seed=seed, device=pick_device(device), tell=tell)
     wanted = {choose(folder, name).path: name for name in states(folder)} if checkpoints else {}
@@ -183,6 +186,24 @@ def _baseline(folder: RunFolder, plan: RunPlan, named: str, task: _Task) -> Reac
     other, _ = find_expert(Path(named))
     theirs = read_plan(other)
     return _reach(other, theirs, theirs.watch.packaging_checkpoint, task)
+
+
+def _refuse_what_the_baseline_learnt(
+    folder: RunFolder, plan: RunPlan, beside: Path | None, named: str, test: TestSet
+) -> None:
+    """Rows that a run held out are to be new to a run beside it as well."""
+    from expert.jobs.held_out import Run, refuse_rows_of_the_baseline
+    from expert.jobs.test_sets import data_folder
+    from expert.jobs.trained import BASE, read_plan
+
+    if named == BASE:
+        return
+    other, beside_other = find_expert(Path(named))
+    runs = [
+        Run(run, its, data_folder(run, its, near))
+        for run, its, near in ((folder, plan, beside), (other, read_plan(other), beside_other))
+    ]
+    refuse_rows_of_the_baseline(test.examples, test.name, *runs)
 
 
 def _ask(trained: Trained, run: str, task: _Task) -> Reached:

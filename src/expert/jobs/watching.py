@@ -6,8 +6,8 @@ import json
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -83,12 +83,19 @@ def newest_run(parent: Path) -> RunFolder | None:
 
 def run_status(folder: RunFolder) -> RunStatus:
     """What the events of a run say by now; a torn last line is left out."""
+    events = read_events(folder.events)
+    status = status_by(events if folder.events.is_file() else (), folder)
+    return replace(status, damaged_lines=events.damaged)
+
+
+def status_by(events: Iterable[Event], folder: RunFolder, *, damaged_lines: int = 0) -> RunStatus:
+    """What events that were read say of a run; those of a long run are read in seconds, so whoever
+    has them need not have them read again."""
     seen: dict[str, Any] = {}
     ending: Event | None = None
     fallbacks: list[str] = []
-    events = read_events(folder.events)
     last: Event = {}
-    for event in events if folder.events.is_file() else ():
+    for event in events:
         kind = str(event["event"])
         last = event
         if kind in ENDINGS:
@@ -110,7 +117,7 @@ def run_status(folder: RunFolder) -> RunStatus:
         fallbacks=tuple(fallbacks),
         last_event=last.get("time"),
         final=str(folder.final) if state == "finished" else None,
-        damaged_lines=events.damaged,
+        damaged_lines=damaged_lines,
     )
 
 

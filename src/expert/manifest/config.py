@@ -75,7 +75,7 @@ class TrainingConfig(StrictSection):
 
     # --- how long, how fast ------------------------------------------------------------------
     epochs: PositiveNumber = 3.0
-    """Passes over the training rows; may be fractional."""
+    """Passes over the training rows; may be fractional, but not of a stream."""
     max_steps: CountFromZero | None = None
     """Stop after this many updates; null or 0: no limit."""
     learning_rate: SharePastZero | Auto = AUTO

@@ -167,6 +167,10 @@ def _packing(manifest: Manifest, say: Findings) -> None:
     if manifest.training.dataset.streaming and not config.max_steps:
         text = "the number of rows is not known beforehand: set training.config.max_steps"
         say.tell("warning", "training.dataset.streaming", text)
+    if manifest.training.dataset.streaming and config.epochs % 1:
+        what = f"{config.epochs:g}, but how long an epoch of a stream is shows only at its end"
+        fix = "write a whole number, and max_steps to stop sooner; or set streaming: false"
+        say.wrong("training.config.epochs", what, fix)
 
 
 def _tokenising(manifest: Manifest, say: Findings) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PureWindowsPath
 
@@ -13,8 +14,9 @@ from expert.manifest.names import CORPORA
 # Bytes of a JSONL file per token, measured with SmolLM2's tokenizer: 3.6 on JSON answers, 4.0 on
 # SQL questions. It only sizes a plan; preparing the data counts exactly.
 FILE_BYTES_PER_TOKEN = 3.8
-# Larger files are judged by their first part: counting lines runs at about 1 GB/s.
+# More than this is judged by parts that are spread over it: counting lines runs at about 1 GB/s.
 _COUNTED_BYTES = 64 * 2**20
+_PARTS = 16
 _LINES = {".jsonl", ".ndjson", ".csv"}
 
 
@@ -85,32 +87,83 @@ def looks_local(path: str, folder: Path) -> bool:
     return not is_hub_id or (folder / path.split("/")[0]).is_dir()
 
 
+def has_a_row_a_line(path: Path) -> bool:
+    """Whether the lines of a file can be counted for rows, by its name."""
+    return path.suffix.lower() in _LINES and not path.is_dir()
+
+
 def survey_file(path: Path) -> Survey:
     """Count the lines of a file; other formats are counted when they are prepared."""
     if not path.exists():
         return Survey(None, None, f"{path.name} is not there")
-    if path.is_dir() or path.suffix.lower() not in _LINES:
+    if not has_a_row_a_line(path):
         kind = "a folder" if path.is_dir() else path.suffix or "this format"
         return Survey(None, None, f"rows of {kind} are counted when they are prepared")
     size = path.stat().st_size
-    lines = counted = 0
-    with path.open("rb") as stream:
-        while counted < _COUNTED_BYTES:
-            block = stream.read(4 * 2**20)
-            if not block:
-                break
-            counted += len(block)
-            lines += block.count(b"\n")
-            last = block
-    if counted and not last.endswith(b"\n") and counted == size:
-        lines += 1
+    texts = [whole_lines(path, part) for part in parts_to_look_at([size])]
+    counted, lines = sum(map(len, texts)), sum(map(count_lines, texts))
     if path.suffix.lower() == ".csv":
         lines = max(0, lines - 1)
     if not lines:
         return Survey(0, 0, f"{path.name} has no rows")
-    exact = counted == size
-    rows = lines if exact else int(lines * size / counted)
-    how = "lines counted" if exact else f"lines of the first {_COUNTED_BYTES // 2**20} MiB"
-    if path.suffix.lower() == ".csv":
+    return Survey(
+        round(lines * size / counted),
+        int(size / FILE_BYTES_PER_TOKEN),
+        how_lines_were_counted([path], exact=counted == size),
+    )
+
+
+# --- looking at lines ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stretch of bytes in one of several files."""
+
+    file: int
+    start: int
+    stop: int
+    size: int
+    """Of the whole file."""
+
+
+def parts_to_look_at(sizes: Sequence[int]) -> list[Part]:
+    """Every file whole, or parts that are spread evenly over all of them where they are large."""
+    total = sum(sizes)
+    if total <= _COUNTED_BYTES:
+        return [Part(file, 0, size, size) for file, size in enumerate(sizes) if size]
+    length = _COUNTED_BYTES // _PARTS
+    parts = []
+    for number in range(_PARTS):
+        middle = (2 * number + 1) * total // (2 * _PARTS)
+        file = 0
+        while middle >= sizes[file]:
+            middle -= sizes[file]
+            file += 1
+        start = max(0, middle - length // 2)
+        parts.append(Part(file, start, min(sizes[file], start + length), sizes[file]))
+    return parts
+
+
+def whole_lines(path: Path, part: Part) -> bytes:
+    """The lines that are whole within a part of a file; a line that its edge cuts is left out."""
+    with path.open("rb") as stream:
+        stream.seek(part.start)
+        text = stream.read(part.stop - part.start)
+    first = text.find(b"\n") + 1 if part.start else 0
+    last = len(text) if part.stop == part.size else text.rfind(b"\n") + 1
+    return text[first:last]
+
+
+def count_lines(text: bytes) -> int:
+    """Lines of a text, with or without a line break behind the last one."""
+    return text.count(b"\n") + bool(text and not text.endswith(b"\n"))
+
+
+def how_lines_were_counted(paths: Sequence[Path], *, exact: bool) -> str:
+    """What there is to say about a number of rows that is one of lines."""
+    spread = f"lines of {_COUNTED_BYTES // 2**20} MiB, spread over all of it"
+    how = "lines counted" if exact else spread
+    if any(path.suffix.lower() == ".csv" for path in paths):
         how += ", fewer rows where a quoted cell holds a line break"
-    return Survey(rows, int(size / FILE_BYTES_PER_TOKEN), how)
+    return how

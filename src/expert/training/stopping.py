@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import signal
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any
 
-SHOW_CURSOR = b"\x1b[?25h"
+from expert.core.interrupts import show_cursor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +76,6 @@ class BestSoFar:
         if not math.isfinite(value):
             return -math.inf
         return math.inf if over is None else self._sign * (value - over)
-
-
-def show_cursor() -> None:
-    """Show the cursor that a progress bar has hidden, on whatever terminal there is."""
-    for stream in (1, 2):
-        with contextlib.suppress(OSError):
-            if os.isatty(stream):
-                os.write(stream, SHOW_CURSOR)
 
 
 class Signals:

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from expert.core.events import Event
-from expert.insight.anatomy import Anatomy, Line, finite
+from expert.insight.anatomy import Anatomy, Line, finite, numbers
 from expert.insight.page.blocks import Point
 from expert.insight.record import RunRecord
 
 number = finite
-
-
-def numbers(values: list[Any]) -> list[float | None]:
-    """Every value as a finite number or None; quick where all are numbers, as nearly always."""
-    if set(map(type, values)) <= {float, int}:
-        with suppress(OverflowError):  # an integer of 400 digits
-            if all(map(math.isfinite, values)):
-                return values
-    return [number(value) for value in values]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,52 @@
+"""Ctrl-C and SIGTERM: an end that is asked for, told as an exception so that all is tidied up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from types import FrameType
+
+SHOW_CURSOR = b"\x1b[?25h"
+_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+
+
+class Interrupted(SystemExit):
+    """Somebody asked for an end; the exit code is 130 for Ctrl-C and 143 for SIGTERM."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.by = _NAMES.get(signal.Signals(number), signal.Signals(number).name)
+        self.told = False
+        """Whether somebody who knew more has said what is left."""
+
+
+def leave_when_asked() -> None:
+    """Let the first signal raise Interrupted in the main thread, and a second one end the process
+    at once: what was raised may have been swallowed, or tidying up may take long.
+
+    A signal that was ignored when the process began, as by `nohup` or in the background, stays so.
+    """
+    asked: list[int] = []
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        if asked:
+            show_cursor()
+            os._exit(128 + number)
+        asked.append(number)
+        raise Interrupted(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in _NAMES:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave)
+
+
+def show_cursor() -> None:
+    """Show the cursor that a progress bar has hidden, on whatever terminal there is."""
+    for stream in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.isatty(stream):
+                os.write(stream, SHOW_CURSOR)

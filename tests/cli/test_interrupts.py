@@ -1,0 +1,244 @@
+"""Commands that are stopped from outside: the exit code, one line, and nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.core.interrupts import Interrupted, leave_when_asked
+from expert.data import prepare
+from expert.data import shards as making
+from tests.jobs.runs import base_model, write_expert
+from tests.jobs.trained_runs import finished, place
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
+
+SIGNALS = pytest.mark.parametrize(
+    ("number", "code", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]
+)
+PREPARED_STAYS = "what is prepared stays so; the same command goes on from there"
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture
+def expert(tmp_path: Path) -> Path:
+    return write_expert(tmp_path / "expert", base_model(place() / "models"), {})
+
+
+@pytest.fixture
+def in_small_shards(monkeypatch):
+    monkeypatch.setattr(making, "SHARD_CHARACTERS", 500)  # the 48 rows are about 2,000
+
+
+def stopped_in(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, number: int, *, call: int = 1
+) -> None:
+    """A signal comes at the beginning of the `call`-th call, counted from 1."""
+    original: Callable[..., Any] = getattr(owner, name)
+    calls: list[int] = []
+
+    def with_a_signal(*args: Any, **more: Any) -> Any:
+        calls.append(1)
+        if len(calls) == call:
+            signal.raise_signal(number)
+        return original(*args, **more)
+
+    monkeypatch.setattr(owner, name, with_a_signal)
+
+
+def stopped_while_reading(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """A signal comes when two shards were handed over, between the rows of the third."""
+    shards = making._shards
+
+    def with_a_signal(work: Any, bad: Any) -> Any:
+        for index, shard in enumerate(shards(work, bad)):
+            if index == 2:
+                signal.raise_signal(number)
+            yield shard
+
+    monkeypatch.setattr(making, "_shards", with_a_signal)
+
+
+def half_written(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.name.startswith(".data-")]
+
+
+@SIGNALS
+def test_preparing_that_is_stopped_keeps_what_is_finished_and_goes_on_from_there(
+    run, expert, monkeypatch, in_small_shards, number, code, name
+):
+    with monkeypatch.context() as patched:
+        stopped_while_reading(patched, number)
+        ran = run("pretokenize", "-m", str(expert))
+    assert ran.code == code
+    assert ran.err == f"expert pretokenize: stopped by {name}: {PREPARED_STAYS}\n"
+    assert half_written(expert.parent) == []
+    finished_shards = [path.name for path in expert.parent.rglob("*.parts-*/data-*.arrow")]
+    assert sorted(finished_shards) == ["data-00000.arrow", "data-00001.arrow"]
+    encoded: list[int] = []
+    with monkeypatch.context() as patched:
+        finish = making._finish_shard
+
+        def counted(parts: Path, index: int, *rest: Any) -> Any:
+            encoded.extend([] if (parts / f"data-{index:05d}.arrow").is_file() else [index])
+            return finish(parts, index, *rest)
+
+        patched.setattr(making, "_finish_shard", counted)
+        assert run("pretokenize", "-m", str(expert)).code == 0
+    assert encoded[:1] == [2]
+    assert list(expert.parent.rglob("*.parts-*")) == []
+
+
+@SIGNALS
+def test_a_run_that_is_stopped_while_its_data_is_prepared_leaves_no_folder(
+    run, expert, monkeypatch, in_small_shards, number, code, name
+):
+    stopped_while_reading(monkeypatch, number)
+    ran = run("train", "-m", str(expert), "--device", "cpu")
+    assert ran.code == code
+    assert ran.err == ""
+    assert ran.out.endswith(
+        f"stopped by {name} before the first update: no run was begun; what is prepared of the "
+        "data stays so; the same command goes on from there\n"
+    )
+    assert half_written(expert.parent) == []
+    assert not (expert.parent / "runs").exists()
+
+
+def test_preparing_that_is_stopped_before_anything_is_finished_leaves_nothing(
+    run, expert, monkeypatch
+):
+    stopped_in(monkeypatch, prepare, "make_shards", signal.SIGTERM)
+    assert run("pretokenize", "-m", str(expert)).code == 143
+    assert list(expert.parent.rglob("*.parts-*")) == []
+
+
+def test_a_run_that_is_stopped_while_it_is_planned_says_so_too(run, expert, monkeypatch):
+    import expert.jobs.planning as planning
+
+    stopped_in(monkeypatch, planning, "plan", signal.SIGTERM)
+    ran = run("train", "-m", str(expert), "--device", "cpu")
+    again = "no run was begun; the same command begins again"
+    assert (ran.code, ran.err) == (143, f"expert train: stopped by SIGTERM: {again}\n")
+
+
+@SIGNALS
+def test_a_validation_that_is_stopped_writes_no_verdict(run, monkeypatch, number, code, name):
+    from expert.jobs import validating
+
+    folder = finished("lora")
+    (folder / "validation.json").unlink(missing_ok=True)
+    stopped_in(monkeypatch, validating, "_answers", number)
+    ran = run("validate", "--expert", str(folder), "--device", "cpu", "--limit", "2")
+    assert ran.code == code
+    last = ran.err.splitlines()[-1]
+    again = "no verdict was written; the same command begins again"
+    assert last == f"expert validate: stopped by {name}: {again}"
+    assert "Traceback" not in ran.err
+    assert not (folder / "validation.json").exists()
+
+
+@SIGNALS
+def test_a_benchmark_that_is_stopped_leaves_no_folder(run, expert, monkeypatch, number, code, name):
+    from expert.jobs.climbing import Climb
+
+    def climb(self: Climb, rig: Any, folder: Path) -> Any:
+        (folder / "rung").mkdir()
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(Climb, "run", climb)
+    ran = run("benchmark", "-m", str(expert), "--device", "cpu")
+    again = "no result was written; the same command begins again"
+    assert (ran.code, ran.err) == (code, f"expert benchmark: stopped by {name}: {again}\n")
+    assert list((expert.parent / "runs" / "benchmarks").iterdir()) == []
+
+
+def test_any_other_command_says_that_it_was_stopped(run, monkeypatch):
+    from expert.planning import machine
+
+    stopped_in(monkeypatch, machine, "describe_machine", signal.SIGTERM)
+    ran = run("machine")
+    again = "the same command begins again"
+    assert (ran.code, ran.err) == (143, f"expert machine: stopped by SIGTERM: {again}\n")
+
+
+def test_a_signal_that_was_ignored_from_the_start_stays_ignored(run):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert run("--version").code == 0
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_the_name_and_the_code_of_an_interruption():
+    found = [(end.by, end.code) for end in map(Interrupted, (signal.SIGINT, signal.SIGTERM))]
+    assert found == [("Ctrl-C", 130), ("SIGTERM", 143)]
+
+
+WAITS_FOR_A_SIGNAL = f"""
+import sys, time
+from expert.data import shards
+swallow = sys.argv.pop() == "swallow"  # as callbacks of compiled code do
+
+def waits(work, bad):
+    print("there", flush=True)
+    try:
+        time.sleep({PATIENCE_SECONDS})
+    except SystemExit:
+        if not swallow:
+            raise
+        print("swallowed", flush=True)
+        time.sleep({PATIENCE_SECONDS})
+    yield
+
+shards._shards = waits
+from expert.__main__ import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said", "told"),
+    [
+        ("raise", ["there"], f"expert pretokenize: stopped by SIGTERM: {PREPARED_STAYS}\n"),
+        ("swallow", ["there", "swallowed"], ""),
+    ],
+)
+def test_a_process_ends_with_the_line_or_at_the_second_signal_at_once(expert, how, said, told):
+    command = [sys.executable, "-c", WAITS_FOR_A_SIGNAL, "pretokenize", "-m", str(expert), how]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        assert process.stderr
+        for word in said:
+            assert process.stdout.readline() == f"{word}\n"
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_SECONDS) == 143
+        assert process.stderr.read() == told
+
+
+def test_only_the_main_thread_can_listen():
+    from concurrent.futures import ThreadPoolExecutor
+
+    before = signal.getsignal(signal.SIGTERM)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(leave_when_asked).result()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_line_is_said_once_and_needs_no_reader(capsys, monkeypatch):
+    from expert.cli.interrupted import tell
+
+    end = Interrupted(signal.SIGTERM)
+    tell(end, ["--json", "watch"])
+    tell(end, ["watch"])
+    assert capsys.readouterr().err == ("expert watch: stopped by SIGTERM: the run itself goes on\n")
+    monkeypatch.setattr(sys, "stderr", None)  # `2>&-`
+    tell(Interrupted(signal.SIGINT), json.loads("[]"))

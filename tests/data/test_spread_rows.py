@@ -1,0 +1,112 @@
+"""A sample of lines tells about all of them, wherever in the files they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from expert.data.records import BadRow, Row
+from expert.data.spread_rows import SpreadRows, spread_rows
+from expert.planning import survey
+
+
+def jsonl(path: Path, words: list[int]) -> Path:
+    lines = [json.dumps({"text": "word " * count}) for count in words]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def words_in(drawn: SpreadRows) -> list[int]:
+    rows = [line.row for line in drawn.drawn]
+    return [str(row.values["text"]).count("word") if isinstance(row, Row) else 0 for row in rows]
+
+
+def spread(*files: Path, most: int = 300, format: str | None = None) -> SpreadRows:
+    found = spread_rows(files, format=format, most=most)
+    assert found is not None
+    return found
+
+
+def test_few_rows_are_all_taken_and_counted_exactly(tmp_path):
+    found = spread(jsonl(tmp_path / "a.jsonl", [3, 1, 40]), jsonl(tmp_path / "b.jsonl", [7]))
+    assert words_in(found) == [3, 1, 40, 7]
+    assert found.whole
+    assert (found.lines, found.total(words_in(found))) == (4, 51)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        list(range(2000)),
+        list(range(2000, 0, -1)),
+        [1, 100] * 1000,
+        [2] * 1990 + [5000] * 10,
+    ],
+    ids=["sorted", "the longest first", "kinds that take turns", "ten rows that hold most of it"],
+)
+def test_words_are_told_within_three_percent_wherever_the_long_rows_are(tmp_path, words):
+    found = spread(jsonl(tmp_path / "a.jsonl", words))
+    assert not found.whole
+    assert found.lines == 2000
+    # Of 200 seeds none was off by more than 2.4 %, which was where kinds take turns.
+    assert found.total(words_in(found)) == pytest.approx(sum(words), rel=0.03)
+
+
+def test_the_same_files_give_the_same_sample(tmp_path):
+    file = jsonl(tmp_path / "a.jsonl", list(range(1000)))
+    assert spread(file) == spread(file)
+
+
+def test_the_share_of_rows_is_not_that_of_the_draws(tmp_path):
+    found = spread(jsonl(tmp_path / "a.jsonl", [1] * 1500 + [200] * 500))
+    is_long = [words > 1 for words in words_in(found)]
+    assert sum(line.times for line in found.drawn if line.size > 100) > 250  # most of the bytes
+    assert found.share(is_long) == pytest.approx(0.25, abs=0.1)  # a third of 12 draws is 4
+
+
+def test_blank_and_broken_lines_are_drawn_as_such(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b'\xef\xbb\xbf{"text": "word"}\r\n\n{broken\n{"text": "word word"}')
+    kinds = [type(line.row) for line in spread(file).drawn]
+    assert kinds == [Row, type(None), BadRow, Row]
+    assert words_in(spread(file)) == [1, 0, 0, 2]
+
+
+def test_rows_of_csv_are_read_with_the_header_and_without_counting_it(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("text;n\n" + "".join(f"{'word ' * n};{n}\n" for n in range(1, 900)))
+    found = spread(file)
+    assert found.lines == 899
+    assert found.total(words_in(found)) == pytest.approx(sum(range(1, 900)), rel=0.03)
+
+
+def test_csv_whose_cells_hold_line_breaks_cannot_be_drawn_from(tmp_path):
+    file = tmp_path / "a.csv"
+    file.write_text("text,n\n" + '"two\nlines",1\n' * 900)
+    assert spread_rows([file], format=None, most=300) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "format"), [("a.json", None), ("a.jsonl.gz", None), ("a.jsonl", "txt")]
+)
+def test_formats_without_a_row_a_line_cannot_be_drawn_from(tmp_path, name, format):
+    (tmp_path / name).write_text("[]")
+    assert spread_rows([tmp_path / name], format=format, most=300) is None
+
+
+def test_an_empty_file_has_nothing_to_draw(tmp_path):
+    (tmp_path / "a.jsonl").write_text("")
+    assert spread_rows([tmp_path / "a.jsonl"], format=None, most=300) is None
+
+
+def test_of_large_files_parts_are_looked_at_that_lie_all_over_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(survey, "_COUNTED_BYTES", 40_000)
+    short = jsonl(tmp_path / "a.jsonl", [1] * 5000)
+    long = jsonl(tmp_path / "b.jsonl", [20] * 5000)
+    found = spread(short, long)
+    assert found.because == "lines of 0 MiB, spread over all of it"
+    # Of 14 % of the bytes, which are short rows, 2 of 16 parts tell: 12.5 %.
+    assert found.lines == pytest.approx(10_000, rel=0.1)
+    assert found.total(words_in(found)) == pytest.approx(105_000, rel=0.05)
