@@ -187,8 +187,8 @@ from expert.data import shards
 swallow = sys.argv.pop() == "swallow"  # as callbacks of compiled code do
 
 def waits(work, bad):
-    print("there", flush=True)
     try:
+        print("there", flush=True)
         time.sleep({PATIENCE_SECONDS})
     except SystemExit:
         if not swallow:

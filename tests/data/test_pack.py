@@ -229,6 +229,19 @@ def test_an_update_has_as_many_examples_packed_as_unpacked():
         assert index.bins / bins == pytest.approx(len(lengths) / 64, rel=0.05)
 
 
+@given(document_lengths, st.integers(5, 40), st.integers(1, 6), policies)
+def test_a_bin_is_closed_when_it_has_as_many_pieces_as_it_may(lengths, length, most, policy):
+    index = best_fit(lengths, length, overlong=policy, most_pieces=most)
+    plain = best_fit(lengths, length, overlong=policy)
+    assert max((len(pieces) for pieces in pieces_of(index)), default=0) <= most
+    assert sorted(chain(*pieces_of(index))) == sorted(chain(*pieces_of(plain)))
+
+
+def test_bins_with_few_pieces_are_about_as_many_as_the_pieces_need():
+    index = best_fit(lognormal_lengths(20, 4000), 2048, most_pieces=8)
+    assert index.bins == pytest.approx(4000 / 8, rel=0.01)
+
+
 def test_an_update_has_at_least_one_bin():
     index = pack_best_fit(np.full(100, 10), 1000, 0)
     assert (index.bins, bins_per_update(index, 1)) == (1, 1)

@@ -339,14 +339,22 @@ def test_the_winner_is_remembered_with_what_was_tried_and_no_more(tmp_path, base
     assert all(decision.source != "measurement" for decision in again.top.decisions)
 
 
-def test_an_update_has_as_many_rows_as_its_packed_sequences_hold(tmp_path, base):
+def test_an_update_has_the_rows_of_the_manifest_packed_or_not(tmp_path, base):
     path = write_expert(tmp_path / "expert", base, {"batch_size": 2, "max_seq_length": 128})
     climb = Climb(asked(path), Watcher())
     ground = climb.footing.ground
     assert climb.footing.examples == round(ground.sequences_per_update * ground.rows_per_sequence)
-    assert climb.footing.examples > 2
-    assert any("rows and not the 2 of the manifest" in note for note in climb.footing.notes)
+    assert (climb.footing.examples, climb.footing.notes) == (2, ())
     assert climb._planned(climb.standing.values)[1].batch.micro_batch == 2
+
+
+def test_an_update_that_packs_to_other_rows_is_told(tmp_path, base):
+    alike = [{"instruction": "Count to ten.", "response": "one two three four five"}] * 60
+    config = {"batch_size": 9, "max_seq_length": 128}  # two of them to a sequence
+    path = write_expert(tmp_path / "expert", base, config, rows=alike)
+    climb = Climb(asked(path), Watcher())
+    assert climb.footing.examples != 9
+    assert any("rows and not the 9 of the manifest" in note for note in climb.footing.notes)
 
 
 def test_without_held_out_rows_some_are_held_out_and_it_is_said(tmp_path, base):

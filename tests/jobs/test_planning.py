@@ -107,7 +107,7 @@ def test_prepared_tokens_give_the_plan_the_numbers_of_the_run(tmp_path):
     assert plan.length.steps_per_epoch == order.steps_per_epoch
     assert plan.length.total_steps == order.updates_in(plan.length.epochs)
     assert plan.length.rows == made.index.examples == 450
-    assert _reason(plan, "length.total_steps").startswith("prepared: 450 examples")
+    assert _reason(plan, "length.total_steps").startswith("prepared: 450 rows")
 
 
 def test_tokens_prepared_for_other_sequences_still_count(tmp_path):

@@ -56,6 +56,36 @@ def texts_of(data: PreparedData, name: str) -> list[str]:
     return found
 
 
+def test_an_update_of_short_rows_has_the_rows_that_the_manifest_says(tmp_path):
+    manifest = an_expert(tmp_path, batch_size=4, max_seq_length=512, epochs=1)
+    index = prepare(manifest).train.index
+    assert index.length < 512
+    made = expert.plan(manifest)
+    assert made.data.sequence_length == index.length
+    rows = index.examples * (made.batch.sequences_per_update or 0) / index.bins
+    assert rows == pytest.approx(4, rel=0.1)
+    assert made.length.total_steps == pytest.approx(index.examples / 4, rel=0.1)
+
+
+def test_another_batch_size_packs_anew_and_the_same_one_does_not(tmp_path):
+    first = prepare(an_expert(tmp_path, batch_size=4, max_seq_length=512))
+    again = prepare(an_expert(tmp_path, batch_size=4, max_seq_length=512))
+    other = prepare(an_expert(tmp_path, batch_size=6, max_seq_length=512))
+    assert (first.train.index_hit, again.train.index_hit, other.train.index_hit) == (
+        *(False, True, False),
+    )
+    assert all(folder.hit for folder in other.train.folders)
+
+
+def test_all_sequences_of_an_update_go_at_once_where_they_fit_once_they_are_counted(tmp_path):
+    manifest = an_expert(tmp_path, batch_size=40, max_seq_length=128)
+    prepare(manifest)
+    made = expert.plan(manifest)
+    assert (made.batch.sequences_per_update or 0) > 1
+    assert made.batch.micro_batch == made.batch.sequences_per_update
+    assert made.batch.accumulation == 1
+
+
 @pytest.mark.parametrize("packing", [True, False])
 def test_a_split_of_which_no_row_is_left_is_refused(tmp_path, packing):
     dataset = {"path": "train.jsonl", "validation_path": "validation.jsonl"}

@@ -308,8 +308,9 @@ def test_data_that_is_there_gives_steps_and_sequences(tmp_path):
     assert made.length.steps_per_epoch == 29  # 900 / 32
     assert made.length.total_steps == 58
     assert made.batch.examples_per_update == 32
-    assert made.batch.sequences_per_update == 3  # rows of about 205 tokens, ten to a sequence
-    assert (made.batch.micro_batch, made.batch.accumulation) == (3, 1)
+    # Rows of about 205 tokens, ten to a sequence of 2048: three hold 30, four would hold 40.
+    assert (made.batch.sequences_per_update, made.data.sequence_length) == (4, 1672)
+    assert (made.batch.micro_batch, made.batch.accumulation) == (4, 1)
 
 
 def test_a_short_run_is_not_compiled_and_a_long_one_is(tmp_path):

@@ -84,18 +84,19 @@ def pack_best_fit(
     window: int = WINDOW,
     overlong: Overlong = "cut",
     soft_tokens: int = 0,
+    most_pieces: int | None = None,
 ) -> PackIndex:
     """Fit pieces into bins, longest first, a window of the shuffled pieces at a time.
 
     What stands together and what comes first is left to the seed: windows are cut from a shuffled
-    order, and the bins are shuffled at the end.
+    order, and the bins are shuffled at the end. `most_pieces` closes a bin that has room left.
     """
     pieces = cut_pieces(lengths, length - soft_tokens, overlong)
     # 32 bits wherever numbers are kept for every piece, and nothing kept longer than needed: this
     # is where preparation takes most memory a row.
     order = shuffled(len(pieces), seed=seed, draw=Draw.PIECES).astype(np.int32)
     sizes = (pieces.stop - pieces.start + soft_tokens)[order]
-    bin_of, bins = _fit_windows(sizes, length, window)
+    bin_of, bins = _fit_windows(sizes, length, window, most_pieces)
     del sizes
     bin_of = shuffled(bins, seed=seed, draw=Draw.BINS).astype(np.int32)[bin_of]
     by_bin = _by_bin(order, bin_of, bins)
@@ -138,7 +139,7 @@ class Room(NamedTuple):
 
 
 def _fit_windows(
-    sizes: NDArray[np.int32], length: int, window: int
+    sizes: NDArray[np.int32], length: int, window: int, most_pieces: int | None
 ) -> tuple[NDArray[np.int32], int]:
     """The bin of each piece, and how many bins there are.
 
@@ -149,7 +150,7 @@ def _fit_windows(
     waiting = np.empty(0, dtype=np.int64)
     bins = 0
     per_bin = length * len(sizes) / max(1, int(sizes.sum(dtype=np.int64)))
-    room = Room(length, max(_FEW_PIECES, math.ceil(_TIMES_THE_MEAN * per_bin)))
+    room = Room(length, most_pieces or max(_FEW_PIECES, math.ceil(_TIMES_THE_MEAN * per_bin)))
     for begin in range(0, len(sizes), window):
         last = begin + window >= len(sizes)
         here = np.concatenate([waiting, np.arange(begin, min(begin + window, len(sizes)))])
@@ -162,7 +163,8 @@ def _fit_windows(
         if not last:
             loads = np.bincount(placed, weights=sizes[here], minlength=used)
             emptiest = np.argsort(loads, kind="stable")[: max(1, used // _TAKEN_APART)]
-            kept[emptiest] = loads[emptiest] >= _FULL * length
+            full = np.bincount(placed, minlength=used) == room.pieces
+            kept[emptiest] = (loads[emptiest] >= _FULL * length) | full[emptiest]
         stays = kept[placed]
         bin_of[here[stays]] = (bins - 1 + np.cumsum(kept))[placed[stays]]
         bins += int(kept.sum())
@@ -178,7 +180,7 @@ def _fit(sizes: list[int], room: Room) -> tuple[NDArray[np.int64], int]:
     bins, less is levelled or nothing.
     """
     total = sum(sizes)
-    least = -(-total // room.places)
+    least = max(-(-total // room.places), -(-len(sizes) // room.pieces))
     tried = []
     for share in _LEVELLED if len(sizes) >= _WORTH_LEVELLING * least else _LEVELLED[-1:]:
         tried.append(_level_then_best_fit(sizes, room, least if share else 0, share * total))

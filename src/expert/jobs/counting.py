@@ -55,7 +55,7 @@ class _OnlyLooking(Builder):
             raise _NotPrepared
         return Prepared(folder, True, "prepared", read_statistics(folder), recipe.key())
 
-    def _index(self, name: str, lengths: Any, seed: int, soft: int) -> Any:
+    def _index(self, name: str, lengths: Any, seed: int, soft: int, packing: Any) -> Any:
         raise _NotPrepared
 
 
@@ -99,6 +99,7 @@ def _prepared(builder: _OnlyLooking, trains: list[Source]) -> Counts | None:
         sum(int(each.tokens * weight) for each, weight in pairs),
         "prepared rows",
         "prepared",
+        max((each.longest for each in tokens), default=None),
     )
     try:
         return Counts(survey, builder.build().train)

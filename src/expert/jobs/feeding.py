@@ -64,31 +64,36 @@ def settled_by_data(plan: RunPlan, order: DataOrder, split: PreparedSplit) -> Ru
     """The plan with the counts that were estimates until the data was prepared."""
     import math
 
-    from expert.planning.fitting import even_split
+    from expert.jobs.calibrating import known_calibrations
+    from expert.planning.fitting import even_split, most_at_once
 
-    sequences = order.bins_per_update
+    index, sequences = split.index, order.bins_per_update
     total = order.updates_in(plan.length.epochs)
     if plan.length.max_steps:
         total = min(total, plan.length.max_steps)
     values: dict[str, Any] = {
+        "data.sequence_length": index.length,
         "batch.sequences_per_update": sequences,
-        "length.tokens_per_epoch": split.index.statistics().tokens,
+        "length.tokens_per_epoch": index.statistics().tokens,
         "length.steps_per_epoch": order.steps_per_epoch,
         "length.total_steps": total,
     }
     micro = plan.batch.micro_batch
     source = next((d.source for d in plan.decisions if d.path == "batch.micro_batch"), "machine")
+    if source == "machine":
+        as_packed = plan.with_values({"data.sequence_length": index.length}, "", "measurement")
+        micro = most_at_once(as_packed, known_calibrations(plan.target), sequences)
     if source != "manifest":
         micro, _ = even_split(sequences, micro)
         values["batch.micro_batch"] = micro
     values["batch.accumulation"] = math.ceil(sequences / micro)
-    slices = {name: getattr(plan, name).model_dump() for name in ("batch", "length")}
+    slices = {name: getattr(plan, name).model_dump() for name in ("batch", "data", "length")}
     changed = {
         path: value
         for path, value in values.items()
         if slices[path.partition(".")[0]][path.partition(".")[2]] != value
     }
-    because = f"prepared: {split.index.examples:,} examples in {split.index.bins:,} sequences"
+    because = f"prepared: {index.examples:,} rows in {index.bins:,} sequences"
     return plan.with_values(changed, because, "measurement") if changed else plan
 
 

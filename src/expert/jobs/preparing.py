@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from expert.data.templates import Template
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
+    from expert.planning.sequences import Packing
 
 Tell = Callable[[str, int, int], None]
 INDEX_FORMAT = 2
@@ -171,7 +172,9 @@ class Builder:
         loader = self.plan.loader
         return Stream(
             StreamedRows(lambda: self.rows_of(source), segments_of, self.encoder),
-            lambda lengths, seed: self._index("train", lengths, seed, soft),
+            lambda lengths, seed: self._index(
+                "train", lengths, seed, soft, self._packing("train", lengths, soft)
+            ),
             examples_per_update=self.plan.batch.examples_per_update,
             seed=self.plan.optim.seed,
             options=LoaderOptions(workers=loader.workers, prefetch=loader.prefetch),
@@ -324,19 +327,22 @@ class Builder:
 
         data, seed = self.plan.data, self.plan.optim.seed
         soft = sum(prompt["tokens"] for prompt in self.plan.adapter.soft_prompts)
+        # Only the lengths are kept while packing: this is where preparing takes most memory a row.
+        lengths = DocumentStore(*(prepared.folder for prepared in tokens)).lengths[documents]
+        packing = self._packing(name, lengths, soft)
         decides = {
             "tokens": [prepared.key for prepared in tokens],
             "documents": hashlib.sha256(np.ascontiguousarray(documents).data).hexdigest(),
-            "rule": [data.packing, data.max_seq_length, data.overlong, soft, seed],
+            "rule": [data.packing, packing.length, data.overlong, soft, seed],
             "format": INDEX_FORMAT,
         }
+        if packing.most_rows is not None:
+            decides["most rows"] = packing.most_rows
         key = hashlib.sha256(json.dumps(decides).encode("utf-8")).hexdigest()[:16]
         file = _beside(self.cache, self.explicit) / f"index-{name}-{key}.arrow"
         if file.is_file():
             return self._not_empty(PreparedSplit(name, tokens, PackIndex.open(file), file, True))
-        # Only the lengths are kept while packing: this is where preparing takes most memory a row.
-        lengths = DocumentStore(*(prepared.folder for prepared in tokens)).lengths[documents]
-        made = self._index(name, lengths, seed, soft)
+        made = self._index(name, lengths, seed, soft, packing)
         del lengths
         made = replace(made, piece_document=documents[made.piece_document].astype("int32"))
         made.save(file)
@@ -356,11 +362,31 @@ class Builder:
             "max_seq_length)"
         )
 
-    def _index(self, name: str, lengths: Any, seed: int, soft: int) -> PackIndex:
-        from expert.data.pack import pack_best_fit, pack_blocks, pack_concat, pack_none
+    def _packing(self, name: str, lengths: Any, soft: int) -> Packing:
+        """Sequences as long as the rows may be; of training rows, such as hold whole updates."""
+        from expert.data.pack import cut_pieces
+        from expert.planning.sequences import Packing, packing_of
 
         data = self.plan.data
         length = data.max_seq_length
+        if name != "train" or self.template is None or data.packing != "best-fit":
+            return Packing(1, length, None)
+        pieces = cut_pieces(lengths, length - soft, data.overlong)
+        if not len(pieces):
+            return Packing(1, length, None)
+        sizes = pieces.stop - pieces.start + soft
+        return packing_of(
+            self.plan.batch.examples_per_update,
+            mean=float(sizes.mean()),
+            longest=float(sizes.max()),
+            length=length,
+            shorter=not self.spec.streaming,  # every window of a stream is as long as the first
+        )
+
+    def _index(self, name: str, lengths: Any, seed: int, soft: int, packing: Packing) -> PackIndex:
+        from expert.data.pack import pack_best_fit, pack_blocks, pack_concat, pack_none
+
+        data, length = self.plan.data, packing.length
         if self.template is None:
             if name == "train":
                 return pack_blocks(lengths, length)
@@ -369,7 +395,14 @@ class Builder:
             return pack_concat(lengths, length, seed, overlong="split", soft_tokens=soft)
         if data.packing == "none":
             return pack_none(lengths, length, overlong=data.overlong, soft_tokens=soft)
-        return pack_best_fit(lengths, length, seed, overlong=data.overlong, soft_tokens=soft)
+        return pack_best_fit(
+            lengths,
+            length,
+            seed,
+            overlong=data.overlong,
+            soft_tokens=soft,
+            most_pieces=packing.most_rows,
+        )
 
 
 def _only(source: Source | None) -> Source:

@@ -170,6 +170,7 @@ def workload_of(plan: RunPlan) -> Workload | None:
     return replace(
         base,
         rows=plan.batch.micro_batch,
+        row_tokens=plan.data.sequence_length or base.row_tokens,
         quantization=quantization if quantization in ("int4", "int8") else "none",
         precision=kernels.precision,
         attention=kernels.attention,

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from expert.manifest.types import parse_size
+from expert.planning.calibration import Calibrations, workload_of
 from expert.planning.memory import MemoryEstimate, estimate
+from expert.planning.run_plan import RunPlan
 from expert.planning.situation import Situation
 from expert.planning.workload import Workload
 
@@ -113,6 +115,27 @@ def largest_batch(now: Situation, work: Workload, most: int, budget: int) -> int
             low = middle
         else:
             high = middle - 1
+    return low
+
+
+def most_at_once(plan: RunPlan, calibrations: Calibrations, sequences: int) -> int:
+    """As many of an update's sequences as fit the plan's memory, with what it recomputes now."""
+    work = workload_of(plan)
+    if work is None or not plan.fits:
+        return plan.batch.micro_batch
+    calibration, _ = calibrations.of(work)
+
+    def peak(rows: int) -> int:
+        guess = estimate(replace(work, rows=rows, accumulates=rows < sequences), calibration)
+        return guess.total - (0 if plan.kernels.device == "cuda" else guess.cuda_context)
+
+    budget = plan.memory.budget_bytes
+    if peak(1) <= int(MARGIN * budget):
+        budget = int(MARGIN * budget)
+    low, high = 1, sequences
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if peak(middle) <= budget else (low, middle - 1)
     return low
 
 

@@ -77,17 +77,21 @@ def choose_tf32(now: Situation, ledger: Ledger) -> None:
         ledger.settle(path, asked, "set in the manifest", "manifest")
 
 
-def choose_attention(now: Situation, ledger: Ledger, *, packed: bool, compiled: bool) -> str:
-    """Kernels that keep packed documents apart; SDPA for rows alone or on older cards."""
+def choose_attention(
+    now: Situation, ledger: Ledger, *, packed: bool, compiled: bool, precision: str
+) -> str:
+    """Kernels that keep packed documents apart; SDPA for rows alone, on older cards, in fp32."""
     config, path = now.config, "kernels.attention"
     able = now.has_capability(AMPERE)
+    flashes = able and precision != "fp32"
     asked = config.attention
     if asked == "auto" and config.flash_attention_2:
         asked = "flash"
     if asked == "auto" and config.use_sdpa is True and not packed:
         return str(ledger.settle(path, "sdpa", "use_sdpa in the manifest", "manifest"))
-    if asked in ("flash", "flex") and not able:
-        because = f"{asked} was asked for, but {now.card_words} has no kernel for it"
+    if (asked == "flash" and not flashes) or (asked == "flex" and not able):
+        lacking = f"{now.card_words} has no kernel for it" if not able else "it takes 16 bits only"
+        because = f"{asked} was asked for, but {lacking}"
         ledger.warn(path, because)
         return str(ledger.settle(path, "sdpa", because, "fallback"))
     if asked != "auto":
@@ -98,19 +102,22 @@ def choose_attention(now: Situation, ledger: Ledger, *, packed: bool, compiled: 
             because = "flash_attention_2 in the manifest; torch's own flash kernels"
         return str(ledger.settle(path, asked, because, "manifest"))
     found = _measured_attention(now, packed=packed, compiled=compiled)
-    if found is not None:
+    if found is not None and (found[0] != "flash" or flashes):
         return str(ledger.settle(path, *found, "measurement"))
     if packed and compiled and now.target.capability == HOPPER:
         # docs/benchmarks/training-speed-h200.json: 117,143 against 108,998 tokens/s at 0.6B in one
         # run; at 8B, in two runs, 16,415 against 16,229.
         because = "FlexAttention with document masks ran 1.07x as fast as flash on an H200 (0.6B)"
         return str(ledger.settle(path, "flex", because, "measurement"))
-    if packed and able:
+    if packed and flashes:
         because = "packed documents are kept apart by variable-length flash attention"
         return str(ledger.settle(path, "flash", because, "machine"))
     because = "rows alone: SDPA picks its fastest kernel"
     if packed:
-        because = f"{now.card_words} has no variable-length kernel: SDPA with a document mask"
+        lacking = f"{now.card_words} has no variable-length kernel"
+        if able:
+            lacking = "variable-length flash attention takes 16 bits only"
+        because = f"{lacking}: SDPA with a document mask"
     return str(ledger.settle(path, "sdpa", because, "machine"))
 
 

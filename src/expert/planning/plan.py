@@ -83,7 +83,7 @@ def make_plan(
     now = _with_best(now, length, str(ledger.decisions["data.packing"].value))
     fused_loss = choose_switches(now, ledger)
     optimizer = choose_optimizer(now, ledger)
-    examples, sequences = settle_update(now, ledger, length=length, packed=packed)
+    examples, sequences, places = settle_update(now, ledger, length=length, packed=packed)
     settle_length(now, ledger, length=length, examples=examples)
     _settle_loader(now, ledger)
     work = None
@@ -91,7 +91,7 @@ def make_plan(
         work = Workload(
             shape=now.resolved.shape,
             rows=1,
-            row_tokens=length,
+            row_tokens=places,
             adapter=now.config.adapter_type,
             rank=rank,
             targets=targets,
@@ -104,7 +104,7 @@ def make_plan(
             compiled=False,
         )
     compiled = choose_compile(now, ledger, likely_seconds(now, ledger, work), packed=packed)
-    attention = choose_attention(now, ledger, packed=packed, compiled=compiled)
+    attention = choose_attention(now, ledger, packed=packed, compiled=compiled, precision=precision)
     if work is not None:
         work = replace(work, compiled=compiled, attention=attention)
     work = settle_fit(now, ledger, work, examples=examples, sequences=sequences)

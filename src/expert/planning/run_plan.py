@@ -64,6 +64,8 @@ class DataPlan(Slice):
     train_on_prompt: bool
     cache: str | None
     tokenize: Literal["ahead", "late"] = "ahead"
+    sequence_length: int | None = None
+    """Places in a packed sequence: max_seq_length, or less. Plans of older runs do not tell."""
 
 
 class BatchPlan(Slice):

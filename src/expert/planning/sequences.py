@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 from expert.core.errors import ExpertError
 from expert.planning.decisions import Ledger, Source
 from expert.planning.presets import char_gpt_batch
@@ -11,6 +14,48 @@ DEFAULT_EXAMPLES_PER_UPDATE = 16
 DEFAULT_LENGTH = 2048
 # Best-fit packing over a shuffled window fills 99.1-99.9 % of a sequence.
 PACKED_FILL = 0.99
+ROWS_OFF = 0.05
+"""How far the rows of an update may be from those asked for, on average, before sequences are made
+shorter: whole sequences hold whole numbers of rows only by chance."""
+LENGTHS_OF = 8
+"""Sequences are multiples of so many tokens long, as tensor cores like it."""
+
+
+class Packing(NamedTuple):
+    """Sequences of an update, and what goes into one of them."""
+
+    sequences: int
+    length: int
+    """Places in a sequence; the limit for rows, or less."""
+    most_rows: int | None
+    """Rows that a sequence may hold at most; None: as many as fit."""
+
+
+def packing_of(
+    examples: int, *, mean: float, longest: float, length: int, shorter: bool = True
+) -> Packing:
+    """Sequences that hold as many rows as an update has, on average.
+
+    A sequence of `length` holds as many rows as fill it. Where no whole number of such sequences
+    comes near to the rows asked for, one more of them is taken, each shorter; where a long row
+    does not let it be shorter (or `shorter` is false), it holds fewer rows instead, and the rest
+    of it stays empty. Otherwise 16 short rows in sequences of 1024 became 45.
+    """
+    alike = 0 < longest <= mean * (1 + ROWS_OFF)  # nothing shorter closes the gaps
+    exact = examples / max(1.0, length // longest if alike else PACKED_FILL * length / mean)
+    sequences = max(1, round(exact))
+    if abs(sequences / exact - 1) <= ROWS_OFF:
+        return Packing(sequences, length, None)
+    sequences = math.ceil(exact)
+    wanted = examples * mean / (PACKED_FILL * sequences)
+    if alike:
+        wanted = math.ceil(examples / sequences) * longest
+    if not shorter:
+        return Packing(sequences, length, math.ceil(examples / sequences))
+    least = LENGTHS_OF * math.ceil(max(wanted, longest) / LENGTHS_OF)
+    holds_more = least > wanted * (1 + ROWS_OFF)
+    most = math.ceil(examples / sequences) if holds_more else None
+    return Packing(sequences, min(length, least), most)
 
 
 class NoRoomForText(ExpertError):
@@ -83,8 +128,9 @@ def _settle_length(now: Situation, ledger: Ledger) -> int:
 
 def settle_update(
     now: Situation, ledger: Ledger, *, length: int, packed: bool
-) -> tuple[int, int | None]:
-    """Rows per update, the number that never changes, and the sequences they fill."""
+) -> tuple[int, int | None, int]:
+    """Rows per update, the number that never changes, the sequences they fill, and how long those
+    are."""
     config = now.config
     times = config.gradient_accumulation_steps
     source: Source = "preset"
@@ -99,20 +145,38 @@ def settle_update(
         because, source = f"{rows} × gradient_accumulation_steps {times}", "manifest"
     examples = rows * times
     ledger.settle("batch.examples_per_update", examples, because, source)
-    path = "batch.sequences_per_update"
+    path, long = "batch.sequences_per_update", "data.sequence_length"
     if not packed:
         ledger.settle(path, examples, "a row is a sequence", "machine")
-        return examples, examples
+        ledger.settle(long, length, "rows are cut to it", "machine")
+        return examples, examples, length
     mean = now.survey.mean_tokens
     if mean is None:
         ledger.unknown(path, f"row lengths are not known: {now.survey.because}")
-        return examples, None
-    # A row that is cut fills one sequence at most; one that is split fills several.
-    size = mean if now.config.overlong == "split" else min(mean, length)
-    per_sequence = PACKED_FILL * length / size
-    if now.config.overlong != "split":
-        per_sequence = max(1.0, per_sequence)
-    sequences = max(1, round(examples / per_sequence))
-    because = f"{examples} rows, about {per_sequence:.1f} to a sequence ({now.survey.because})"
-    ledger.settle(path, sequences, because, "machine")
-    return examples, sequences
+        ledger.settle(long, length, "max_seq_length; shorter for short rows", "machine")
+        return examples, None, length
+    made = _packing(now, examples, mean, length)
+    rows_each = max(1.0, PACKED_FILL * made.length / mean)
+    if made.most_rows is not None:
+        rows_each = examples / made.sequences
+    if now.config.overlong == "split" and mean > length:
+        rows_each = PACKED_FILL * length / mean
+    because = f"{examples} rows, about {rows_each:.1f} to a sequence ({now.survey.because})"
+    ledger.settle(path, made.sequences, because, "machine")
+    because = "max_seq_length"
+    if made.length < length:
+        because = f"so that {made.sequences} hold {examples} rows on average"
+    ledger.settle(long, made.length, because, "machine")
+    return examples, made.sequences, made.length
+
+
+def _packing(now: Situation, examples: int, mean: float, length: int) -> Packing:
+    """As the rows will be packed, as far as they are known."""
+    if now.config.packing == "concat" or (now.config.overlong == "split" and mean > length):
+        # A row that is split fills several sequences; one that is cut, one at most.
+        sequences = max(1, round(examples * mean / (PACKED_FILL * length)))
+        return Packing(sequences, length, None)
+    soft = sum(prompt.tokens for prompt in now.manifest.soft_prompts)
+    mean = min(mean + soft, length)
+    longest = min((now.survey.longest_tokens or 0) + soft, length)
+    return packing_of(examples, mean=mean, longest=longest, length=length)

@@ -29,6 +29,8 @@ class Survey:
     because: str
     tokens_from: str = f"from bytes: {FILE_BYTES_PER_TOKEN} of the file a token"
     """How the tokens were told."""
+    longest_tokens: int | None = None
+    """Of the longest row, where all of them were counted."""
 
     @property
     def mean_tokens(self) -> float | None:
