@@ -199,13 +199,17 @@ def test_the_systems_lock_counts_before_the_holder_has_written_its_name(
 
 def test_a_worker_that_outlives_its_trainer_does_not_keep_the_lock(run: RunFolder):
     reader, writer = os.pipe()
+    worker_begins, worker_began = os.pipe()
 
     def trainer() -> None:
         with run.locked():
             worker = os.fork()
             if worker == 0:
+                os.write(worker_began, b"x")
                 os.read(reader, 1)  # lives until the test lets it go
                 os._exit(0)
+            # A process that was forked and has not run yet still holds what its parent held.
+            os.read(worker_begins, 1)
             os.kill(os.getpid(), signal.SIGKILL)
 
     try:
@@ -220,8 +224,8 @@ def test_a_worker_that_outlives_its_trainer_does_not_keep_the_lock(run: RunFolde
             assert previous.pid == child
     finally:
         os.write(writer, b"x")
-        os.close(writer)
-        os.close(reader)
+        for descriptor in (writer, reader, worker_begins, worker_began):
+            os.close(descriptor)
 
 
 def test_a_number_that_another_process_got_since_is_no_holder(run: RunFolder):

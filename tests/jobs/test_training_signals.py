@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from tests.jobs.runs import (
     weights_of,
     write_expert,
 )
+from tests.jobs.trainer import ACKNOWLEDGED, GO_ON, HELD
 
 # Two epochs of six updates with accumulation, dropout and evaluation.
 SETTINGS = {
@@ -101,17 +103,22 @@ def run_folder(manifest: Path) -> Path:
     return next((manifest.parent / "runs").iterdir())
 
 
-def wait_for(manifest: Path, event: str, step: int) -> Path:
-    """The run folder, once this event of this step or a later one was told."""
+def wait_until(happened: Callable[[], bool], what: str) -> None:
     until = time.monotonic() + PATIENCE_SECONDS
-    while time.monotonic() < until:
-        for folder in (manifest.parent / "runs").glob("*"):
-            if (folder / "events.jsonl").is_file() and any(
-                found.get("step", 0) >= step for found in events_of(folder, event)
-            ):
-                return folder
+    while not happened():
+        if time.monotonic() > until:
+            raise TimeoutError(f"{what} did not happen")
         time.sleep(0.005)
-    raise TimeoutError(f"no {event} of step {step}")
+
+
+def wait_for_file(manifest: Path, name: str) -> None:
+    wait_until((manifest.parent / name).exists, name)
+
+
+def times_told(manifest: Path, event: str) -> int:
+    """How often the only run of a manifest has told of something."""
+    files = list((manifest.parent / "runs").glob("*/events.jsonl"))
+    return sum(len(events_of(file.parent, event)) for file in files)
 
 
 def assert_equal_in_the_end(folder: Path, whole: tuple[Path, Path]) -> None:
@@ -128,31 +135,33 @@ def test_a_signal_saves_the_update_reached_and_the_run_goes_on_from_there(
     trainers, whole, tmp_path, number, code
 ):
     manifest = own(whole, tmp_path)
-    pid = trainers.start(manifest=str(manifest), pause=0.05)
-    folder = wait_for(manifest, "step", 5)
+    pid = trainers.start(manifest=str(manifest), hold_at=5)
+    wait_for_file(manifest, HELD)
+    folder = run_folder(manifest)
     if number == signal.SIGTERM:  # in the meantime nobody else may train there
         with pytest.raises(RunInUse, match=f"is in use by process {pid} on "):
             run(manifest, resume=str(folder))
     os.kill(pid, number)
+    wait_for_file(manifest, ACKNOWLEDGED)
+    (manifest.parent / GO_ON).touch()
     assert trainers.ended() == code
-    reached = max(losses_of(folder))
-    assert 5 <= reached < 12
-    newest = max(saved_steps(folder))
-    assert newest == reached
-    assert damage(folder / "checkpoints" / f"step-{newest:06d}") == ""
+    assert max(losses_of(folder)) == 6  # the update under way was taken, and no other
+    assert max(saved_steps(folder)) == 6
+    assert damage(folder / "checkpoints" / "step-000006") == ""
     told = events_of(folder, "stopped")[0]
-    assert (told["step"], told["exit_code"]) == (reached, code)
+    assert (told["step"], told["exit_code"]) == (6, code)
     assert_equal_in_the_end(run(manifest, resume="auto").folder, whole)
 
 
 def test_a_second_signal_ends_the_run_at_once_and_damages_nothing(trainers, whole, tmp_path):
     manifest = own(whole, tmp_path)
-    pid = trainers.start(manifest=str(manifest), pause=1.0)  # two seconds an update
-    folder = wait_for(manifest, "step", 2)
+    pid = trainers.start(manifest=str(manifest), hold_at=2)
+    wait_for_file(manifest, HELD)
     os.kill(pid, signal.SIGTERM)
-    time.sleep(0.1)  # two signals that wait together are one
+    wait_for_file(manifest, ACKNOWLEDGED)  # two signals that wait together are one
     os.kill(pid, signal.SIGTERM)
     assert trainers.ended() == 143
+    folder = run_folder(manifest)
     assert saved_steps(folder) == [2]  # the update under way was not waited for
     assert events_of(folder, "stopped") == []
     assert_equal_in_the_end(run(manifest, resume="auto").folder, whole)
@@ -163,10 +172,11 @@ def test_a_run_killed_after_its_first_epoch_has_the_checkpoint_of_that_epoch(
 ):
     manifest = own(whole, tmp_path)
     settings = ("training.config.save_strategy=epoch", "training.config.evaluation_strategy=epoch")
-    pid = trainers.start(manifest=str(manifest), pause=0.05, overrides=settings)
-    folder = wait_for(manifest, "step", 8)
+    pid = trainers.start(manifest=str(manifest), hold_at=8, overrides=settings)
+    wait_for_file(manifest, HELD)
     os.kill(pid, signal.SIGKILL)
     assert trainers.ended() == -signal.SIGKILL
+    folder = run_folder(manifest)
     assert saved_steps(folder) == [6]
     assert damage(folder / "checkpoints" / "step-000006") == ""
     assert [event["step"] for event in events_of(folder, "eval")] == [6]
@@ -214,27 +224,21 @@ def test_a_signal_is_answered_wherever_it_comes(
 def killed_at_random(trainers, whole, manifest: Path, kills: int, seed: int) -> None:
     """Kill, resume, kill, ... and in the end let it finish."""
     chance = random.Random(seed)
-    folder: Path | None = None
-    done = 0
-    for _ in range(kills):
-        resume = {"resume": "auto"} if folder else {}
+    for kill in range(kills):
+        event = "resumed" if kill else "saved"
+        known, resume = times_told(manifest, event), {"resume": "auto"} if kill else {}
         pid = trainers.start(manifest=str(manifest), pause=0.01, **resume)
-        if folder is None:
-            folder = wait_for(manifest, "saved", 2)
-        else:
-            until = time.monotonic() + PATIENCE_SECONDS
-            while len(events_of(folder, "resumed")) <= done and time.monotonic() < until:
-                time.sleep(0.005)
-            done = len(events_of(folder, "resumed"))
-        time.sleep(chance.uniform(0.0, 0.6))
+        wait_until(lambda: times_told(manifest, event) > known, event)  # noqa: B023 - at once
+        time.sleep(chance.uniform(0.0, 0.6))  # any moment will do
         with contextlib.suppress(ProcessLookupError):  # it may have finished by then
             os.kill(pid, signal.SIGKILL)
-        if trainers.ended() == 0:
-            break
+        assert trainers.ended() in (0, -signal.SIGKILL)
+        folder = run_folder(manifest)
         newest = max(saved_steps(folder))
         assert damage(folder / "checkpoints" / f"step-{newest:06d}") == ""
-    assert folder is not None
-    if not (folder / "final").is_dir():
+        if (folder / "final").is_dir():
+            break
+    else:
         run(manifest, resume="auto")
     assert events_of(folder, "rejected") == []
     assert_equal_in_the_end(folder, whole)

@@ -1,7 +1,8 @@
 """A process that trains experts in processes of its own, each begun in a moment.
 
 Everything is imported once; every line read is a run, trained in a fork with signals of its own.
-What is written back is its pid, and how it ended.
+What is written back is its pid, and how it ended. A run can be held at the beginning of an update
+until it is let go on, so that what a test does meanwhile comes in time on any machine.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+# Files beside the manifest.
+HELD = "held"
+GO_ON = "go-on"
+ACKNOWLEDGED = "acknowledged"
 
 
 def main() -> None:
@@ -36,6 +44,8 @@ def _train(work: dict[str, Any]) -> int:
     from expert.core.errors import ExpertError
     from expert.jobs.training import train
     from expert.model.load import LoadedModel
+    from expert.training import loop
+    from expert.training.step import seed_update
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     loss_sum, pause = LoadedModel.loss_sum, work.pop("pause", 0.0)
@@ -45,11 +55,31 @@ def _train(work: dict[str, Any]) -> int:
         return loss_sum(self, batch)
 
     LoadedModel.loss_sum = slow  # type: ignore[method-assign]
+    manifest = Path(work.pop("manifest"))
+    if "hold_at" in work:
+        held = _holding(seed_update, manifest.parent, work.pop("hold_at"))
+        loop.seed_update = held  # type: ignore[attr-defined, assignment]
     try:
-        return train(work.pop("manifest"), **work).exit_code
+        acknowledge = (manifest.parent / ACKNOWLEDGED).touch
+        return train(manifest, **work, acknowledge=acknowledge).exit_code
     except ExpertError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
+
+
+def _holding(
+    seed_update: Callable[[int, int], None], folder: Path, update: int
+) -> Callable[[int, int], None]:
+    """What begins an update, and waits in the one after so many."""
+
+    def held(seed: int, number: int) -> None:
+        if number == update:
+            (folder / HELD).touch()
+            while not (folder / GO_ON).exists():
+                time.sleep(0.005)
+        seed_update(seed, number)
+
+    return held
 
 
 def _say(fact: dict[str, Any]) -> None:
