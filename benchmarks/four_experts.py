@@ -5,7 +5,8 @@ manifest says, once with the settings of the first rung of `expert benchmark`'s 
 tokenised when a batch asks for them, padded, fp16, eager attention, everything recomputed, plain
 AdamW), four rows at once, as the first manifests of these experts had it. Some updates of both are
 timed alone on the card. Then all runs are made to their end beside each other, both sides answer
-the same held-out rows, and `expert validate` judges the answers.
+the same held-out rows, and `expert validate` judges the answers. Untimed, the plain side takes all
+rows of an update at once: it learns the same, and nobody has to wait for it.
 
     python benchmarks/four_experts.py --out FILE [--data FOLDER] [--model NAME] [--rows N]
 
@@ -22,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ class Pair:
 # Rows that others wrote are longer than those of the generators, and there are more of them.
 LONGER = (
     "training.config.max_seq_length=1024",
-    "training.config.batch_size=64",
+    "training.config.batch_size=32",
     "training.decoding.max_new_tokens=256",
 )
 PAIRS = (
@@ -100,12 +101,12 @@ def some_lines(file: Path, count: int) -> list[str]:
     return random.Random(0).sample(lines, min(count, len(lines)))
 
 
-def plain_settings() -> tuple[str, ...]:
-    """The first rung of the ladder, a few rows at once."""
+def plain_settings(rows_at_once: int) -> tuple[str, ...]:
+    """The first rung of the ladder, so many rows at once."""
     ground = Ground(
         on_gpu=torch.cuda.is_available(),
         characters=False,
-        rows_at_once=ROWS_AT_ONCE,
+        rows_at_once=rows_at_once,
         rows_per_sequence=1.0,
         sequences_per_update=1,
         packed=False,
@@ -114,10 +115,10 @@ def plain_settings() -> tuple[str, ...]:
     return tuple(f"training.config.{key}={json.dumps(value)}" for key, value in values)
 
 
-def settings_of(pair: Pair) -> dict[str, tuple[str, ...]]:
+def settings_of(pair: Pair, rows_at_once: int) -> dict[str, tuple[str, ...]]:
     """What is laid over the manifest, by side."""
     both = (*pair.settings, "training.config.logging_steps=1")
-    return {"optimised": both, "plain": (*both, *plain_settings())}
+    return {"optimised": both, "plain": (*both, *plain_settings(rows_at_once))}
 
 
 def timed(pair: Pair, args: argparse.Namespace) -> dict[str, Any]:
@@ -128,10 +129,10 @@ def timed(pair: Pair, args: argparse.Namespace) -> dict[str, Any]:
     folder = args.work / pair.name.replace(", ", "-") / "expert"
     rows_of(pair, folder, args)
     result: dict[str, Any] = {"pair": pair.name, "expert": pair.expert, "folder": str(folder)}
-    for side, settings in settings_of(pair).items():
+    updates = {"optimised": args.updates, "plain": args.plain_updates}
+    for side, settings in settings_of(pair, ROWS_AT_ONCE).items():
         read = expert.read_manifest(folder / "manifest.json", overrides=settings)
-        done = rehearse(read, updates=args.updates, model=args.model)
-        result[side] = facts_of(done)
+        result[side] = facts_of(rehearse(read, updates=updates[side], model=args.model))
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -169,73 +170,56 @@ def facts_of(done: Rehearsed) -> dict[str, Any]:
 # --- whole runs, beside each other: nothing is timed ------------------------------------------
 
 
-def learn_all(results: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    """Every side of every pair to its end."""
-    commands = {}
+def learn_and_judge(results: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    """Every side of every pair to its end, then judged; both sides on the same rows."""
+    with ThreadPoolExecutor(args.at_once) as pool:
+        for result in results:
+            pair = next(each for each in PAIRS if each.name == result["pair"])
+            rows = result["optimised"]["examples_per_update"]
+            for side, settings in settings_of(pair, rows).items():
+                pool.submit(one_side, result, side, settings, args)
     for result in results:
-        pair = next(each for each in PAIRS if each.name == result["pair"])
-        folder = Path(result["folder"])
-        for side, settings in settings_of(pair).items():
-            short = ("training.config.max_steps=4",) if args.smoke else ()
-            command = [sys.executable, "-m", "expert", "train", "--model", args.model]
-            command += ["--manifest", str(folder / "manifest.json")]
-            command += ["--output", str(folder.parent / side)]
-            for setting in (*settings, *short):
-                command += ["--set", setting]
-            commands[folder.parent / f"{side}.log"] = command
-    for log, code in run_beside(commands, args.at_once).items():
-        if code:
-            print(f"{log}: exit code {code}: {log.read_text(errors='replace')[-800:]}", flush=True)
+        compare(result)
 
 
-def judge_all(results: list[dict[str, Any]], args: argparse.Namespace) -> None:
-    """Both sides of every pair judged on the same rows."""
-    commands = {}
-    for result in results:
-        place = Path(result["folder"]).parent
-        command = [sys.executable, "-m", "expert", "validate", "--json"]
-        command += ["--expert", str(place / "optimised"), "--baseline", str(newest(place))]
-        commands[place / "judged.json"] = [*command, "--limit", str(args.judged)]
-    run_beside(commands, args.at_once)
-    for result, told in zip(results, commands, strict=True):
-        take_judgement(result, told)
-
-
-def newest(place: Path) -> Path:
-    """The run of the plain side; without one the folder itself, which validation will name."""
-    return max((place / "plain").glob("*/"), default=place / "plain")
-
-
-def run_beside(commands: dict[Path, list[str]], at_once: int) -> dict[Path, int]:
-    """Commands beside each other, each with its own file for what it prints."""
-    waiting, running, ended = dict(commands), {}, {}
-    while waiting or running:
-        while waiting and len(running) < at_once:
-            out = next(iter(waiting))
-            with out.open("wb") as stream, out.with_suffix(".err").open("wb") as errors:
-                child = subprocess.Popen(waiting.pop(out), stdout=stream, stderr=errors)
-            running[out] = child
-        for out, child in list(running.items()):
-            if child.poll() is not None:
-                ended[out] = running.pop(out).returncode
-        time.sleep(0.1)
-    return ended
-
-
-def take_judgement(result: dict[str, Any], told: Path) -> None:
+def one_side(
+    result: dict[str, Any], side: str, settings: tuple[str, ...], args: argparse.Namespace
+) -> None:
+    """Train one side to its end and judge it."""
+    folder = Path(result["folder"])
+    short = ("training.config.max_steps=4",) if args.smoke else ()
+    runs = folder.parent / side
+    train = ["train", "--model", args.model, "--manifest", str(folder / "manifest.json")]
+    train += ["--output", str(runs)]
+    for setting in (*settings, *short):
+        train += ["--set", setting]
+    done = command(train)
+    if done.returncode == 0:
+        done = command(["validate", "--json", "--expert", str(runs), "--limit", str(args.judged)])
     try:
-        found = json.loads(told.read_text(encoding="utf-8"))
+        result[side]["judged"] = judgement(json.loads(done.stdout))
     except ValueError:
-        result["error"] = told.with_suffix(".err").read_text(errors="replace")[-2000:]
-        print(f"{result['pair']:18} {result['error']}", flush=True)
-        return
+        result[side]["error"] = (done.stdout + done.stderr)[-2000:]
+        print(f"{result['pair']}, {side}: {result[side]['error']}", flush=True)
+
+
+def command(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    whole = [sys.executable, "-m", "expert", *arguments]
+    return subprocess.run(whole, check=False, capture_output=True, text=True)
+
+
+def judgement(facts: dict[str, Any]) -> dict[str, Any]:
     names = ("accuracy", "interval", "passed", "failed", "without_oracle", "exact", "rows")
-    for side, facts in (("optimised", found), ("plain", found["baseline"])):
-        result[side]["judged"] = {name: facts[name] for name in names}
-        # Of all answers: those that no oracle could judge are not right.
-        cases = facts["passed"] + facts["failed"] + facts["without_oracle"]
-        result[side]["judged"]["right"] = facts["passed"] / cases
-    tuned, plain = (result[side]["judged"] for side in ("optimised", "plain"))
+    # Of all answers: those that no oracle could judge are not right.
+    cases = facts["passed"] + facts["failed"] + facts["without_oracle"]
+    return {**{name: facts[name] for name in names}, "right": facts["passed"] / cases}
+
+
+def compare(result: dict[str, Any]) -> None:
+    """Say how far the optimised side is from the plain one."""
+    tuned, plain = (result[side].get("judged") for side in ("optimised", "plain"))
+    if tuned is None or plain is None:
+        return
     if plain["right"]:
         result["right_against_plain"] = tuned["right"] / plain["right"] - 1
     result["loss_against_plain"] = tuned["rows"]["loss"] / plain["rows"]["loss"] - 1
@@ -253,6 +237,8 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--rows", type=int, help="to learn, instead of each pair's own number")
     parser.add_argument("--updates", type=int, default=20, help="that are timed")
+    # Each takes seconds where the host is slow, and all of them the same.
+    parser.add_argument("--plain-updates", type=int, default=4, help="of the plain side")
     parser.add_argument("--judged", type=int, default=400, help="held-out rows to answer")
     parser.add_argument("--at-once", type=int, default=8, help="runs beside each other, untimed")
     parser.add_argument("--only", nargs="*", default=[])
@@ -260,7 +246,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.smoke:
         args.model, args.rows, args.judged = "tiny", args.rows or 160, 8
-        args.updates, args.at_once = 4, 1
+        args.updates, args.plain_updates, args.at_once = 4, 2, 1
     args.work = Path(tempfile.mkdtemp(prefix="experts-"))
     results: list[dict[str, Any]] = []
     for pair in PAIRS:
@@ -268,8 +254,7 @@ def main() -> None:
         if not left_out and (args.data is not None or not pair.given):
             results.append(timed(pair, args))
     write_record(results, args)
-    learn_all(results, args)
-    judge_all(results, args)
+    learn_and_judge(results, args)
     write_record(results, args)
     shutil.rmtree(args.work)
 
