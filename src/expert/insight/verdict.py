@@ -367,6 +367,9 @@ def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
         return f"{fix}: auto", (f"{fix}=auto",)
     if alone and found.run.planned("model.name") != "char-gpt":
         return "training.config.packing: true", ("training.config.packing=true",)
+    if found.run.planned("kernels.cuda_graphs") is False and not found.asked("kernels.cuda_graphs"):
+        key = "training.config.use_cuda_graphs"
+        return f"{key}: true", (f"{key}=true",)
     rows = max(16, int(2 * (found.amount("batch.examples_per_update") or 1)))
     other = "torch_compile_mode: reduce-overhead"
     if found.run.planned("kernels.compile") is False:

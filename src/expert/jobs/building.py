@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from expert.data.encoder import Encoder
     from expert.model.load import LoadedModel
     from expert.parallel.engine import SingleDevice
+    from expert.parallel.graphs import Recorder
     from expert.planning.run_plan import RunPlan
     from expert.telemetry.timeline import Timeline
     from expert.training.recovery import KernelUnavailable, PrecisionUnsupported
@@ -160,8 +161,16 @@ def build(
         autocast=precision if mixed and precision != torch.float32 else None,
         phase=timeline.phase,
         after_update=loaded.after_update,
+        record=recorder_of(plan, device),
     )
     return Built(loaded=loaded, engine=engine, timeline=timeline)
+
+
+def recorder_of(plan: RunPlan, device: torch.device) -> Recorder | None:
+    """What records forward and backward, where the plan says so."""
+    from expert.parallel.graphs import CudaRecorder
+
+    return CudaRecorder() if plan.kernels.cuda_graphs and device.type == "cuda" else None
 
 
 def cap_memory(plan: RunPlan, device: torch.device) -> None:

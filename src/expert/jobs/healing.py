@@ -44,6 +44,7 @@ def failure_of(
     """What an exception means for the plan; None where another plan would not help."""
     from expert.jobs.building import DoesNotRun
     from expert.model.attention import KernelUnavailable as AttentionUnavailable
+    from expert.parallel.graphs import GraphsUnavailable
     from expert.training import recovery
     from expert.training.optim import OptimizerUnavailable
 
@@ -56,6 +57,8 @@ def failure_of(
             return one.failure
         if isinstance(one, AttentionUnavailable):
             return recovery.KernelUnavailable(kernel="attention", reason=str(one))
+        if isinstance(one, GraphsUnavailable):
+            return recovery.KernelUnavailable(kernel="cuda_graphs", reason=str(one))
         if isinstance(one, OptimizerUnavailable):
             return recovery.KernelUnavailable(kernel=one.optimizer, reason=one.reason)
         if _is_of_a_compiler(one):

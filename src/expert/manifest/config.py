@@ -148,10 +148,10 @@ class TrainingConfig(StrictSection):
     """Compiler behind torch_compile."""
     torch_compile_mode: CompileMode | Auto = AUTO
     """Effort of the compiler; auto: default."""
-    use_cuda_graphs: Flag | None = None
-    """Superseded: torch_compile_mode reduce-overhead records CUDA graphs."""
+    use_cuda_graphs: Flag | Auto = AUTO
+    """Record forward and backward once and replay them; auto: where launching takes longer."""
     cuda_graph_warmup_steps: CountFromZero | None = None
-    """Superseded: torch_compile warms its graphs up by itself."""
+    """Superseded: two passes warm up what is recorded."""
     gradient_checkpointing: Flag | Checkpointing | Auto = AUTO
     """Recompute activations: none, selective, full (= true); auto: none where that fits."""
     gradient_checkpointing_kwargs: CheckpointingOptions = CheckpointingOptions()

@@ -232,8 +232,7 @@ _SUPERSEDED: dict[str, Callable[[TrainingConfig], str]] = {
     "use_unsloth": lambda _: "the fused kernels here take its place",
     "memory_efficient_attention": lambda _: "flash attention and SDPA are both memory-efficient",
     "memory_clear_every": lambda _: "shapes are fixed, so there is no cache to clear",
-    "use_cuda_graphs": lambda _: "torch_compile_mode: reduce-overhead records CUDA graphs",
-    "cuda_graph_warmup_steps": lambda _: "torch_compile warms its graphs up by itself",
+    "cuda_graph_warmup_steps": lambda _: "two passes warm up what use_cuda_graphs records",
     "activation_checkpointing": lambda c: (
         f"gradient_checkpointing decides ({str(c.gradient_checkpointing).lower()}); "
         'its "selective" keeps what is dear to recompute'

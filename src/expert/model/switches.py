@@ -79,6 +79,7 @@ def list_switches(plan: RunPlan, device: torch.device) -> list[Switch]:
         Switch(name=ATTENTION[kernels.attention], on=kernels.attention != "eager"),
         _told(loss, kernels.fused_loss, why.get("kernels.fused_loss", "")),
         _told("compile", kernels.compile, why.get("kernels.compile", "")),
+        _told("CUDA graphs", kernels.cuda_graphs, why.get("kernels.cuda_graphs", "")),
         Switch(
             name={
                 "adamw_torch_fused": "fused AdamW",

@@ -5,13 +5,15 @@ Engines are the only polymorphic part of training: the loop knows what is declar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from expert.parallel.graphs import GraphedPasses, Recorder
 
 Phase = Callable[[str], AbstractContextManager[Any]]
 
@@ -42,7 +44,10 @@ class UpdateStats:
 class Learner(Protocol):
     """Gradients to weights: the optimizer with all that belongs to it."""
 
-    def backward(self, loss: Tensor) -> None: ...
+    def computing(self) -> list[Tensor]: ...
+    def backpropagate(self, loss: Tensor) -> None: ...
+    def collect(self, loss: Tensor) -> None: ...
+    def take(self, loss: Tensor, gradients: Sequence[Tensor | None]) -> None: ...
     def update(self, *, rate: float, max_norm: float) -> UpdateStats: ...
     def discard(self) -> None: ...
     def gradients(self) -> dict[str, Tensor]: ...
@@ -62,21 +67,48 @@ class SingleDevice:
         autocast: torch.dtype | None = None,
         phase: Phase = lambda name: nullcontext(),
         after_update: Callable[[int], None] = lambda step: None,
+        record: Recorder | None = None,
     ) -> None:
+        """`record`: passes are recorded with it and replayed; None: they are run each time."""
         self.device = device
         self._model = model
         self._learner = learner
         self._autocast = autocast
         self._phase = phase
         self._after_update = after_update
+        self._graphs = GraphedPasses(self, record) if record is not None else None
 
     def accumulate(self, batch: Batch, *, divisor: int) -> Tensor:
         """Add the gradient of the batch's summed loss over `divisor`; returns the sum."""
-        with self._phase("forward"), self._precision():
-            loss = self._model.loss_sum(batch)
+        recorded = self._graphs.of(batch) if self._graphs is not None else None
+        if recorded is None:
+            with self._phase("forward"):
+                loss = self.forward(batch)
+            with self._phase("backward"):
+                share = loss / divisor
+                self.backward(share)
+                self._learner.collect(share.detach())
+            return loss.detach()
+        with self._phase("forward"):
+            recorded.fill(batch, divisor)
+            recorded.forward()
         with self._phase("backward"):
-            self._learner.backward(loss / divisor)
-        return loss.detach()
+            recorded.backward()
+            self._learner.take(recorded.share, recorded.gradients)
+            return recorded.loss.clone()
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The summed loss of a batch, in the precision of the run."""
+        with self._precision():
+            return self._model.loss_sum(batch)
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of a loss where the parameters that compute have theirs."""
+        self._learner.backpropagate(loss)
+
+    def computing(self) -> list[Tensor]:
+        """The parameters that get gradients from `backward`."""
+        return self._learner.computing()
 
     def update(self, *, step: int, rate: float, max_norm: float) -> UpdateStats:
         """Change the weights by what was accumulated, and forget it."""

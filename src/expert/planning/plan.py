@@ -37,6 +37,7 @@ from expert.planning.length import (
     settle_time,
 )
 from expert.planning.measurements import find_best, measurements_file, read_rates
+from expert.planning.recording import choose_graphs
 from expert.planning.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
 from expert.planning.sequences import settle_sequences, settle_update
@@ -108,6 +109,7 @@ def make_plan(
     if work is not None:
         work = replace(work, compiled=compiled, attention=attention)
     work = settle_fit(now, ledger, work, examples=examples, sequences=sequences)
+    choose_graphs(now, ledger, work, packed=packed, compiled=compiled)
     settle_optimisation(now, ledger)
     settle_watching(now, ledger)
     warn_of_cadences_longer_than_the_run(now, ledger)

@@ -52,6 +52,7 @@ class KernelPlan(Slice):
     recomputed_blocks: int | None
     cudnn_benchmark: bool
     deterministic: bool = False
+    cuda_graphs: bool = False
 
 
 class DataPlan(Slice):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -39,14 +39,25 @@ class OptimizerLearner:
         self._scaler = torch.amp.GradScaler(device.type) if loss_scaling else None
         self._losses: Tensor | None = None
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss to what was accumulated."""
-        seen = loss.detach()
-        self._losses = seen if self._losses is None else self._losses + seen
+    def computing(self) -> list[Tensor]:
+        """What gets gradients from a backward pass: the weights that compute."""
+        return list(self._computing)
+
+    def backpropagate(self, loss: Tensor) -> None:
+        """The gradients of a loss, where the weights that compute have theirs."""
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
+
+    def collect(self, loss: Tensor) -> None:
+        """Add the gradients of this loss to what was accumulated."""
+        self._losses = loss if self._losses is None else self._losses + loss
         self._masters.collect()
+
+    def take(self, loss: Tensor, gradients: Sequence[Tensor | None]) -> None:
+        """Add gradients that lie elsewhere and will be overwritten there."""
+        self._masters.take(gradients)
+        self._losses = loss.clone() if self._losses is None else self._losses + loss
 
     def update(self, *, rate: float, max_norm: float) -> UpdateStats:
         """One step with what was accumulated; none where it is not finite."""

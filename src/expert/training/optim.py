@@ -301,6 +301,8 @@ class Masters:
             if parameter.dtype != torch.float32
         ]
         self._scratch: Tensor | None = None
+        self._computing = [parameter for _, parameter in named]
+        self._kept: dict[int, Tensor] = {}
         masters = {id(pair.parameter): pair.master for pair in self._pairs}
         self.named = [(name, masters.get(id(parameter), parameter)) for name, parameter in named]
 
@@ -326,6 +328,31 @@ class Masters:
             if fresh:
                 torch._foreach_copy_(fresh, fresh_grads)
             self._add(sums, more_grads)
+
+    def take(self, gradients: Sequence[Tensor | None]) -> None:
+        """Add gradients of the parameters, in their order, that will be overwritten where they
+        are: a copy is kept of those that would not be copied anyway."""
+        fresh, fresh_grads = list[Tensor](), list[Tensor]()
+        sums, more_grads = list[Tensor](), list[Tensor]()
+        for parameter, gradient in zip(self._computing, gradients, strict=True):
+            if gradient is None:
+                continue
+            if parameter.dtype != torch.float32:
+                parameter.grad = gradient  # its master takes it from there
+            elif parameter.grad is None:
+                kept = self._kept.setdefault(id(parameter), torch.empty_like(parameter))
+                parameter.grad = kept
+                fresh.append(kept)
+                fresh_grads.append(gradient)
+            else:
+                sums.append(parameter.grad)
+                more_grads.append(gradient)
+        with torch.no_grad():
+            if fresh:
+                torch._foreach_copy_(fresh, fresh_grads)
+            if sums:
+                torch._foreach_add_(sums, more_grads)
+        self.collect()
 
     def _add(self, sums: list[Tensor], grads: list[Tensor]) -> None:
         """Add by way of a float32 copy, piece by piece.

@@ -201,7 +201,7 @@ def _without_kernel(plan: RunPlan, failure: KernelUnavailable) -> tuple[Changes,
         kernel = plan.optim.optimizer
         if kernel not in (PLAIN_OPTIMIZER, "sgd"):
             values = {"optim.optimizer": PLAIN_OPTIMIZER}
-    elif kernel in ("fused_loss", "compile", "tf32", "cudnn_benchmark") and getattr(
+    elif kernel in ("fused_loss", "compile", "tf32", "cudnn_benchmark", "cuda_graphs") and getattr(
         kernels, kernel
     ):
         values = {f"kernels.{kernel}": False}

@@ -1,0 +1,192 @@
+"""Forward and backward recorded once for each shape of batch, and replayed with two launches.
+
+A small model on a fast card waits for its host: thousands of kernels are launched one by one, and
+each takes longer to launch than to run. A CUDA graph holds all launches of a pass. What a recorded
+pass reads and writes stays where it was when it was recorded, so batches are copied into it, and
+gradients are copied out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from expert.core.errors import ExpertError
+
+TENSORS = ("tokens", "labels", "positions", "boundaries", "soft_mask", "target_places")
+"""What a model reads of a batch, as far as it lies on the device."""
+WARM_UPS = 2
+"""Passes of a shape before it is recorded: kernels are compiled, chosen and given their workspace
+while they run for the first time, none of which can be recorded."""
+MOST_GRAPHS = 8
+"""Shapes that are recorded; each has gradients of its own. Batches of a run have one shape, or two
+where the last batch of an update is smaller."""
+TARGETS_IN_STEPS_OF = 8192
+"""How many places there are to learn from is a number of the host, and part of what is recorded;
+places without a label fill it up. One step is a chunk of the fused loss or less."""
+
+Made = list[Tensor | None]
+Replay = Callable[[], None]
+
+
+class GraphsUnavailable(ExpertError):
+    """A pass that cannot be recorded on this card."""
+
+
+class Recorder(Protocol):
+    """Records what makes some tensors: those tensors, and what makes them again where they are.
+
+    They hold nothing of worth before it was replayed once.
+    """
+
+    def __call__(self, run: Callable[[], Made]) -> tuple[Made, Replay]: ...
+
+
+class CudaRecorder:
+    """Records CUDA graphs that share one pool of memory: they are never replayed at once."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Callable[[], Made]) -> tuple[Made, Replay]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            made = run()
+        return made, graph.replay
+
+
+class Passes(Protocol):
+    """What is recorded: the engine's own forward and backward."""
+
+    def forward(self, batch: Any) -> Tensor:
+        """The summed loss."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of the loss, where the parameters that compute have theirs."""
+
+    def computing(self) -> list[Tensor]:
+        """The parameters that get gradients."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Recorded:
+    """The passes of one shape, and the memory they read and write."""
+
+    batch: SimpleNamespace
+    divisor: Tensor
+    loss: Tensor
+    share: Tensor
+    """The loss over the divisor."""
+    gradients: list[Tensor | None]
+    forward: Replay
+    backward: Replay
+
+    def fill(self, batch: Any, divisor: int) -> None:
+        """Copy a batch to where the passes read it."""
+        pairs = [
+            (getattr(self.batch, name), tensor)
+            for name in TENSORS
+            if (tensor := getattr(batch, name)) is not None
+        ]
+        for kept, tensor in pairs:
+            kept.copy_(tensor, non_blocking=True)
+        self.divisor.fill_(divisor)
+
+
+class GraphedPasses:
+    """The passes of every shape of batch that has been met."""
+
+    def __init__(self, passes: Passes, record: Recorder) -> None:
+        self._passes = passes
+        self._record = record
+        self._met: dict[Hashable, int] = {}
+        self._recorded: dict[Hashable, Recorded] = {}
+
+    def of(self, batch: Any) -> Recorded | None:
+        """The recorded passes for a batch; None while its shape is to be run as it is."""
+        key = _key(batch)
+        found = self._recorded.get(key)
+        if found is not None:
+            return found
+        met = self._met[key] = self._met.get(key, 0) + 1
+        if met <= WARM_UPS or len(self._recorded) >= MOST_GRAPHS:
+            return None
+        made = self._recorded[key] = self._made(batch)
+        return made
+
+    def _made(self, batch: Any) -> Recorded:
+        passes = self._passes
+        fixed = _fixed(batch)
+        divisor = torch.ones((), device=batch.tokens.device)
+        shares: list[Tensor] = []  # the newest, with all that its backward needs
+
+        def forward() -> Made:
+            loss = passes.forward(fixed)
+            shares[:] = [loss / divisor]
+            return [loss.detach(), shares[0].detach()]
+
+        def backward() -> Made:
+            passes.backward(shares.pop())
+            return _taken(passes.computing())
+
+        # The recorded backward makes gradients of its own; those of an update that is under way
+        # are put back.
+        before = _taken(passes.computing())
+        try:
+            (loss, share), replay_forward = self._record(forward)
+            gradients, replay_backward = self._record(backward)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise GraphsUnavailable(f"cannot be recorded: {error}") from error
+        finally:
+            for parameter, gradient in zip(passes.computing(), before, strict=True):
+                parameter.grad = gradient
+        assert loss is not None
+        assert share is not None
+        return Recorded(
+            batch=fixed,
+            divisor=divisor,
+            loss=loss,
+            share=share,
+            gradients=gradients,
+            forward=replay_forward,
+            backward=replay_backward,
+        )
+
+
+def _taken(parameters: Iterable[Tensor]) -> Made:
+    """The gradients of parameters, which have none afterwards."""
+    found: Made = []
+    for parameter in parameters:
+        found.append(parameter.grad)
+        parameter.grad = None
+    return found
+
+
+def _key(batch: Any) -> Hashable:
+    shapes = tuple(
+        None if (tensor := getattr(batch, name)) is None else tuple(tensor.shape)
+        for name in TENSORS
+    )
+    return shapes, batch.whole_rows, _targets(batch)
+
+
+def _targets(batch: Any) -> int:
+    """As many as are recorded: all of these places are computed, some of them without a label."""
+    steps: int = -(-max(1, batch.targets) // TARGETS_IN_STEPS_OF)
+    return min(int(batch.target_places.shape[0]), steps * TARGETS_IN_STEPS_OF)
+
+
+def _fixed(batch: Any) -> SimpleNamespace:
+    """A batch of this shape whose memory stays where it is."""
+    tensors = {
+        name: None if (tensor := getattr(batch, name)) is None else tensor.clone()
+        for name in TENSORS
+    }
+    return SimpleNamespace(**tensors, whole_rows=batch.whole_rows, targets=_targets(batch))

@@ -1,0 +1,71 @@
+"""Whether forward and backward are recorded as CUDA graphs: where launching takes longer."""
+
+from __future__ import annotations
+
+from expert.planning.decisions import Ledger
+from expert.planning.fitting import budget_of, peak_bytes
+from expert.planning.kernels import LIKELY_SHARE_OF_PEAK
+from expert.planning.length import peak_flops
+from expert.planning.situation import Situation
+from expert.planning.workload import Workload, flops_per_token
+
+PATH = "kernels.cuda_graphs"
+# Seconds to launch the kernels of one block, forward and backward, on an H200 with a slow host:
+# 310 ms for 28 blocks with LoRA on all projections (docs/benchmarks/planted-faults-h200.json, slow
+# copies), 14.3 ms for the 6 of the character GPT (char-gpt-h200.json). Other hosts are faster; to
+# record what did not need it costs little.
+LAUNCH_SECONDS = {"adapter": 0.011, "plain": 0.0024}
+COMPILED_SHARE = 0.5
+"""What is left of that where blocks are compiled: fewer kernels, but a graph to call for each."""
+MOST_MEMORY = 0.7
+"""Share of the budget that a recorded run may take: what it records is never given back, and an
+evaluation needs memory beside it."""
+
+
+def choose_graphs(
+    now: Situation, ledger: Ledger, work: Workload | None, *, packed: bool, compiled: bool
+) -> None:
+    """Recorded where the manifest says so, or where the card would wait for its host."""
+    asked = now.config.use_cuda_graphs
+    obstacle = _cannot_record(now, ledger, packed=packed)
+    if asked is False:
+        ledger.settle(PATH, False, "set in the manifest", "manifest")
+    elif obstacle:
+        ledger.settle(PATH, False, obstacle, "machine" if asked == "auto" else "fallback")
+        if asked is True:
+            ledger.warn(PATH, f"use_cuda_graphs was asked for, but {obstacle}")
+    elif asked is True:
+        ledger.settle(PATH, True, "set in the manifest", "manifest")
+    else:
+        ledger.settle(PATH, *_pays(now, work, compiled=compiled), "machine")
+
+
+def _cannot_record(now: Situation, ledger: Ledger, *, packed: bool) -> str:
+    """Why passes cannot be recorded at all, or nothing."""
+    if not now.on_gpu:
+        return "only CUDA has graphs"
+    if not (packed or now.is_char_model):
+        return "widths of padded rows vary: each would be recorded anew"
+    if now.config.adapter_type == "adalora":
+        return "AdaLoRA's penalty counts the targets of every batch"
+    mode = ledger.decisions["kernels.compile_mode"].value
+    if ledger.decisions["kernels.compile"].value and mode in ("reduce-overhead", "max-autotune"):
+        return f"torch_compile_mode {mode} records graphs of its own"
+    return ""
+
+
+def _pays(now: Situation, work: Workload | None, *, compiled: bool) -> tuple[bool, str]:
+    """Whether launching would take longer than computing, and there is memory to spare."""
+    peak = peak_flops(now, work.precision) if work is not None else None
+    if work is None or peak is None:
+        return False, "how long a pass computes is not known"
+    kind = "plain" if work.adapter in ("full", "none") else "adapter"
+    launching = LAUNCH_SECONDS[kind] * work.shape.layers * (COMPILED_SHARE if compiled else 1)
+    mean = min(now.survey.mean_tokens or work.row_tokens, work.row_tokens)
+    computing = work.tokens * flops_per_token(work, mean) / (LIKELY_SHARE_OF_PEAK * peak)
+    times = f"computing about {1e3 * computing:.0f} ms, launching up to {1e3 * launching:.0f}"
+    if computing >= launching:
+        return False, f"the host keeps up: a pass takes {times}"
+    if peak_bytes(now, work) > MOST_MEMORY * budget_of(now):
+        return False, f"memory is short for it: recorded passes keep theirs ({times})"
+    return True, f"the card would wait for its host: {times}"

@@ -1,0 +1,52 @@
+"""Whole runs whose passes are recorded, with a stand-in for CUDA graphs, end with the same bits."""
+
+from __future__ import annotations
+
+import pytest
+
+from expert.jobs import building
+from expert.planning import recording
+from tests.jobs.runs import base_model, events_of, losses_of, plan_of, run, weights_of, write_expert
+from tests.parallel.again import Again
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return base_model(tmp_path_factory.mktemp("models"))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"micro_batch_size": 1, "dropout": 0.1},
+        {"adapter_type": "full", "learning_rate": 1e-3, "micro_batch_size": 2},
+        {"adapter_type": "dora", "bf16": True},
+        {"gradient_checkpointing": True, "fused_loss": False},
+    ],
+    ids=["parts of an update", "all weights", "bf16", "recomputed"],
+)
+def test_a_recorded_run_equals_one_that_is_not(base, tmp_path, monkeypatch, config):
+    plain = run(write_expert(tmp_path / "plain", base, config))
+    recorder = Again()
+    monkeypatch.setattr(building, "recorder_of", lambda plan, device: recorder)
+    recorded = run(write_expert(tmp_path / "recorded", base, config))
+    assert recorder.replayed > 4
+    assert losses_of(recorded.folder) == losses_of(plain.folder)
+    assert weights_of(recorded.folder) == weights_of(plain.folder)
+
+
+def test_a_run_that_cannot_be_recorded_goes_on_without(base, tmp_path, monkeypatch):
+    plain = run(write_expert(tmp_path / "plain", base, {}))
+
+    def refuses(passes):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(recording, "_cannot_record", lambda *_, **__: "")
+    monkeypatch.setattr(
+        building, "recorder_of", lambda plan, device: refuses if plan.kernels.cuda_graphs else None
+    )
+    done = run(write_expert(tmp_path / "expert", base, {"use_cuda_graphs": True}))
+    (told,) = events_of(done.folder, "fell_back")
+    assert "not permitted when stream is capturing" in told["reason"]
+    assert plan_of(done.folder)["kernels"]["cuda_graphs"] is False
+    assert losses_of(done.folder) == losses_of(plain.folder)

@@ -1,0 +1,147 @@
+"""Passes that are recorded and replayed give what passes give that are run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from expert.parallel.engine import SingleDevice
+from expert.parallel.graphs import MOST_GRAPHS, WARM_UPS, GraphsUnavailable
+from expert.training.learner import OptimizerLearner
+from tests.parallel.again import Again
+from tests.training.toys import CPU, optim_plan
+
+PLACES, WORDS = 12, 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    tokens: Tensor
+    labels: Tensor
+    positions: Tensor
+    boundaries: Tensor
+    target_places: Tensor
+    targets: int
+    soft_mask: Tensor | None = None
+    whole_rows: bool = False
+
+
+def batch(number: int, places: int = PLACES, targets: int = 7) -> Batch:
+    draw = torch.Generator().manual_seed(number)
+    tokens = torch.randint(WORDS, (1, places), generator=draw)
+    labels = torch.randint(WORDS, (1, places), generator=draw)
+    learnt = torch.randperm(places - 1, generator=draw)[:targets].sort().values
+    rest = torch.full((places - targets,), places - 1)
+    labels[0, [p for p in range(places) if p not in learnt.tolist()]] = -100
+    return Batch(
+        tokens=tokens,
+        labels=labels,
+        positions=torch.arange(places)[None],
+        boundaries=torch.tensor([0, places]),
+        target_places=torch.cat([learnt, rest]),
+        targets=targets,
+    )
+
+
+class Model:
+    """Words to words, learnt from the places that have a label; some of it is dropped."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        draw = torch.Generator().manual_seed(1)
+        self.table = Parameter(torch.randn(WORDS, 8, generator=draw).to(dtype))
+        self.head = Parameter(torch.randn(8, WORDS, generator=draw))
+        self.named = [("table", self.table), ("head", self.head)]
+
+    def loss_sum(self, given: Any) -> Tensor:
+        places = given.target_places[: given.targets]
+        hidden = torch.nn.functional.dropout(self.table[given.tokens.flatten()], 0.3)
+        logits = hidden[places].float() @ self.head
+        labels = given.labels.flatten()[places]
+        return torch.nn.functional.cross_entropy(
+            logits, labels, ignore_index=-100, reduction="sum"
+        )
+
+    def evaluate(self, given: Any) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+
+def engine(dtype: torch.dtype, record: Any) -> tuple[Model, SingleDevice]:
+    model = Model(dtype)
+    learner = OptimizerLearner(model.named, optim_plan(), device=CPU)
+    return model, SingleDevice(model, learner, device=CPU, record=record)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_replayed_passes_learn_what_run_ones_learn_to_the_last_bit(dtype):
+    recorder = Again()
+    (one, run), (other, replayed) = engine(dtype, None), engine(dtype, recorder)
+    losses: dict[SingleDevice, list[float]] = {run: [], replayed: []}
+    for update in range(5):
+        for each in (run, replayed):
+            torch.manual_seed(update)
+            for part in range(3):  # the first of them is recorded within an update
+                given = batch(10 * update + part, targets=7 - part)
+                losses[each].append(float(each.accumulate(given, divisor=18)))
+            each.update(step=update + 1, rate=1e-2, max_norm=1.0)
+    assert recorder.replayed == 2 * (15 - WARM_UPS)
+    assert losses[run] == losses[replayed]
+    assert torch.equal(one.table, other.table)
+    assert torch.equal(one.head, other.head)
+
+
+def test_a_loss_that_was_given_back_is_not_changed_by_the_next_batch():
+    _, replayed = engine(torch.float32, Again())
+    given = [replayed.accumulate(batch(number), divisor=7) for number in range(WARM_UPS + 2)]
+    assert len({float(loss) for loss in given}) == len(given)
+
+
+def test_gradients_that_were_discarded_leave_no_trace():
+    (_, run), (_, replayed) = engine(torch.float32, None), engine(torch.float32, Again())
+    norms = []
+    for each in (run, replayed):
+        for number in range(WARM_UPS + 2):
+            torch.manual_seed(number)
+            each.accumulate(batch(number), divisor=7)
+        each.discard()
+        torch.manual_seed(9)
+        each.accumulate(batch(9), divisor=7)
+        norms.append(float(each.update(step=1, rate=0.0, max_norm=0.0).grad_norm))
+    assert norms[0] == norms[1]
+
+
+def test_every_shape_is_recorded_once_and_not_too_many_of_them():
+    recorder = Again()
+    _, replayed = engine(torch.float32, recorder)
+    for _ in range(WARM_UPS + 3):
+        for places in range(PLACES, PLACES + MOST_GRAPHS + 3):
+            replayed.accumulate(batch(0, places=places), divisor=7)
+    assert recorder.recorded == 2 * MOST_GRAPHS
+
+
+def test_what_cannot_be_recorded_says_so():
+    def refuses(run: Any) -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    model, replayed = engine(torch.float32, refuses)
+    for number in range(WARM_UPS):
+        replayed.accumulate(batch(number), divisor=7)
+    assert model.head.grad is not None
+    before = model.head.grad.clone()
+    with pytest.raises(GraphsUnavailable, match="not permitted when stream is capturing"):
+        replayed.accumulate(batch(5), divisor=7)
+    assert torch.equal(model.head.grad, before)
+
+
+def test_a_lack_of_memory_while_recording_stays_what_it_is():
+    def refuses(run: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    _, replayed = engine(torch.float32, refuses)
+    with pytest.raises(torch.OutOfMemoryError):
+        for number in range(WARM_UPS + 1):
+            replayed.accumulate(batch(number), divisor=7)
