@@ -90,13 +90,15 @@ def training_speed(record: Record) -> str:
 def _beside_peers(run: Record) -> str:
     """What others made of the same model and rows in the same sitting."""
     ours = {one["case"]: one["tokens_per_second"] for one in run["results"]}
-    return "\n\n".join(
-        f"{peer['peer'].upper()} {peer['versions'][peer['peer']]} with the same model, adapter, base "
-        f"and rows, in the same sitting ({_settings(peer['settings'])}): "
-        f"{peer['tokens_per_second']:,.0f} tokens/s. "
-        f"`{peer['beside']}` is {ours[peer['beside']] / peer['tokens_per_second']:.2f} times as fast."
-        for peer in run.get("peers", [])
-    )
+    told = []
+    for peer in run.get("peers", []):
+        name, rate = peer["peer"], peer["tokens_per_second"]
+        told.append(
+            f"{name.upper()} {peer['versions'][name]} with the same model, adapter, base and rows, "
+            f"in the same sitting ({_settings(peer['settings'])}): {rate:,.0f} tokens/s. "
+            f"`{peer['beside']}` is {ours[peer['beside']] / rate:.2f} times as fast."
+        )
+    return "\n\n".join(told)
 
 
 def _settings(values: Record) -> str:
