@@ -61,6 +61,8 @@ def training_speed(record: Record) -> str:
     rows = []
     for run in record["runs"]:
         for one in run["results"]:
+            if one["case"].endswith(" lines"):  # told below: what the lines cost
+                continue
             rows.append(
                 (
                     SHAPES[one["shape"]],
@@ -80,7 +82,44 @@ def training_speed(record: Record) -> str:
         "recorded, else what the allocator held. `in 24GB` and `in 32GB` were held to that with "
         "`--vram`."
     )
-    return f"### Training on one {_card(versions)}\n\n{text}\n\n{_table(head, rows)}"
+    parts = [f"### Training on one {_card(versions)}", text, _table(head, rows)]
+    parts += [*map(_beside_peers, record["runs"]), _cost_of_lines(record)]
+    return "\n\n".join(filter(None, parts))
+
+
+def _beside_peers(run: Record) -> str:
+    """What others made of the same model and rows in the same sitting."""
+    ours = {one["case"]: one["tokens_per_second"] for one in run["results"]}
+    told = []
+    for peer in run.get("peers", []):
+        name, rate = peer["peer"], peer["tokens_per_second"]
+        told.append(
+            f"{name.upper()} {peer['versions'][name]} with the same model, adapter, base and rows, "
+            f"in the same sitting ({_settings(peer['settings'])}): {rate:,.0f} tokens/s. "
+            f"`{peer['beside']}` is {ours[peer['beside']] / rate:.2f} times as fast."
+        )
+    return "\n\n".join(told)
+
+
+def _settings(values: Record) -> str:
+    on = [name for name, value in values.items() if value is True]
+    return ", ".join([*on, *(f"{k} {v}" for k, v in values.items() if not isinstance(v, bool))])
+
+
+def _cost_of_lines(record: Record) -> str:
+    """A line and TensorBoard for every update, against one for twenty."""
+    rates = {
+        one["case"].partition(", ")[2]: one["tokens_per_second"]
+        for run in record["runs"]
+        for one in run["results"]
+    }
+    few, many = rates.get("few lines"), rates.get("all lines")
+    if few is None or many is None:
+        return ""
+    return (
+        f"A line and TensorBoard's values for every update changed the rate by "
+        f"{100 * (many / few - 1):+.1f} %, against a line for every 20."
+    )
 
 
 def char_gpt(record: Record) -> str:
