@@ -36,6 +36,9 @@ def choose_graphs(
             ledger.warn(PATH, f"use_cuda_graphs was asked for, but {obstacle}")
     elif asked is True:
         ledger.settle(PATH, True, "set in the manifest", "manifest")
+    elif now.config.deterministic:
+        because = "a resumed run begins with passes that are not recorded: the bits might differ"
+        ledger.settle(PATH, False, because, "machine")
     else:
         ledger.settle(PATH, *_pays(now, work, compiled=compiled), "machine")
 

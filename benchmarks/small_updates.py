@@ -1,0 +1,119 @@
+"""Updates so small that a card waits for its host: run, compiled, recorded as CUDA graphs.
+
+Every case is a whole run through the product with random weights of a real shape and made-up short
+rows, or the character GPT. Rates are medians over the second half of the updates.
+
+    python benchmarks/small_updates.py --out FILE [--only TEXT ...] [--updates N]
+"""
+
+import argparse
+import gc
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from planted_faults import write_model, write_rows
+from surroundings import environment
+
+import expert
+from expert.core.events import read_events
+
+ADAPTER = {"adapter_type": "lora", "rank": 16, "max_seq_length": 512, "train_on_prompt": True}
+CHARACTERS = {"adapter_type": "full"}
+WORK: dict[str, tuple[str, dict[str, Any]]] = {
+    "135m, 16 rows": ("smollm2-135m", {**ADAPTER, "batch_size": 16}),
+    "0.6b, 16 rows": ("qwen3-0.6b", {**ADAPTER, "batch_size": 16}),
+    "char-gpt, 64 blocks": ("char-gpt", {**CHARACTERS, "batch_size": 64}),
+    "char-gpt, 128 blocks": ("char-gpt", {**CHARACTERS, "batch_size": 128}),
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "run": {"torch_compile": False, "use_cuda_graphs": False},
+    "recorded": {"torch_compile": False, "use_cuda_graphs": True},
+    "compiled": {"torch_compile": True, "use_cuda_graphs": False},
+    "compiled, recorded": {"torch_compile": True, "use_cuda_graphs": True},
+}
+
+
+def write_manifest(shape: str, config: dict[str, Any], folder: Path, models: Path) -> Path:
+    characters = shape == "char-gpt"
+    rows = write_rows(folder, "characters" if characters else "mixed", few=False)
+    base: dict[str, Any] = {"name": "char-gpt"}
+    if not characters:
+        write_model(shape, models / shape)
+        base = {"name": str(models / shape), "prompt_template": "chatml"}
+    training = {"dataset": {"path": rows, "validation_split": 0.1}, "config": config}
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({"name": "small", "base_model": base, "training": training}))
+    return path
+
+
+def measured(shape: str, config: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    folder = Path(tempfile.mkdtemp(prefix="small-"))
+    settings = {
+        "max_steps": args.updates * (4 if shape == "char-gpt" else 1),
+        "epochs": 1000,
+        "logging_steps": 5,
+        "save_strategy": "no",
+        "evaluation_strategy": "no",
+        "trackers": [],
+        **config,
+    }
+    began = time.perf_counter()
+    done = expert.train(write_manifest(shape, settings, folder, args.work / "models"))
+    seconds = time.perf_counter() - began
+    events = list(read_events(done.folder / "events.jsonl"))
+    shutil.rmtree(folder)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    steps = [event for event in events if event["event"] == "step"]
+    late = steps[len(steps) // 2 :]
+
+    def median(key: str) -> float | None:
+        values = [event[key] for event in late if event.get(key) is not None]
+        return statistics.median(values) if values else None
+
+    return {
+        "tokens_per_second": median("tokens_per_second"),
+        "samples_per_second": median("samples_per_second"),
+        "milliseconds": 1000 / (median("steps_per_second") or 1),
+        "gpu_utilization": median("gpu_utilization"),
+        "phases": {key: median(key) for key in late[-1] if key.startswith("time_")},
+        "loss": steps[-1]["loss"],
+        "seconds": seconds,
+        "fallbacks": [event["reason"] for event in events if event["event"] == "fell_back"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--updates", type=int, default=40)
+    args = parser.parse_args()
+    args.work = Path(tempfile.mkdtemp(prefix="small-work-"))
+    results = []
+    for name, (shape, config) in WORK.items():
+        for way, switches in WAYS.items():
+            if args.only and not any(text in f"{name}, {way}" for text in args.only):
+                continue
+            found = {"case": name, "way": way, **measured(shape, {**config, **switches}, args)}
+            results.append(found)
+            print(
+                f"{name:22}{way:20}{found['tokens_per_second']:12,.0f} tokens/s"
+                f"{found['milliseconds']:9.1f} ms  GPU {found['gpu_utilization'] or 0:3.0f} %  "
+                f"loss {found['loss']:.4f}  {'; '.join(found['fallbacks'])[:120]}",
+                flush=True,
+            )
+            record = {"environment": environment(), "results": results}
+            args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    shutil.rmtree(args.work)
+
+
+if __name__ == "__main__":
+    main()

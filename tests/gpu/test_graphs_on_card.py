@@ -1,0 +1,64 @@
+"""Passes recorded as CUDA graphs on a card learn what passes learn that are run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.planning.resolve import SMOLLM2
+from tests.gpu.real_model import note
+from tests.gpu.test_recovery_on_card import FIRST_LOSS, LATER_LOSSES, expert_of
+from tests.gpu.trainer import in_own_process
+from tests.jobs.runs import events_of, plan_of
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card"),
+]
+
+
+def losses(folder: Path, model: str, *, graphs: bool, **config: Any) -> list[float]:
+    """The losses of eight updates of several batches each, with dropout."""
+    settings = {
+        "max_seq_length": 256,
+        "batch_size": 8,
+        "micro_batch_size": 2,
+        "epochs": 20,
+        "max_steps": 8,
+        "evaluation_strategy": "no",
+        "use_cuda_graphs": graphs,
+        **config,
+    }
+    done = in_own_process(expert_of(folder, model, **settings))
+    run = Path(done["folder"])
+    assert done["exit_code"] == 0
+    assert not events_of(run, "fell_back")
+    assert plan_of(run)["kernels"]["cuda_graphs"] is graphs
+    assert plan_of(run)["batch"]["accumulation"] > 1
+    assert [event["count"] for event in events_of(run, "syncs")] == [0]
+    return [float(event["loss"]) for event in events_of(run, "step")]
+
+
+@pytest.mark.parametrize(
+    ("model", "config"),
+    [
+        ("tiny", {"attention": "sdpa"}),
+        ("tiny", {"attention": "flash"}),
+        ("tiny", {"attention": "flex", "torch_compile": True}),
+        ("tiny", {"adapter_type": "full", "learning_rate": 1e-4}),
+        ("tiny", {"quantization": "int4"}),
+        (SMOLLM2, {"attention": "flash"}),
+    ],
+    ids=["sdpa", "flash", "compiled flex", "all weights", "NF4", "smollm2"],
+)
+def test_recorded_updates_learn_what_run_ones_learn(tmp_path, request, model, config):
+    run, recorded = (
+        losses(tmp_path / str(graphs), model, graphs=graphs, **config) for graphs in (False, True)
+    )
+    apart = [abs(one / other - 1) for one, other in zip(run, recorded, strict=True)]
+    note("graphs.json", request.node.name, {"losses apart": apart})
+    assert apart[0] <= FIRST_LOSS
+    assert max(apart) <= LATER_LOSSES
