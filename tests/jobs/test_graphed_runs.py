@@ -6,8 +6,9 @@ import pytest
 
 from expert.jobs import building
 from expert.planning import recording
+from expert.training import learner
 from tests.jobs.runs import base_model, events_of, losses_of, plan_of, run, weights_of, write_expert
-from tests.parallel.again import Again
+from tests.parallel.again import Again, UndoneUpdate
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +34,22 @@ def test_a_recorded_run_equals_one_that_is_not(base, tmp_path, monkeypatch, conf
     assert recorder.replayed > 4
     assert losses_of(recorded.folder) == losses_of(plain.folder)
     assert weights_of(recorded.folder) == weights_of(plain.folder)
+
+
+def test_a_run_whose_updates_are_recorded_learns_the_same(base, tmp_path, monkeypatch):
+    config = {"optim": "adamw_torch_fused", "epochs": 3, "eval_steps": 4}
+    plain = run(write_expert(tmp_path / "plain", base, config))
+    recorder = Again()
+    monkeypatch.setattr(building, "recorder_of", lambda plan, device: recorder)
+    monkeypatch.setattr(learner, "RecordedUpdate", UndoneUpdate)
+    recorded = run(write_expert(tmp_path / "recorded", base, config))
+    assert recorder.recorded == 3  # forward, backward, update
+    found = [
+        [float.fromhex(loss) for loss in losses_of(done.folder).values()]
+        for done in (plain, recorded)
+    ]
+    # Rates are float32 on the device: 6e-8 of a step, over 18 steps of up to 1e-2.
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
 def test_a_run_that_cannot_be_recorded_goes_on_without(base, tmp_path, monkeypatch):

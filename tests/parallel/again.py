@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.optim import Optimizer
 
-from expert.parallel.graphs import Made, Replay
+from expert.parallel.graphs import Made, Recorder, Replay
+from expert.training.recorded_update import RecordedUpdate
 
 
 class Again:
@@ -20,7 +22,7 @@ class Again:
         self.recorded += 1
         with torch.random.fork_rng():
             made = run()
-        kept = [None if tensor is None else torch.full_like(tensor, torch.nan) for tensor in made]
+        kept = [None if tensor is None else _nothing(tensor) for tensor in made]
 
         def replay() -> None:
             self.replayed += 1
@@ -30,3 +32,26 @@ class Again:
                     place.copy_(tensor)
 
         return kept, replay
+
+
+def _nothing(tensor: torch.Tensor) -> torch.Tensor:
+    """Numbers that show where they are read before the first replay."""
+    return torch.full_like(tensor, torch.nan if tensor.is_floating_point() else 0)
+
+
+class UndoneUpdate(RecordedUpdate):
+    """A step that is recorded by the stand-in is undone: recording on a card changes nothing."""
+
+    def __init__(self, optimizer: Optimizer, record: Recorder, device: torch.device) -> None:
+        def undone(run: Callable[[], Made]) -> tuple[Made, Replay]:
+            touched = [tensor for group in optimizer.param_groups for tensor in group["params"]]
+            touched += [tensor.grad for tensor in touched if tensor.grad is not None]
+            touched += [value for state in optimizer.state.values() for value in state.values()]
+            before = [tensor.detach().clone() for tensor in touched]
+            found = record(run)
+            with torch.no_grad():
+                for tensor, value in zip(touched, before, strict=True):
+                    tensor.copy_(value)
+            return found
+
+        super().__init__(optimizer, undone, device)

@@ -12,8 +12,8 @@ from torch.nn import Parameter
 
 from expert.parallel.engine import SingleDevice
 from expert.parallel.graphs import MOST_GRAPHS, WARM_UPS, GraphsUnavailable
-from expert.training.learner import OptimizerLearner
-from tests.parallel.again import Again
+from expert.training import learner
+from tests.parallel.again import Again, UndoneUpdate
 from tests.training.toys import CPU, optim_plan
 
 PLACES, WORDS = 12, 5
@@ -68,10 +68,10 @@ class Model:
         raise NotImplementedError
 
 
-def engine(dtype: torch.dtype, record: Any) -> tuple[Model, SingleDevice]:
+def engine(dtype: torch.dtype, record: Any, **plan: Any) -> tuple[Model, SingleDevice]:
     model = Model(dtype)
-    learner = OptimizerLearner(model.named, optim_plan(), device=CPU)
-    return model, SingleDevice(model, learner, device=CPU, record=record)
+    learns = learner.OptimizerLearner(model.named, optim_plan(**plan), device=CPU, record=record)
+    return model, SingleDevice(model, learns, device=CPU, record=record)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -90,6 +90,65 @@ def test_replayed_passes_learn_what_run_ones_learn_to_the_last_bit(dtype):
     assert losses[run] == losses[replayed]
     assert torch.equal(one.table, other.table)
     assert torch.equal(one.head, other.head)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_recorded_update_changes_weights_as_one_that_is_run(dtype, monkeypatch):
+    """The rate is a float32 number on the device, not a float64 one of the host: 6e-8 of a step."""
+    monkeypatch.setattr(learner, "RecordedUpdate", UndoneUpdate)
+    recorder = Again()
+    (one, run), (other, replayed) = (
+        engine(dtype, record, optimizer="adamw_torch_fused") for record in (None, recorder)
+    )
+    norms: dict[SingleDevice, list[float]] = {run: [], replayed: []}
+    for update in range(8):
+        for each in (run, replayed):
+            torch.manual_seed(update)
+            for part in range(2):
+                each.accumulate(batch(10 * update + part), divisor=14)
+            stats = each.update(step=update + 1, rate=1e-2 / (update + 1), max_norm=0.5)
+            assert bool(stats.applied)
+            norms[each].append(float(stats.grad_norm))
+    assert recorder.recorded == 3
+    assert norms[run] == pytest.approx(norms[replayed], rel=1e-5)
+    # bfloat16 weights are their masters rounded: one that lies on an edge may fall to either side.
+    torch.testing.assert_close(one.head, other.head, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(one.table, other.table, rtol=2**-8, atol=1e-6)
+
+
+def test_a_recorded_update_takes_no_step_that_is_not_finite_and_goes_on_after_it(monkeypatch):
+    monkeypatch.setattr(learner, "RecordedUpdate", UndoneUpdate)
+    model, replayed = engine(torch.float32, Again(), optimizer="adamw_torch_fused")
+    for number in range(6):
+        replayed.accumulate(batch(number), divisor=7)
+        replayed.update(step=number + 1, rate=1e-2, max_norm=1.0)
+    before = model.head.detach().clone()
+    replayed.accumulate(batch(6), divisor=0)
+    assert not bool(replayed.update(step=7, rate=1e-2, max_norm=1.0).applied)
+    assert torch.equal(model.head, before)
+    replayed.accumulate(batch(7), divisor=7)
+    assert bool(replayed.update(step=8, rate=1e-2, max_norm=1.0).applied)
+    assert not torch.equal(model.head, before)
+
+
+def test_a_state_that_was_loaded_is_what_a_recorded_update_goes_on_with(monkeypatch):
+    monkeypatch.setattr(learner, "RecordedUpdate", UndoneUpdate)
+    model, replayed = engine(torch.float32, Again(), optimizer="adamw_torch_fused")
+
+    def some_updates() -> Tensor:
+        for number in range(6):
+            torch.manual_seed(number)
+            replayed.accumulate(batch(number), divisor=7)
+            replayed.update(step=number + 1, rate=1e-2, max_norm=1.0)
+        return model.head.detach().clone()
+
+    some_updates()
+    saved = {g: {n: t.clone() for n, t in named.items()} for g, named in replayed.tensors().items()}
+    after = []
+    for _ in range(2):
+        replayed.load(saved)
+        after.append(some_updates())
+    assert torch.equal(*after)
 
 
 def test_a_loss_that_was_given_back_is_not_changed_by_the_next_batch():

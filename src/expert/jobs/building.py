@@ -149,8 +149,13 @@ def build(
         loaded.module.compile_hidden(plan.kernels.compile_mode, plan.kernels.compile_backend)
     elif plan.kernels.compile:
         compile_blocks(loaded.blocks, plan.kernels.compile_mode, plan.kernels.compile_backend)
+    record = recorder_of(plan, device)
     learner = OptimizerLearner(
-        loaded.trainable, plan.optim, device=device, loss_scaling=plan.kernels.loss_scaling
+        loaded.trainable,
+        plan.optim,
+        device=device,
+        loss_scaling=plan.kernels.loss_scaling,
+        record=record,
     )
     timeline = Timeline(device)
     mixed = any(parameter.dtype != precision for _, parameter in loaded.trainable)
@@ -161,7 +166,7 @@ def build(
         autocast=precision if mixed and precision != torch.float32 else None,
         phase=timeline.phase,
         after_update=loaded.after_update,
-        record=recorder_of(plan, device),
+        record=record,
     )
     return Built(loaded=loaded, engine=engine, timeline=timeline)
 

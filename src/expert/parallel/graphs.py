@@ -48,16 +48,29 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records CUDA graphs that share one pool of memory: they are never replayed at once."""
+    """Records CUDA graphs that share one pool of memory: they are never replayed at once.
+
+    Other threads may use the card meanwhile: batches are copied to it beside the recording.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Callable[[], Made]) -> tuple[Made, Replay]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             made = run()
         return made, graph.replay
+
+
+def recorded(run: Callable[[], Made], record: Recorder) -> tuple[Made, Replay]:
+    """What a recorder makes of something; GraphsUnavailable where it cannot."""
+    try:
+        return record(run)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise GraphsUnavailable(f"cannot be recorded: {error}") from error
 
 
 class Passes(Protocol):
@@ -138,12 +151,8 @@ class GraphedPasses:
         # are put back.
         before = _taken(passes.computing())
         try:
-            (loss, share), replay_forward = self._record(forward)
-            gradients, replay_backward = self._record(backward)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise GraphsUnavailable(f"cannot be recorded: {error}") from error
+            (loss, share), replay_forward = recorded(forward, self._record)
+            gradients, replay_backward = recorded(backward, self._record)
         finally:
             for parameter, gradient in zip(passes.computing(), before, strict=True):
                 parameter.grad = gradient

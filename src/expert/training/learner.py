@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from expert.parallel.engine import UpdateStats
+from expert.parallel.graphs import Recorder
 from expert.planning.run_plan import OptimPlan
 from expert.training.optim import (
     Masters,
@@ -20,6 +22,7 @@ from expert.training.optim import (
     set_rate,
     step_if_finite,
 )
+from expert.training.recorded_update import RecordedUpdate, is_fused
 
 MODEL, OPTIMIZER = "model", "optimizer"
 LOSS_SCALE = "loss_scale."
@@ -30,14 +33,24 @@ class OptimizerLearner:
     """The planned optimizer over the float32 masters of what is trained."""
 
     def __init__(
-        self, named: Named, plan: OptimPlan, *, device: torch.device, loss_scaling: bool = False
+        self,
+        named: Named,
+        plan: OptimPlan,
+        *,
+        device: torch.device,
+        loss_scaling: bool = False,
+        record: Recorder | None = None,
     ) -> None:
+        """`record`: the update is recorded with it once gradients stay where they are."""
         self._masters = Masters(named)
         self._computing = [parameter for _, parameter in named]
         self._parameters = [parameter for _, parameter in self._masters.named]
         self._optimizer = build_optimizer(self._masters.named, plan, device=device)
         self._scaler = torch.amp.GradScaler(device.type) if loss_scaling else None
         self._losses: Tensor | None = None
+        self._recorded: RecordedUpdate | None = None
+        if record is not None and self._scaler is None and is_fused(self._optimizer):
+            self._recorded = RecordedUpdate(self._optimizer, record, device)
 
     def computing(self) -> list[Tensor]:
         """What gets gradients from a backward pass: the weights that compute."""
@@ -61,17 +74,28 @@ class OptimizerLearner:
 
     def update(self, *, rate: float, max_norm: float) -> UpdateStats:
         """One step with what was accumulated; none where it is not finite."""
+        if self._recorded is not None and self._losses is not None:
+            gradients = [parameter.grad for parameter in self._parameters]
+            norm, applied = self._recorded.step(
+                partial(self._step, max_norm=max_norm), rate, self._losses, gradients
+            )
+            return UpdateStats(grad_norm=norm, applied=applied)
         set_rate(self._optimizer, rate)
+        norm, applied = self._step(self._losses, max_norm=max_norm)
+        return UpdateStats(grad_norm=norm, applied=applied)
+
+    def _step(self, losses: Tensor | None, *, max_norm: float) -> tuple[Tensor, Tensor]:
+        """The norm of the gradients, and whether the weights were changed by them."""
         if self._scaler is not None:
             self._scaler.unscale_(self._optimizer)
         norm = clip(self._parameters, max_norm)
-        if self._losses is not None:
-            norm = norm + 0 * self._losses  # a loss that is not finite counts like its gradients
+        if losses is not None:
+            norm = norm + 0 * losses  # a loss that is not finite counts like its gradients
         applied = step_if_finite(self._optimizer, norm)
         if self._scaler is not None:
             self._scaler.update()
         self._masters.publish()
-        return UpdateStats(grad_norm=norm, applied=applied)
+        return norm, applied
 
     def discard(self) -> None:
         """Forget what was accumulated; the memory goes back too."""
@@ -105,6 +129,8 @@ class OptimizerLearner:
         self._masters.publish()
         state = {k: v for k, v in groups[OPTIMIZER].items() if not k.startswith(LOSS_SCALE)}
         load_optimizer_tensors(self._optimizer, self._masters.named, state)
+        if self._recorded is not None:
+            self._recorded.forget()  # its moments lie elsewhere now
         # A run that fell back to float16 has no scale yet.
         if self._scaler is not None and f"{LOSS_SCALE}scale" in groups[OPTIMIZER]:
             facts = self._scaler.state_dict()

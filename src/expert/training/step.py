@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from expert.parallel.engine import Batch, SingleDevice
+from expert.parallel.graphs import GraphsUnavailable
 
 
 class UpdateTorn(Exception):
@@ -42,6 +43,8 @@ def train_step(
     sums = [engine.accumulate(batch, divisor=max(1, targets)) for batch in batches]
     try:
         update = engine.update(step=step, rate=rate, max_norm=max_norm)
+    except GraphsUnavailable:  # while it was recorded; nothing has been changed
+        raise
     except Exception as error:
         raise UpdateTorn(f"update {step} failed while it changed the weights: {error}") from error
     return StepStats(
