@@ -172,7 +172,7 @@ def _show_warnings(read: ReadManifest, plan: RunPlan, console: Console) -> None:
 
     for notice in read.notices:
         if notice.kind == "warning":
-            say(console, f"warning: {notice}", "yellow")
+            say(console, f"warning: {read.source}: {notice.where}: {notice.text}", "yellow")
     for remark in plan.remarks:
         if remark.kind == "warning":
             say(console, f"warning: {remark.path}: {remark.text}", "yellow")
