@@ -367,7 +367,7 @@ def test_pretokenize_offers_to_make_rows_only_where_rows_are_missing(run, tmp_pa
     from expert.jobs import preparing
     from tests.jobs.test_preparing import an_expert
 
-    def no_model(plan: object) -> None:
+    def no_model(plan: object, folder: object) -> None:
         raise DataNotHere("owner/model could not be fetched from the hub: no network  (put it …)")
 
     monkeypatch.setattr(preparing, "_tokenizer_folder", no_model)

@@ -75,8 +75,9 @@ def _show_report(report: DatasetReport, console: Console) -> None:
     for line in warnings:
         inner = line.startswith(" ")
         console.print(Text(line if inner else f"warning: {line}", style="" if inner else "yellow"))
-    if not warnings and not report.problems:
-        console.print(Text("✓ nothing is wrong with the data", style="bold green"))
+    if not report.problems:
+        style = "bold yellow" if warnings else "bold green"
+        console.print(Text(report.verdict(), style=style))
 
 
 def _facts(split: SplitReport, max_seq_length: int) -> dict[str, str]:

@@ -133,7 +133,12 @@ def plan(
 ) -> None:
     """Settle every "auto" for a card, with reasons, before a weight is loaded."""
     from expert.cli.display import make_console, write_line
-    from expert.cli.plan_view import show_plan, show_remarks, show_side_by_side
+    from expert.cli.plan_view import (
+        show_doubts,
+        show_plan,
+        show_remarks,
+        show_side_by_side,
+    )
     from expert.jobs.planning import plan as plan_job
     from expert.manifest.reader import read_manifest
     from expert.planning.machine import describe_machine
@@ -157,6 +162,8 @@ def plan(
         for one in plans:
             if not one.fits:
                 show_remarks(one, console)
+        if all(one.fits for one in plans):
+            show_doubts(plans[0], console)
     if not all(one.fits for one in plans):
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 

@@ -190,7 +190,8 @@ def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json:
         write_line(json.dumps(asdict(result), indent=2, default=str))
     elif result.final is not None:
         # A model that was made from scratch gives no answers to judge and has no base beside it.
-        judge = f"expert validate --expert {result.folder} --baseline base"
+        rows = "" if result.held_out else " --test-set FILE"  # it has learnt all it was given
+        judge = f"expert validate --expert {result.folder}{rows} --baseline base"
         commands = [] if plan.model.name == CHAR_GPT else [judge]
         commands.append(f'expert sample {result.folder} --prompt "…"')
         commands.append(f"expert export {result.folder} --to FOLDER")

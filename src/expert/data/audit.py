@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from expert.data.encoder import EncodedBatch
-from expert.data.records import BadRow, Example
+from expert.data.records import BadRow, Example, place_of
 from expert.data.statistics import percentiles
 
 DIGEST_BYTES = 16
-SHOWN_ROWS = 10
+SHOWN_ROWS = 100
 SHOWN_PAIRS = 5
 COLUMNS = ("whole", "near", "prompt", "line", "length", "learnt")
 NO_PROMPT = bytes(DIGEST_BYTES)
@@ -121,7 +121,7 @@ class Documents:
         return len(self.length)
 
     def place(self, number: int) -> str:
-        return f"{self.files[self.file[number]]}:{self.line[number]}"
+        return place_of(self.files[self.file[number]], int(self.line[number]))
 
     def take(self, numbers: npt.NDArray[np.integer[Any]]) -> Documents:
         """Only these examples, in this order."""

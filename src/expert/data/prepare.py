@@ -96,6 +96,13 @@ class Prepared:
     key: str
     """What the content follows from, whatever the folder is called."""
 
+    @property
+    def left_out(self) -> str:
+        """What there is to say of bad rows that were tolerated; "" where there were none."""
+        count = self.statistics.bad_rows
+        rows = "1 bad row was" if count == 1 else f"{count:,} bad rows were"
+        return f"{rows} left out, and kept in {self.folder / REJECTS}" if count else ""
+
 
 def prepare(work: Work, recipe: Recipe, folder: Path) -> Prepared:
     """Open the prepared folder if it is there and made by this recipe, else build it."""
@@ -248,7 +255,7 @@ def _publish(
             RECIPE: json.dumps(asdict(recipe), indent=2),
             STATISTICS: json.dumps(total.to_json(), indent=2),
             MADE_FOR: made_for + "\n",
-            REJECTS: "".join(json.dumps(asdict(row)) + "\n" for row in bad.rows),
+            REJECTS: "".join(json.dumps(row.to_json()) + "\n" for row in bad.rows),
         }
         for name, text in texts.items():
             (temporary / name).write_text(text, encoding="utf-8")

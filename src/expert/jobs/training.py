@@ -42,6 +42,8 @@ class RunResult:
     eval_loss: float | None
     test_loss: float | None
     final: Path | None
+    held_out: bool = True
+    """Whether there are rows to judge it by that it has not learnt."""
 
 
 def train(
@@ -198,7 +200,11 @@ def _tell_of_data(session: Session, data: RunData) -> None:
                 because=prepared.because,
                 key=prepared.key,
                 index=split.index_file.name,
+                bad_rows=prepared.statistics.bad_rows,
             )
+    made = {each.folder: each.left_out for split in splits for each in split.folders}
+    for text in filter(None, made.values()):
+        session.emit("warning", text=text)
 
 
 def _run_folder(plan: RunPlan, resume: str | None) -> tuple[RunFolder, Path | None]:
@@ -295,4 +301,5 @@ def _result(
         eval_loss=_best_loss(session),
         test_loss=test_loss,
         final=final,
+        held_out=session.data.validation is not None or session.data.test is not None,
     )

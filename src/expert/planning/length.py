@@ -67,7 +67,7 @@ def settle_length(now: Situation, ledger: Ledger, *, length: int, examples: int)
         total, because = limit, "max_steps"
     ledger.settle("length.total_steps", total, because, "machine")
     if rows == 0:
-        ledger.warn("length.rows", "there are no rows to train on")
+        ledger.warn("length.rows", f"there are no rows to train on: {now.survey.because}")
 
 
 def total_tokens(now: Situation, ledger: Ledger) -> float | None:
