@@ -86,3 +86,92 @@ def test_a_run_that_held_nothing_out_is_to_be_judged_by_other_rows(run, tmp_path
     assert " --test-set FILE --baseline base" in ran.out
     ran = run("train", "-m", a_manifest(tmp_path))
     assert "--test-set" not in ran.out
+
+
+def test_a_run_that_is_resumed_with_other_options_is_told_which_and_the_whole_command(
+    run, tmp_path, monkeypatch
+):
+    file = a_manifest(tmp_path)
+    assert run("train", file, "--epochs", "2").code == 0
+    [folder] = (tmp_path / "runs").iterdir()
+    ran = run("train", file, "--resume")
+    assert ran.code == 2
+    assert ran.err.splitlines() == [
+        f"{folder}/checkpoints/step-000018: belongs to another run: it was started with other "
+        "options",
+        "  - epochs: was 2, is 1",
+        "  - schedule.total_steps: was 18, is 9",
+        "  (undo the change, or go on all the same with --allow-changed)",
+        f"  go on as it was started: expert train {file} --epochs 2 --resume",
+    ]
+    ran = run("train", file, "--epochs", "5", "--set", "seed=7", "--resume", str(folder))
+    assert ran.err.splitlines()[-1] == (
+        f"  go on as it was started: expert train {file} --set seed=7 --epochs 2 --set seed=42 "
+        f"--resume {folder}"
+    )
+    monkeypatch.setattr("expert.jobs.training.open_data", None)  # nothing is opened any more
+    ran = run("train", file, "--set", "seed=7", "--epochs=2", "--set", "seed=42", "--resume")
+    assert ran.code == 0, ran.err
+    assert f"✓ nothing left to do: {folder} is finished\n" in ran.out
+    assert f"--epochs N --resume {folder} --allow-changed\n" in ran.out
+
+
+def test_a_run_that_is_resumed_on_other_rows_is_told_how_many(run, tmp_path):
+    file = a_manifest(tmp_path)
+    assert run("train", file).code == 0
+    [folder] = (tmp_path / "runs").iterdir()
+    a_manifest(tmp_path, count=41)
+    ran = run("train", file, "--resume", str(folder / "checkpoints" / "step-000009"))
+    assert ran.code == 2
+    told = ran.err.splitlines()
+    assert told[1] == "  - the rows changed (40 → 41)"
+    assert told[2].startswith("  - data.index: was ")
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("train", "{file}", "--dry-run"), "nothing was written"),
+        (("pretokenize", "{folder}"), "cache miss"),
+        (("dataset", "check", "{file}"), "nothing is wrong with the data"),
+        (("diagnose", "{file}", "--no-kernels"), "a run would start"),
+        (("plan", "{folder}"), "✓ fits"),
+    ],
+)
+def test_the_manifest_may_be_named_without_its_option(run, tmp_path, command, told):
+    places = {"file": a_manifest(tmp_path), "folder": str(tmp_path)}
+    words = [word.format(**places) for word in command]
+    ran = run(*words)
+    assert ran.code == 0, ran.err
+    assert told in ran.out
+    twice = run(*words, "--manifest", places["file"])
+    assert twice.code == 2
+    assert "name one manifest" in " ".join(twice.err.replace("│", "").split())
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("validate", "--min-accuracy", "95"), "it is a share between 0 and 1, such as 0.95"),
+        (("validate", "--domain", "cobol"), "'--domain': 'cobol' is not one of 'json'"),
+        (("validate", "--limit", "0"), "'--limit': at least 1 is needed"),
+        (("validate", "--limit", "some"), "'--limit': expected a whole number"),
+        (("sample", ".", "--prompt", "x", "--temperature", "5"), "at most 2 is possible"),
+        (("train", "--epochs", "few"), "'--epochs': expected a number"),
+        (("train", "--device", "gpu"), "'--device': 'gpu' is not one of 'auto'"),
+        (("validate", "a", "--expert", "b"), "a and --expert b: name one expert"),
+        (("dataset", "check"), "name a manifest: expert dataset check FILE"),
+        (
+            ("benchmark", "--compare", "a", "b"),
+            "a: no result of expert benchmark: there is no such file (name a ladder.json",
+        ),
+        (("pretokenize", "--all", "nothere"), "--all nothere: there is no such folder"),
+        (("train", "--dataset", "shakespeare", "--resume", "pyproject.toml"), "is no folder"),
+    ],
+)
+def test_a_wrong_option_is_told_in_words_of_a_person(run, tmp_path, monkeypatch, command, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    ran = run(*command)
+    assert ran.code == 2
+    assert told in " ".join(ran.err.replace("│", "").split())

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from expert.cli.options import BaseModelName, Overrides, json_option, manifest_option
+from expert.cli.options import (
+    BaseModelName,
+    ManifestFile,
+    Overrides,
+    json_option,
+    manifest_option,
+    one_manifest,
+)
 from expert.core.errors import EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -27,7 +34,8 @@ def _dataset() -> None:
 
 @app.command()
 def check(
-    manifest: Annotated[Path, manifest_option("Whose data is looked at")],
+    file: ManifestFile = None,
+    manifest: Annotated[Path | None, manifest_option("Whose data is looked at")] = None,
     model: BaseModelName = None,
     overrides: Overrides = None,
     as_json: Annotated[bool, json_option("Findings as JSON.")] = False,
@@ -36,7 +44,10 @@ def check(
     from expert.cli.display import make_console, show_problems, write_line
     from expert.jobs.datasets import check_dataset
 
-    report = check_dataset(manifest, model=model, overrides=tuple(overrides or ()))
+    chosen = one_manifest(file, manifest)
+    if chosen is None:
+        raise typer.BadParameter("name a manifest: expert dataset check FILE")
+    report = check_dataset(chosen, model=model, overrides=tuple(overrides or ()))
     if as_json:
         import json
         from dataclasses import asdict

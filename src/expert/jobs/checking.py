@@ -209,7 +209,9 @@ def _remarks(plan: RunPlan) -> list[Finding]:
             evidence=remark.text,
         )
         for remark in plan.remarks
-        if remark.kind == "warning" and remark.path not in SPOKEN_OF
+        if remark.kind == "warning"
+        and remark.path not in SPOKEN_OF
+        and not remark.path.startswith("training.dataset.")
     ]
     overruled = [remark for remark in plan.remarks if remark.kind == "superseded"]
     if overruled:

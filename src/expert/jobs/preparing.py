@@ -102,6 +102,9 @@ def manifests_below(folder: Path) -> list[Path]:
     from expert.data.records import DataError
     from expert.manifest.document import FILE_NAMES
 
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else "there is no such folder"
+        raise DataError(f"--all {folder}: {what}  (name a folder of experts)")
     names = FILE_NAMES
     found = [path for name in names for path in [*folder.glob(name), *folder.glob(f"*/{name}")]]
     if not found:

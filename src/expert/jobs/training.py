@@ -44,6 +44,8 @@ class RunResult:
     final: Path | None
     held_out: bool = True
     """Whether there are rows to judge it by that it has not learnt."""
+    nothing_left: bool = False
+    """The run was over before, as it is asked to be now: nothing was done."""
 
 
 def train(
@@ -75,6 +77,10 @@ def train(
         read = read_manifest(read, overrides=overrides)
     provide_model(read, model)
     plan = plan_job(read, model=model, vram=vram, look=False)
+    if resume is not None and not allow_changed:
+        over = _over_before(plan, read, resume)
+        if over is not None:
+            return over
     plan, data, builder = open_data(plan, read, tell)
     plan = with_an_end(plan)
     folder, checkpoint = _run_folder(plan, resume)
@@ -95,6 +101,27 @@ def train(
             if checkpoint is not None:
                 session.resume(checkpoint, allow_changed=allow_changed)
             return run_session(session)
+
+
+def _over_before(plan: RunPlan, read: ReadManifest, resume: str) -> RunResult | None:
+    """How a run ended that is to go on and has nothing left to do; None where it has."""
+    from expert.jobs.resuming import finished_before
+
+    folder, checkpoint = _run_folder(plan, resume)
+    end = finished_before(folder, read.manifest) if checkpoint == folder.checkpoints else None
+    if end is None:
+        return None
+    return RunResult(
+        folder=folder.path,
+        exit_code=EXIT_OK,
+        steps=int(end.get("step") or 0),
+        loss=end.get("loss"),
+        eval_loss=end.get("eval_loss"),
+        test_loss=end.get("test_loss"),
+        final=folder.final,
+        held_out=bool(end["held_out"]),
+        nothing_left=True,
+    )
 
 
 @contextmanager
