@@ -109,7 +109,7 @@ def test_a_run_that_is_resumed_with_other_options_is_told_which_and_the_whole_co
         f"  go on as it was started: expert train {file} --set seed=7 --epochs 2 --set seed=42 "
         f"--resume {folder}"
     )
-    monkeypatch.setattr("expert.jobs.training.open_data", None)  # nothing is opened any more
+    monkeypatch.setattr("expert.jobs.session.Session", None)  # nothing is loaded or trained
     ran = run("train", file, "--set", "seed=7", "--epochs=2", "--set", "seed=42", "--resume")
     assert ran.code == 0, ran.err
     assert f"✓ nothing left to do: {folder} is finished\n" in ran.out
@@ -121,7 +121,7 @@ def test_a_run_that_is_resumed_on_other_rows_is_told_how_many(run, tmp_path):
     assert run("train", file).code == 0
     [folder] = (tmp_path / "runs").iterdir()
     a_manifest(tmp_path, count=41)
-    ran = run("train", file, "--resume", str(folder / "checkpoints" / "step-000009"))
+    ran = run("train", file, "--resume")
     assert ran.code == 2
     told = ran.err.splitlines()
     assert told[1] == "  - the rows changed (40 → 41)"

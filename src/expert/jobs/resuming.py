@@ -97,9 +97,11 @@ def _shown(value: Any) -> str:
     return "not set" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def finished_before(folder: RunFolder, manifest: Manifest) -> dict[str, Any] | None:
+def finished_before(
+    folder: RunFolder, manifest: Manifest, data: RunData
+) -> dict[str, Any] | None:
     """The event with which a run ended as it is asked to now; None where something is left to do,
-    or where something else is asked for."""
+    or where something else is asked for, or other rows are there."""
     if changed_options(folder, manifest) or damage(folder.final, contents=False):
         return None
     try:
@@ -108,5 +110,7 @@ def finished_before(folder: RunFolder, manifest: Manifest) -> dict[str, Any] | N
         return None
     if not events or events[-1]["event"] != "finished":
         return None
-    held_out = any(e["event"] == "data" and e.get("split") != "train" for e in events)
-    return {**events[-1], "held_out": held_out}
+    known = {e.get("index") for e in events if e["event"] == "data"}
+    if data.train is not None and data.train.index_file.name not in known:
+        return None
+    return events[-1]

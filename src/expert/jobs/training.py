@@ -77,12 +77,12 @@ def train(
         read = read_manifest(read, overrides=overrides)
     provide_model(read, model)
     plan = plan_job(read, model=model, vram=vram, look=False)
-    if resume is not None and not allow_changed:
-        over = _over_before(plan, read, resume)
-        if over is not None:
-            return over
     plan, data, builder = open_data(plan, read, tell)
     plan = with_an_end(plan)
+    if resume is not None and not allow_changed:
+        over = _over_before(plan, read, data, resume)
+        if over is not None:
+            return over
     folder, checkpoint = _run_folder(plan, resume)
     with _removed_if_unused(folder), folder.locked():
         session = Session(
@@ -103,12 +103,16 @@ def train(
             return run_session(session)
 
 
-def _over_before(plan: RunPlan, read: ReadManifest, resume: str) -> RunResult | None:
+def _over_before(
+    plan: RunPlan, read: ReadManifest, data: RunData, resume: str
+) -> RunResult | None:
     """How a run ended that is to go on and has nothing left to do; None where it has."""
     from expert.jobs.resuming import finished_before
 
     folder, checkpoint = _run_folder(plan, resume)
-    end = finished_before(folder, read.manifest) if checkpoint == folder.checkpoints else None
+    if checkpoint != folder.checkpoints:
+        return None
+    end = finished_before(folder, read.manifest, data)
     if end is None:
         return None
     return RunResult(
@@ -119,7 +123,7 @@ def _over_before(plan: RunPlan, read: ReadManifest, resume: str) -> RunResult | 
         eval_loss=end.get("eval_loss"),
         test_loss=end.get("test_loss"),
         final=folder.final,
-        held_out=bool(end["held_out"]),
+        held_out=_holds_out(data),
         nothing_left=True,
     )
 
@@ -328,5 +332,9 @@ def _result(
         eval_loss=_best_loss(session),
         test_loss=test_loss,
         final=final,
-        held_out=session.data.validation is not None or session.data.test is not None,
+        held_out=_holds_out(session.data),
     )
+
+
+def _holds_out(data: RunData) -> bool:
+    return data.validation is not None or data.test is not None
