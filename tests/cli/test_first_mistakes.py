@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.jobs.test_preparing import ROWS, an_expert, lines
+from tests.jobs.test_preparing import ROWS, lines
 
 TINY = "name: fruit\nbase_model: {}\ndataset: {}\nbatch_size: 4\nepochs: 1\nmax_seq_length: 64\n"
 
@@ -119,7 +119,6 @@ def test_a_run_that_is_resumed_with_other_options_is_told_which_and_the_whole_co
 def test_a_run_that_is_resumed_on_other_rows_is_told_how_many(run, tmp_path):
     file = a_manifest(tmp_path)
     assert run("train", file).code == 0
-    [folder] = (tmp_path / "runs").iterdir()
     a_manifest(tmp_path, count=41)
     ran = run("train", file, "--resume")
     assert ran.code == 2

@@ -216,7 +216,9 @@ def test_a_misspelt_top_level_setting_is_refused_without_strict(tmp_path):
 @pytest.mark.parametrize(
     ("key", "meant"), [("epoch", "epochs"), ("sed", "seed"), ("warmup_step", "warmup_steps")]
 )
-def test_a_key_near_a_setting_is_refused_where_settings_stand_at_the_top(tmp_path, more, key, meant):
+def test_a_key_near_a_setting_is_refused_where_settings_stand_at_the_top(
+    tmp_path, more, key, meant
+):
     path = tmp_path / "manifest.yaml"
     path.write_text(f"base_model: X\ndataset: a.jsonl\n{key}: 1\n{more}")
     with pytest.raises(ManifestError) as caught:

@@ -60,7 +60,8 @@ def _as_json(results: list) -> str:  # type: ignore[type-arg]
                 "source": result.source,
                 "problems": [asdict(p) for p in result.error.problems] if result.error else [],
                 "notices": [
-                    asdict(n) for n in (*(result.read.notices if result.read else ()), *result.doubts)
+                    asdict(n)
+                    for n in (*(result.read.notices if result.read else ()), *result.doubts)
                 ],
             }
             for result in results
@@ -73,13 +74,15 @@ def show_notices(read: ReadManifest, console: Console, *, brief: bool) -> None:
     """What became of keys that were not simply honoured; brief: only what changes the run."""
     from rich.text import Text
 
+    from expert.cli.words import counted
+
     console.print(Text(f"✓ {read.source}: {read.manifest.name} reads", style="bold green"))
     shown = [n for n in read.notices if not brief or n.kind in ("warning", "superseded")]
     for one in shown:
         show_notice(one, console)
     if brief and len(read.notices) > len(shown):
         rest = len(read.notices) - len(shown)
-        text = f"  {rest} more notices: expert manifest check {read.source}"
+        text = f"  {counted(rest, 'more notice')}: expert manifest check {read.source}"
         console.print(Text(text, style="dim"))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from expert.core.words import counted
 from expert.data.encoder import EncodedBatch
 from expert.data.records import BadRow, Example, place_of
 from expert.data.statistics import percentiles
@@ -306,8 +307,3 @@ class SplitReport:
         if over:
             found.append(f"{self.name}: {counted(over, 'example')} longer than max_seq_length")
         return found
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 row`, `1,200 rows`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

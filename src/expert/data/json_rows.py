@@ -140,7 +140,9 @@ def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:
             return
         if after != ",":
             what = "a bracket too many after the row" if after else "the array ends within a row"
-            raise unusable(place_of(file, line), what, "the file is cut off or damaged; write it again")
+            raise unusable(
+                place_of(file, line), what, "the file is cut off or damaged; write it again"
+            )
 
 
 def _value_at(window: _Window, start: int) -> tuple[Any, int] | None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.files import sha256_of, sync_file, sync_folder, write_text_atomically
+from expert.core.words import counted
 from expert.data.documents import write_dataset_files
 from expert.data.records import DataError
 from expert.data.shards import Rejects, Work, make_shards, shard_name
@@ -302,7 +303,7 @@ def _rename(temporary: Path, folder: Path) -> None:
 
 def _nothing_to_learn(total: DocumentStatistics) -> str:
     left_out = ", ".join(f"{count} {reason}" for reason, count in total.dropped.items())
-    detail = f"{total.rows_in} rows read, {total.bad_rows} bad"
+    detail = f"{counted(total.rows_in, 'row')} read, {total.bad_rows} bad"
     detail += f", left out: {left_out}" if left_out else ""
     return (
         f"there is nothing to learn: {detail}, no token of the rest is an answer  "

@@ -136,7 +136,8 @@ class Rejects:
         """What is said of too many: the first of them, and how many there are. Rows that come are
         looked at for that, so that not each costs an attempt of its own."""
         looked_at = 0
-        for looked_at, row in enumerate(islice(coming, LOOKED_AT_FURTHER), 1):
+        for row in islice(coming, LOOKED_AT_FURTHER):
+            looked_at += 1
             made = row if isinstance(row, BadRow) else work.segments_of(row)
             if isinstance(made, BadRow):
                 self.add(made)

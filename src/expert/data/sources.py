@@ -26,7 +26,6 @@ from expert.manifest.names import CORPORA
 from expert.manifest.slips import neighbour_of
 from expert.planning.survey import local_path, looks_local
 
-
 SHOWN_BAD_ROWS = 3
 
 

@@ -80,7 +80,8 @@ class _Checker:
     def check(self) -> None:
         import numpy as np
 
-        from expert.data.audit import SplitReport, counted, joined
+        from expert.core.words import counted
+        from expert.data.audit import SplitReport, joined
         from expert.data.drawing import draw_documents
 
         sources, tasks = self.builder.sources, self.builder.sources.tasks
@@ -104,9 +105,9 @@ class _Checker:
         self._sum_up(split, train)
         is_text = self.builder.template is None  # the end of one text may be held out
         if spec.validation_split and not len(held_out) and not any(map(any, others.values())):
-            self.report.doubts += [] if is_text else [
-                TOO_FEW.format(counted(len(every), "example"))
-            ]
+            self.report.doubts += (
+                [] if is_text else [TOO_FEW.format(counted(len(every), "example"))]
+            )
         if len(held_out):
             drawn = SplitReport("validation", split_off=True)
             self._sum_up(drawn, every.take(held_out), train)
@@ -175,7 +176,7 @@ class _Checker:
                 self.report.notes.append(f"{file.name}: {found} separate its columns")
 
     def _judge(self, where: str, bad_rows: int, documents: Documents) -> None:
-        from expert.data.audit import counted
+        from expert.core.words import counted
 
         allowed = self.builder.spec.max_bad_rows
         if bad_rows > allowed:

@@ -273,7 +273,7 @@ class Builder:
         from expert.data.checks import RowFilter
         from expert.data.columns import columns_of
         from expert.data.formats import example_of
-        from expert.data.records import BadRow, Dropped, Row, Segment
+        from expert.data.records import BadRow, Dropped, Segment
         from expert.data.sources import first_row
         from expert.data.templates import TemplateError
 

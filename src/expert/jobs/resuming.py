@@ -1,4 +1,4 @@
-"""Whether a run can go on as it is asked to now: what changed since its start, or nothing is left."""
+"""Whether a run can go on as it is asked to: what changed since its start, or nothing is left."""
 
 from __future__ import annotations
 
@@ -97,9 +97,7 @@ def _shown(value: Any) -> str:
     return "not set" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def finished_before(
-    folder: RunFolder, manifest: Manifest, data: RunData
-) -> dict[str, Any] | None:
+def finished_before(folder: RunFolder, manifest: Manifest, data: RunData) -> dict[str, Any] | None:
     """The event with which a run ended as it is asked to now; None where something is left to do,
     or where something else is asked for, or other rows are there."""
     if changed_options(folder, manifest) or damage(folder.final, contents=False):

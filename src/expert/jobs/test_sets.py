@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.core.words import counted
 from expert.jobs.held_out import NoTestSet
 
 if TYPE_CHECKING:
@@ -190,7 +191,9 @@ def _of_rows(
                 examples.append(example)
                 cases.append(_case(example, row))
     if len(bad) > spec.max_bad_rows:
-        raise DataError("\n".join([f"{name}: {len(bad)} bad rows", *bad[:SHOWN_BAD_ROWS]]))
+        raise DataError(
+            "\n".join([f"{name}: {counted(len(bad), 'bad row')}", *bad[:SHOWN_BAD_ROWS]])
+        )
     if not examples:
         raise NoTestSet(f"{name}: there are no rows  (name others with --test-set FILE)")
     return TestSet(

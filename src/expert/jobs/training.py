@@ -103,9 +103,7 @@ def train(
             return run_session(session)
 
 
-def _over_before(
-    plan: RunPlan, read: ReadManifest, data: RunData, resume: str
-) -> RunResult | None:
+def _over_before(plan: RunPlan, read: ReadManifest, data: RunData, resume: str) -> RunResult | None:
     """How a run ended that is to go on and has nothing left to do; None where it has."""
     from expert.jobs.resuming import finished_before
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.words import counted
 from expert.jobs.run_places import find_expert
 from expert.jobs.validated import Judged, Reached, Validation
 from expert.judging.gate import MAX_REGRESSION, MIN_ACCURACY, Demands, gate_of
@@ -304,7 +305,7 @@ def _notes(task: _Task) -> list[str]:
     typed = [case for case in task.cases if case.check.get("equals") is False]
     if "typescript" in domains and typed and find_tsc() is None:
         notes.append(
-            f"typescript: tsc is not installed: the types of {len(typed)} cases are not checked  "
-            "(npm install --global typescript)"
+            f"typescript: tsc is not installed: the types of {counted(len(typed), 'case')} are not "
+            "checked  (npm install --global typescript)"
         )
     return notes

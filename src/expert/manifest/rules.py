@@ -363,7 +363,9 @@ def _paths(manifest: Manifest, say: Findings) -> None:
             continue
         steps = re.split(r"[\\/]", value)
         if ".." in steps:
-            what = f"{value!r}: a manifest may come from anyone, so it may not climb out of its folder"
+            what = (
+                f"{value!r}: a manifest may come from anyone, so it may not climb out of its folder"
+            )
             other = "a path below it" if path in written else "the whole path"
             say.wrong(path, what, f"write {other}, or say it yourself: --set {path}={value}")
         elif re.search(r"\$\w|\$\{|%\w+%", value):

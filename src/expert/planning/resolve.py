@@ -82,9 +82,7 @@ def resolve_model(
     return _to_be_fetched(name, base, known, cached)
 
 
-def near_model(
-    name: str, folder: Path, environ: Mapping[str, str] = os.environ
-) -> str | None:
+def near_model(name: str, folder: Path, environ: Mapping[str, str] = os.environ) -> str | None:
     """A model that can be had and is called nearly so: built in, in a models folder, or known."""
     there = [path.name for models in models_folders(folder, environ) for path in models.iterdir()]
     known = [basename(model.hub_id) for model in KNOWN_MODELS]
