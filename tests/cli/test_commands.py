@@ -129,7 +129,7 @@ def test_a_key_is_overridden_from_the_command_line(run):
         (("plan", "--manifest", EXPERT_JSON, "--set", "epochs"), "--set epochs: expected path="),
         (("manifest", "explain", "batchsize"), "'batchsize' is no key of a manifest"),
         (("nonsense",), "No such command 'nonsense'"),
-        (("plan",), "name one manifest: expert plan --manifest FILE"),
+        (("plan",), "name a manifest: expert plan FILE"),
         (("plan", EXPERT_JSON, "-m", EXPERT_JSON), "name one manifest"),
     ],
 )
@@ -367,7 +367,7 @@ def test_pretokenize_offers_to_make_rows_only_where_rows_are_missing(run, tmp_pa
     from expert.jobs import preparing
     from tests.jobs.test_preparing import an_expert
 
-    def no_model(plan: object) -> None:
+    def no_model(plan: object, folder: object) -> None:
         raise DataNotHere("owner/model could not be fetched from the hub: no network  (put it …)")
 
     monkeypatch.setattr(preparing, "_tokenizer_folder", no_model)
@@ -386,7 +386,7 @@ def test_pretokenize_offers_to_make_rows_only_where_rows_are_missing(run, tmp_pa
 def test_pretokenize_wants_one_manifest_or_a_folder(run):
     ran = run("pretokenize")
     assert ran.code == 2
-    assert "name one manifest with --manifest, or a folder with --all" in ran.err
+    assert "name one manifest, or a folder with --all" in ran.err
 
 
 def test_a_place_that_cannot_be_written_is_told(run, tmp_path):

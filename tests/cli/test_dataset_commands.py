@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 
+import pytest
+
 from tests.jobs.test_datasets import write
 from tests.jobs.test_preparing import ROWS, an_expert, lines
 
@@ -43,22 +45,53 @@ def test_duplicates_and_leaks_are_warnings_and_exit_with_0(run, tmp_path):
         "warning: validation: 2 examples also in train (same prompt and answer)\n"
         f"  {tmp_path / 'v.jsonl'}:1 repeats {tmp_path / 'train.jsonl'}:5\n"
     ) in ran.out
-    assert "nothing is wrong" not in ran.out
+    assert ran.out.splitlines()[-1] == "✓ usable, 2 warnings: look at them before training"
+
+
+def test_too_few_rows_to_hold_any_out_are_no_good_data(run, tmp_path):
+    file = an_expert(tmp_path)
+    write(tmp_path / "train.jsonl", lines(ROWS[:1]))
+    ran = run("dataset", "check", "-m", str(file))
+    assert ran.code == 0
+    assert "warning: train: 1 example, too few to hold any out" in ran.out
+    assert ran.out.splitlines()[-1] == "✓ usable, 1 warning: look at it before training"
+    assert run("dataset", "check", "-m", str(file), "--set", "validation_split=0").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("rows.jsonl", "", "is empty"),
+        ("rows.csv", "question,answer\n", "has a header and no rows"),
+        ("rows.json", "[]", "has no rows"),
+    ],
+)
+def test_a_file_without_rows_is_named_and_plan_warns_of_it(run, tmp_path, name, text, what):
+    file = str(an_expert(tmp_path, dataset={"path": name}))
+    write(tmp_path / name, text)
+    for command in (("dataset", "check"), ("pretokenize",), ("train",)):
+        ran = run(*command, "-m", file)
+        assert ran.code == 2
+        assert f"{name}: {what}  (put rows into it, or name another file)" in ran.err
+    ran = run("plan", "-m", file)
+    assert ran.code == 0
+    if not name.endswith(".json"):  # whose rows are counted when they are prepared
+        assert f"warning: length.rows: there are no rows to train on: {name} {what}" in ran.out
 
 
 def test_too_many_bad_rows_exit_with_2_and_are_listed(run, tmp_path):
     file = an_expert(tmp_path)
-    write(tmp_path / "train.jsonl", lines(ROWS) + "{\n" * 12)
+    write(tmp_path / "train.jsonl", lines(ROWS) + "{\n" * 102)
     ran = run("dataset", "check", "-m", str(file))
     assert ran.code == 2
     assert f"train: bad rows\n  {tmp_path / 'train.jsonl'}:121: " in ran.out
     assert "\n  … and 2 more\n" in ran.out
     assert ran.err == (
         "the data of counter cannot be used as it is\n"
-        "  - train train.jsonl: 12 bad rows, and training.dataset.max_bad_rows tolerates 0  "
-        "(mend the data, or --set training.dataset.max_bad_rows=12)\n"
+        "  - train train.jsonl: 102 bad rows, and training.dataset.max_bad_rows tolerates 0  "
+        "(mend the data, or --set training.dataset.max_bad_rows=102)\n"
     )
-    tolerated = ("--set", "training.dataset.max_bad_rows=12")
+    tolerated = ("--set", "training.dataset.max_bad_rows=102")
     assert run("dataset", "check", "-m", str(file), *tolerated).code == 0
 
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from expert.cli.display import Sheet, bar_of, plain_lines, show_sheet
-from expert.cli.words import count, duration, gib, value_in_words
+from expert.cli.words import count, counted, duration, gib, value_in_words
 
 SHEET = Sheet(("key", "value"), [[("a", "1")], [("longer", "[bold]2")]], "title")
 
@@ -73,6 +73,11 @@ def test_a_bar_is_filled_to_an_eighth_of_a_cell(share, bar):
     ("words", "expected"),
     [
         (duration(0.44), "0.4 s"),
+        (duration(0.004), "4 ms"),
+        (duration(0.0004), "below 1 ms"),
+        (duration(0), "0.0 s"),
+        (counted(1, "step"), "1 step"),
+        (counted(1200, "step"), "1,200 steps"),
         (duration(45), "45 s"),
         (duration(600), "10 min"),
         (duration(12_000), "3 h 20 min"),

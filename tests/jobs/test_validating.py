@@ -229,6 +229,21 @@ def test_rows_that_cannot_be_read_are_named(tmp_path):
         validate(learnt(), test_set=path, device="cpu")
 
 
+def test_a_test_set_with_other_columns_is_named(tmp_path):
+    path = tmp_path / "ok.csv"
+    path.write_text("a,b\n1,2\n", encoding="utf-8")
+    with pytest.raises(NoTestSet) as raised:
+        validate(learnt(), test_set=path, device="cpu")
+    assert str(raised.value).startswith(f"--test-set {path}: no column holds the request")
+    assert str(raised.value).endswith("(name its columns as those of the rows it was trained on)")
+
+
+def test_a_baseline_that_is_not_there_is_told_before_anything_is_loaded(monkeypatch):
+    monkeypatch.setattr("expert.jobs.test_sets.find_test_set", None)
+    with pytest.raises(RunFolderError, match="nowhere: there is no such folder"):
+        validate(learnt(), baseline="nowhere", device="cpu")
+
+
 def test_data_that_was_moved_is_asked_for(tmp_path):
     copy = tmp_path / "deep" / "runs" / "demo-20260101-000000"
     shutil.copytree(finished("lora"), copy)

@@ -151,7 +151,8 @@ def test_too_many_workers_for_the_cores_are_told():
 def test_no_rows_at_all_are_told(tmp_path):
     (tmp_path / "train.jsonl").write_text("", encoding="utf-8")
     made = plan(manifest(), folder=tmp_path)
-    assert "length.rows: there are no rows to train on" in remarks(made, "warning")
+    told = "length.rows: there are no rows to train on: train.jsonl is empty"
+    assert told in remarks(made, "warning")
     assert decision(made, "length.seconds")[1] == "unknown, because there are no rows"
 
 

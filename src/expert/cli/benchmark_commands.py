@@ -13,12 +13,14 @@ from expert.cli.asked_manifest import NotAsked, asked_manifest, flag_overrides
 from expert.cli.options import (
     AllowRemoteCode,
     BaseModelName,
+    ManifestFile,
     MemoryLimit,
     Overrides,
     ResultAsJson,
     Rows,
     WhereToTrain,
     manifest_option,
+    one_manifest,
     output_option,
 )
 from expert.core.interrupts import Interrupted
@@ -47,6 +49,7 @@ NoRemember = Annotated[
 
 
 def benchmark(
+    file: ManifestFile = None,
     manifest: Annotated[Path | None, manifest_option("The manifest to measure")] = None,
     dataset: Rows = None,
     quick: Quick = False,
@@ -73,6 +76,7 @@ def benchmark(
     if compare is not None:
         show_compared(compare[0], compare[1], console, as_json=as_json)
         return
+    manifest = one_manifest(file, manifest)
     flags = flag_overrides(dataset=dataset, output=output, epochs=None, device=device)
     told = (*flags, *(overrides or ()))
     if manifest is None and dataset is None:

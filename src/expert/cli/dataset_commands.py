@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from expert.cli.options import BaseModelName, Overrides, json_option, manifest_option
+from expert.cli.options import (
+    BaseModelName,
+    ManifestFile,
+    Overrides,
+    json_option,
+    manifest_option,
+    one_manifest,
+)
 from expert.core.errors import EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -27,7 +34,8 @@ def _dataset() -> None:
 
 @app.command()
 def check(
-    manifest: Annotated[Path, manifest_option("Whose data is looked at")],
+    file: ManifestFile = None,
+    manifest: Annotated[Path | None, manifest_option("Whose data is looked at")] = None,
     model: BaseModelName = None,
     overrides: Overrides = None,
     as_json: Annotated[bool, json_option("Findings as JSON.")] = False,
@@ -36,7 +44,10 @@ def check(
     from expert.cli.display import make_console, show_problems, write_line
     from expert.jobs.datasets import check_dataset
 
-    report = check_dataset(manifest, model=model, overrides=tuple(overrides or ()))
+    chosen = one_manifest(file, manifest)
+    if chosen is None:
+        raise typer.BadParameter("name a manifest: expert dataset check FILE")
+    report = check_dataset(chosen, model=model, overrides=tuple(overrides or ()))
     if as_json:
         import json
         from dataclasses import asdict
@@ -75,8 +86,9 @@ def _show_report(report: DatasetReport, console: Console) -> None:
     for line in warnings:
         inner = line.startswith(" ")
         console.print(Text(line if inner else f"warning: {line}", style="" if inner else "yellow"))
-    if not warnings and not report.problems:
-        console.print(Text("✓ nothing is wrong with the data", style="bold green"))
+    if not report.problems:
+        style = "bold yellow" if warnings else "bold green"
+        console.print(Text(report.verdict(), style=style))
 
 
 def _facts(split: SplitReport, max_seq_length: int) -> dict[str, str]:

@@ -63,9 +63,9 @@ def lines_of(event: Event) -> list[Line]:
 
 def _started(event: Event) -> list[Line]:
     parameters, tokens = number(event, "trainable_parameters"), number(event, "tokens_per_epoch")
-    epochs = number(event, "epochs")
+    epochs, steps = number(event, "epochs"), whole(event, "total_steps")
     facts = [
-        worded(whole(event, "total_steps"), "{:,} steps"),
+        worded(steps, "1 step" if steps == 1 else "{:,} steps"),
         worded(epochs, "1 epoch" if epochs == 1 else "{:g} epochs"),
         worded(tokens, "{} tokens an epoch", counted),
         worded(parameters, "{} parameters learn", counted),

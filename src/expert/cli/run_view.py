@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from expert.cli.display import Sheet
 from expert.cli.event_lines import Line
 from expert.cli.progress_view import ProgressView
-from expert.cli.words import count, duration
+from expert.cli.words import count, counted, duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,7 +105,7 @@ class PreparingView:
             self._bars(name, rows, tokens)
         elif self._clock() - self._said >= SECONDS_BETWEEN_LINES:
             self._said = self._clock()
-            say(self._console, f"preparing {name}: {rows:,} rows, {count(tokens)} tokens")
+            say(self._console, f"preparing {name}: {counted(rows, 'row')}, {count(tokens)} tokens")
 
 
 def quiet_libraries() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.cli.display import Sheet, show_sheet
 from expert.cli.run_view import say
-from expert.cli.words import duration
+from expert.cli.words import counted, duration
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,7 +104,8 @@ def score_sheet(done: Validation) -> Sheet:
     tasks = list(done.reached.by_task())
     below = [[f"  {task}", *(_share(side.by_task().get(task)) for side in sides)] for task in tasks]
     title = (
-        f"{done.expert} on {done.model}: {len(done.reached.cases)} cases, judged as {done.domain}"
+        f"{done.expert} on {done.model}: {counted(len(done.reached.cases), 'case')}, "
+        f"judged as {done.domain}"
     )
     return Sheet(("", *heads), [rows, below], title=f"{title} ({done.test_set})")
 
@@ -164,7 +165,8 @@ def _example_lines(done: Validation) -> list[tuple[str, str]]:
     compared = done.comparison
     if compared is None or compared.difference is None:
         wrong = [each for each in done.reached.cases if each.judgement.passed is False]
-        return _cases(wrong[:SHOWN], f"{len(wrong)} wrong answers", "yellow") if wrong else []
+        head = counted(len(wrong), "wrong answer")
+        return _cases(wrong[:SHOWN], head, "yellow") if wrong else []
     low, high = compared.interval or (0.0, 0.0)
     lines = [
         (

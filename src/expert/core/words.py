@@ -13,7 +13,9 @@ def gib(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0.4 s`, `45 s`, `12 min`, `3 h 20 min`."""
+    """`4 ms`, `0.4 s`, `45 s`, `12 min`, `3 h 20 min`; `0.0 s` for nothing at all."""
+    if 0 < seconds < 0.05:  # "0.0 s" would say that it takes no time
+        return f"{1000 * seconds:.0f} ms" if seconds >= 0.001 else "below 1 ms"
     if seconds < 90:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -25,6 +27,11 @@ def count(number: int) -> str:
     if number >= 10**9:
         return f"{number / 10**9:.2f} B"
     return f"{number / 10**6:.1f} M" if number >= 10**6 else f"{number:,}"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `1,200 rows`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 # What None means for keys where it is a choice rather than a gap.

@@ -151,8 +151,14 @@ def read_ladder(path: Path) -> Ladder:
     file = path / FILE if path.is_dir() else path
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise NoLadder(f"{path}: no result of expert benchmark: {error}") from None
+    except OSError as error:
+        gone = isinstance(error, FileNotFoundError)
+        why = "there is no such file" if gone else error.strerror
+        raise NoLadder(
+            f"{file}: no result of expert benchmark: {why}  (name a {FILE}, or a run folder)"
+        ) from None
+    except ValueError as error:
+        raise NoLadder(f"{file}: no result of expert benchmark: {error}") from None
     newer = isinstance(data, dict) and isinstance(data.get("format"), int)
     if newer and data["format"] > FORMAT:
         raise NoLadder(

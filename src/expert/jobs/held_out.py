@@ -133,7 +133,7 @@ def understood(
     rows: Iterable[Row | BadRow], spec: DatasetSpec
 ) -> Iterator[tuple[Row | BadRow, Example | BadRow]]:
     """Rows of one source, each with the example in it as training understands it."""
-    from expert.data.columns import understand_columns
+    from expert.data.columns import columns_of
     from expert.data.formats import example_of
     from expert.data.records import BadRow
 
@@ -142,7 +142,5 @@ def understood(
         if isinstance(row, BadRow):
             yield row, row
             continue
-        columns = columns or understand_columns(
-            list(row.values), row.values, mapping=spec.field_mapping, text_field=spec.text_field
-        )
+        columns = columns or columns_of(row, spec)
         yield row, example_of(row, columns)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from expert import __version__
+from expert.core.words import counted
 from expert.manifest.schema import CHAR_GPT
 from expert.model.base_folder import base_reference
 
@@ -134,7 +135,7 @@ def _settings(plan: RunPlan, environment: dict[str, Any]) -> list[tuple[str, str
     adapter, optim, length, data = plan.adapter, plan.optim, plan.length, plan.data
     spec = data.dataset
     source = str(spec.get("path") or ", ".join(spec.get("tasks") or ()) or "unknown")
-    rows = f", {length.rows:,} rows" if length.rows else ""
+    rows = f", {counted(length.rows, 'row')}" if length.rows else ""
     rank = f", rank {adapter.rank}, alpha {adapter.alpha:g}" if adapter.rank else ""
     comes_with = ", which comes with Expert" if plan.model.place == "built-in" else ""
     versions = environment.get("versions") or {}

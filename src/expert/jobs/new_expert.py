@@ -77,14 +77,18 @@ def new_expert(
         chosen = chosen or _domain(examples)
     chosen = chosen or "text"
     kind = TEMPLATES[chosen]
-    path = f"datasets/{data.name if data else 'train.jsonl'}"
+    path = f"datasets/{data.resolve().name if data else 'train.jsonl'}"
     rows = folder / path
+    files = _files_in(data, folder) if data is not None and data.is_dir() else []
     rows.parent.mkdir(parents=True)
     if data is None:
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in kind.rows)
         write_text_atomically(rows, "".join(lines))
     elif data.is_dir():
-        shutil.copytree(data, rows)
+        for file in files:
+            copy = rows / file.relative_to(data)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, copy)
     else:
         shutil.copy2(data, rows)
     dataset = {"path": path, **({"field_mapping": mapped} if mapped else {})}
@@ -134,6 +138,7 @@ def _look(data: Path, mapped: Mapping[str, str]) -> tuple[Columns, Sequence[Exam
     if not rows:
         why = found[0].reason if found and isinstance(found[0], BadRow) else "it is empty"
         raise CannotMake(f"--from {data}: no row can be read: {why}")
+    _refuse_columns(data, mapped, list(rows[0].values))
     try:
         columns = understand_columns(
             list(rows[0].values),
@@ -150,6 +155,20 @@ def _look(data: Path, mapped: Mapping[str, str]) -> tuple[Columns, Sequence[Exam
         first = next(bad for bad in read if isinstance(bad, BadRow))
         raise CannotMake(f"--from {data}: no row can be learnt from: {first.reason}")
     return columns, examples
+
+
+def _refuse_columns(data: Path, mapped: Mapping[str, str], names: Sequence[str]) -> None:
+    """Columns that --map names and the rows have not, all at once."""
+    from expert.data.columns import columns_found, near_column
+
+    wrong = []
+    for part, column in mapped.items():
+        if column not in names:
+            near = near_column(column, names)
+            meant = f"  (did you mean {near!r}?)" if near else ""
+            wrong.append(f"--map {part}={column}: {data} has no such column{meant}")
+    if wrong:
+        raise CannotMake("\n".join([*wrong, f"  {columns_found(names)}"]))
 
 
 def _first_rows(data: Path) -> list[Row | BadRow]:
@@ -172,7 +191,24 @@ def _first_rows(data: Path) -> list[Row | BadRow]:
         assert source is not None
         return list(islice(iterate(source), LOOKED_AT))
     except DataError as error:
-        raise CannotMake(f"--from {data}: {error}") from None
+        what, gap, fix = str(error).partition("  (")
+        if "training.dataset" in fix:  # there is no manifest yet
+            fix = "name one of the files, or a folder with files of one format)"
+        what = what.removeprefix(f"{data.absolute()}: ").removeprefix(f"{data}: ")
+        raise CannotMake(f"--from {data}: {what}{gap}{fix}") from None
+
+
+def _files_in(data: Path, folder: Path) -> list[Path]:
+    """What is copied of a folder of rows: its data files, or all of a saved data set."""
+    from expert.data.folders import files_by_split, saved_splits
+
+    if saved_splits(data) is None:
+        return [file for files in files_by_split(data, None).values() for file in files]
+    if folder.resolve().is_relative_to(data.resolve()):
+        raise CannotMake(
+            f"--from {data}: the new folder would lie inside of it  (--output says where it goes)"
+        )
+    return [path for path in data.rglob("*") if path.is_file()]
 
 
 def _parts(columns: Columns) -> dict[str, str]:

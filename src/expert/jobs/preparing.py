@@ -103,6 +103,9 @@ def manifests_below(folder: Path) -> list[Path]:
     from expert.data.records import DataError
     from expert.manifest.document import FILE_NAMES
 
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else "there is no such folder"
+        raise DataError(f"--all {folder}: {what}  (name a folder of experts)")
     names = FILE_NAMES
     found = [path for name in names for path in [*folder.glob(name), *folder.glob(f"*/{name}")]]
     if not found:
@@ -116,6 +119,7 @@ class Builder:
     def __init__(self, plan: RunPlan, read: ReadManifest, sources: Sources, tell: Tell) -> None:
         self.plan = plan
         self.spec = read.manifest.training.dataset
+        self.folder, self.manifest_file = read.folder, read.source
         self.sources = sources
         self.tell = tell
         self.explicit = read.manifest.training.config.pretokenized_cache is not None
@@ -191,7 +195,8 @@ class Builder:
             rows = iterate(_only(self.sources.train))
             text = "".join(str(getattr(row, "values", {}).get("text", "")) for row in rows)
             return CharacterEncoder(text), None
-        return text_tools(_tokenizer_folder(self.plan), self.plan.model.prompt_template)
+        folder = _tokenizer_folder(self.plan, self.folder)
+        return text_tools(folder, self.plan.model.prompt_template)
 
     def _tokenise(self, source: Source, name: str) -> Prepared:
         from expert.data.prepare import prepare
@@ -205,6 +210,7 @@ class Builder:
             encoder=self.encoder,
             made_for=f"{name} {source.name}",
             max_bad_rows=self.spec.max_bad_rows,
+            listed_by=f"expert dataset check --manifest {self.manifest_file} lists them",
             tell=lambda rows, tokens: self.tell(f"{name} {source.name}", rows, tokens),
             with_helper=self._pays_for_a_helper(source),
         )
@@ -268,10 +274,10 @@ class Builder:
     def formatter(self, source: Source) -> tuple[Any, str]:
         """How a row of this source becomes segments, and what decides it, as text."""
         from expert.data.checks import RowFilter
-        from expert.data.columns import understand_columns
+        from expert.data.columns import columns_of
         from expert.data.formats import example_of
-        from expert.data.records import BadRow, Dropped, Row, Segment
-        from expert.data.sources import iterate
+        from expert.data.records import BadRow, Dropped, Segment
+        from expert.data.sources import first_row
         from expert.data.templates import TemplateError
 
         template = self.template
@@ -281,11 +287,7 @@ class Builder:
                 lambda row: [Segment(row.values["text"], True)],
                 f"characters, {part:g} at the end apart",
             )
-        first = next((row for row in iterate(source) if isinstance(row, Row)), None)
-        values = first.values if first else {}
-        columns = understand_columns(
-            list(values), values, mapping=self.spec.field_mapping, text_field=self.spec.text_field
-        )
+        columns = columns_of(first_row(source), self.spec)
         rows = RowFilter(self.spec.validation)
         learn_prompt = self.plan.data.train_on_prompt
 
@@ -415,9 +417,13 @@ def _beside(cache: Path, explicit: bool) -> Path:
     return cache.parent if explicit else cache
 
 
-def _tokenizer_folder(plan: RunPlan) -> Path:
-    """The model's folder on this machine; for a hub model its tokenizer files are fetched."""
+def _tokenizer_folder(plan: RunPlan, folder: Path) -> Path:
+    """The model's folder on this machine; for a hub model its tokenizer files are fetched.
+
+    `folder`: that of the manifest, near which models are looked for.
+    """
     from expert.data.records import DataNotHere
+    from expert.planning.resolve import near_model
 
     if plan.model.place != "hub":
         return Path(plan.model.location)
@@ -436,8 +442,10 @@ def _tokenizer_folder(plan: RunPlan) -> Path:
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        near = near_model(plan.model.name, folder)
+        meant = f"did you mean {near!r}? If not, " if near else ""
         raise DataNotHere(
-            f"{plan.model.location} could not be fetched from the hub: {reason}  "
-            "(put its folder into models/ beside the manifest)"
+            f"{plan.model.location} is not on this machine and could not be fetched from the hub: "
+            f"{reason}  ({meant}put its folder into models/ beside the manifest)"
         ) from None
     return Path(found)

@@ -188,8 +188,12 @@ class Session:
     def resume(self, checkpoint: Path, *, allow_changed: bool) -> None:
         """Go on from a checkpoint, or from the newest good one of a folder of them."""
         from expert.jobs.checkpoints import put_final_aside, with_fallbacks
+        from expert.jobs.resuming import changed_options
 
-        found = self.checkpoints.chosen(checkpoint, self.plan, self.data, allow=allow_changed)
+        options = changed_options(self.folder, self.manifest)
+        found = self.checkpoints.chosen(
+            checkpoint, self.plan, self.data, options=options, allow=allow_changed
+        )
         self.plan = with_fallbacks(self.plan, found.fallbacks)
         self._settle_loader()
         self.stand_at(found.state, found.groups)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.core.words import counted
 from expert.jobs.held_out import NoTestSet
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def find_test_set(
 
     `beside`: the folder of the manifest, where it is known.
     """
+    from expert.data.columns import ColumnsNotFound
     from expert.data.sources import resolve_sources
     from expert.judging.cases import is_case_file
     from expert.manifest.dataset import DatasetSpec
@@ -74,7 +76,13 @@ def find_test_set(
             return _of_cases(named)
         source = resolve_sources(DatasetSpec(path=str(named.resolve())), named.parent).train
         assert source is not None
-        return _of_sources([source], spec, str(named))
+        try:
+            return _of_sources([source], spec, str(named))
+        except ColumnsNotFound as error:
+            what = str(error).partition("  (")[0]
+            raise NoTestSet(
+                f"--test-set {what}  (name its columns as those of the rows it was trained on)"
+            ) from None
     place = data_folder(folder, plan, beside)
     if place is None:
         raise NoTestSet(
@@ -183,7 +191,9 @@ def _of_rows(
                 examples.append(example)
                 cases.append(_case(example, row))
     if len(bad) > spec.max_bad_rows:
-        raise DataError("\n".join([f"{name}: {len(bad)} bad rows", *bad[:SHOWN_BAD_ROWS]]))
+        raise DataError(
+            "\n".join([f"{name}: {counted(len(bad), 'bad row')}", *bad[:SHOWN_BAD_ROWS]])
+        )
     if not examples:
         raise NoTestSet(f"{name}: there are no rows  (name others with --test-set FILE)")
     return TestSet(
@@ -193,6 +203,7 @@ def _of_rows(
 
 def _case(example: Example, row: Row) -> Case | None:
     """The case in a row: its last answer is what is expected."""
+    from expert.data.records import place_of
     from expert.judging.cases import Case
 
     if not example.turns or example.turns[-1].role != "assistant":
@@ -200,7 +211,7 @@ def _case(example: Example, row: Row) -> Case | None:
     *asked, answer = example.turns
     values = row.values
     return Case(
-        id=str(values.get("id") or f"{Path(row.file).name}:{row.line}"),
+        id=str(values.get("id") or place_of(Path(row.file).name, row.line)),
         turns=tuple((turn.role, turn.text) for turn in asked),
         expected=answer.text,
         task=values["task"] if isinstance(values.get("task"), str) else "",
@@ -217,7 +228,7 @@ def _check(value: Any, row: Row) -> Mapping[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, Mapping):
-        raise DataError(f"{row.file}:{row.line}: column 'check' is no JSON object")
+        raise DataError(f"{row.place}: column 'check' is no JSON object")
     return {key: part for key, part in found.items() if part is not None}
 
 

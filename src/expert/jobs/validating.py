@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.words import counted
 from expert.jobs.run_places import find_expert
 from expert.jobs.validated import Judged, Reached, Validation
 from expert.judging.gate import MAX_REGRESSION, MIN_ACCURACY, Demands, gate_of
@@ -84,6 +85,7 @@ def validate(
     began = time.monotonic()
     folder, beside = find_expert(Path(expert) if expert is not None else None)
     plan = read_plan(folder)
+    _look_for_baseline(baseline)
     chosen = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     remark = base_remark(folder, plan)
     tell("reading the test set", 0, 0)
@@ -186,6 +188,15 @@ def _baseline(folder: RunFolder, plan: RunPlan, named: str, task: _Task) -> Reac
     other, _ = find_expert(Path(named))
     theirs = read_plan(other)
     return _reach(other, theirs, theirs.watch.packaging_checkpoint, task)
+
+
+def _look_for_baseline(named: str | Path | None) -> None:
+    """Raise where the baseline is no run with a finished state, before anything is loaded."""
+    from expert.jobs.trained import BASE, choose, read_plan
+
+    if named is not None and str(named) != BASE:
+        other, _ = find_expert(Path(named))
+        choose(other, read_plan(other).watch.packaging_checkpoint)
 
 
 def _refuse_what_the_baseline_learnt(
@@ -294,7 +305,7 @@ def _notes(task: _Task) -> list[str]:
     typed = [case for case in task.cases if case.check.get("equals") is False]
     if "typescript" in domains and typed and find_tsc() is None:
         notes.append(
-            f"typescript: tsc is not installed: the types of {len(typed)} cases are not checked  "
-            "(npm install --global typescript)"
+            f"typescript: tsc is not installed: the types of {counted(len(typed), 'case')} are not "
+            "checked  (npm install --global typescript)"
         )
     return notes

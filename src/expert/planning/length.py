@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
+from expert.core.words import counted
 from expert.planning.decisions import Ledger
 from expert.planning.kernels import LIKELY_SHARE_OF_PEAK
 from expert.planning.measurements import find_rate
@@ -59,15 +60,16 @@ def settle_length(now: Situation, ledger: Ledger, *, length: int, examples: int)
         how = "characters" if now.is_char_model else now.survey.tokens_from
         ledger.settle("length.tokens_per_epoch", int(kept), how, "machine")
     steps = math.ceil(rows / examples)
-    because = f"{rows} rows, {examples} an update"
+    because = f"{counted(rows, 'row')}, {examples} an update"
     ledger.settle("length.steps_per_epoch", steps, because, "machine")
     total = math.ceil(steps * Fraction(str(now.config.epochs)))  # 1.1 × 50 is 55, not 55.0…01
-    because = f"{steps} × {now.config.epochs:g} epochs"
+    epochs = "1 epoch" if now.config.epochs == 1 else f"{now.config.epochs:g} epochs"
+    because = f"{steps} × {epochs}"
     if limit and limit < total:
         total, because = limit, "max_steps"
     ledger.settle("length.total_steps", total, because, "machine")
     if rows == 0:
-        ledger.warn("length.rows", "there are no rows to train on")
+        ledger.warn("length.rows", f"there are no rows to train on: {now.survey.because}")
 
 
 def total_tokens(now: Situation, ledger: Ledger) -> float | None:
@@ -178,7 +180,7 @@ def settle_disk(now: Situation, ledger: Ledger, work: Workload | None) -> None:
         ledger.unknown("disk.total_bytes", why)
         return
     total = cache + (kept + 1) * checkpoint
-    because = f"cache, {kept} checkpoints and the final weights"
+    because = f"cache, {counted(kept, 'checkpoint')} and the final weights"
     ledger.settle("disk.total_bytes", total, because, "machine")
 
 

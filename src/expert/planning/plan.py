@@ -168,7 +168,10 @@ def choose_model(manifest: Manifest, name: str | None) -> BaseModelSpec:
         if name.lower() in (spec.name.lower(), basename(spec.name).lower()):
             return spec
     names = ", ".join(basename(spec.name) for spec in manifest.base_models)
-    raise UnknownModel(f"--model {name}: the manifest has {names}")
+    raise UnknownModel(
+        f"--model {name}: the manifest has {names}  (--model chooses among those; another one "
+        f"takes its place with --set base_model={name})"
+    )
 
 
 def _base_quantization(now: Situation) -> str:
