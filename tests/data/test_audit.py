@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from expert.core.words import counted
 from expert.data.audit import (
     LEAKS,
     MARKERS,
@@ -18,7 +19,6 @@ from expert.data.audit import (
     Documents,
     Pairs,
     SplitReport,
-    counted,
     digests_of,
     duplicates,
     is_empty_answer,
