@@ -442,3 +442,72 @@ def test_a_baseline_whose_rows_are_no_more_as_they_were_is_refused_as_the_run_it
     (moved,) = (tmp_path / "c" / "runs").iterdir()
     with pytest.raises(NoTestSet, match=r"may have learnt .*: its data is not where it was"):
         validate(folder, baseline=moved, device="cpu")
+
+
+# --- cases that the run itself has learnt --------------------------------------------------------
+
+
+def own_run_without_validation(folder: Path) -> Path:
+    return own_run(folder, rows=ROWS, validation_split=0)
+
+
+def judged_by(run_folder: Path, rows: list[dict[str, Any]]) -> Any:
+    file = run_folder.parents[1] / "judged.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return validate(run_folder, test_set=file, device="cpu", min_accuracy=0.0)
+
+
+NEW = [{"instruction": f"sing {n}", "output": YES} for n in range(10)]
+
+
+def test_cases_that_were_learnt_are_told_and_the_gate_is_judged_without_them(tmp_path):
+    from expert.cli.validate_view import gate_lines
+
+    folder = own_run_without_validation(tmp_path)
+    done = judged_by(folder, [*ROWS[:12], *NEW])
+    assert [each.learnt for each in done.reached.cases] == [True] * 12 + [False] * 10
+    assert done.reached.standing.score.cases == 10
+    [(words, style)] = [line for line in gate_lines(done) if "training rows" in line[0]]
+    assert words.startswith(
+        "⚠ 12 of 22 cases were also in the training rows; accuracy without them "
+    )
+    assert words.endswith(" of 10), by which the gate is judged")
+    assert style == "yellow"
+    found = written(folder)
+    assert (found["learnt"]["cases"], found["learnt"]["others"]) == (12, 10)
+    assert found["learnt"]["left_out_at_the_gate"] is True
+    assert [case["learnt"] for case in found["cases"]] == [True] * 12 + [False] * 10
+
+
+def test_with_too_few_other_cases_the_gate_is_judged_by_all_and_says_so(tmp_path):
+    folder = own_run_without_validation(tmp_path)
+    done = judged_by(folder, [*ROWS[:12], *NEW[:3]])
+    assert done.reached.standing.score.cases == 15
+    assert done.learnt_remark().endswith("too few for the gate, which is judged by all")
+    assert judged_by(folder, ROWS[:3]).learnt_remark() == (
+        "3 of 3 cases were also in the training rows: what was learnt by heart passes"
+    )
+    assert judged_by(folder, NEW[:3]).learnt_remark() == ""
+
+
+def test_where_it_cannot_be_told_which_cases_were_learnt_a_note_says_why(tmp_path):
+    folder = own_run_without_validation(tmp_path)
+    append_a_row(tmp_path)
+    notes = judged_by(folder, NEW[:2]).notes
+    assert any(
+        note.startswith("whether cases were learnt cannot be told: the data changed")
+        for note in notes
+    )
+    write_expert(tmp_path, "unused", {}, rows=ROWS)
+    shutil.rmtree(tmp_path / "datasets_optimized")
+    notes = judged_by(folder, NEW[:2]).notes
+    assert "whether cases were learnt cannot be told: the prepared rows are gone" in notes
+    assert not list(tmp_path.glob("datasets_optimized/tokens-*"))
+
+
+def test_rows_that_stand_twice_in_the_data_are_not_learnt_and_held_out(tmp_path):
+    folder = own_run(tmp_path, rows=[*RUN_ROWS, *RUN_ROWS])
+    done = validate(folder, device="cpu", min_accuracy=0.0)
+    assert done.learnt is None
+    assert len(done.reached.cases) == 10
+    assert len({each.case.prompt for each in done.reached.cases}) == 5

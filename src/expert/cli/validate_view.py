@@ -127,6 +127,8 @@ def checkpoint_sheet(done: Validation) -> Sheet:
 def gate_lines(done: Validation) -> list[tuple[str, str]]:
     """Notes, the verdict with its reasons, and where all of it lies."""
     lines = [(f"note: {note}", "dim") for note in done.notes]
+    remark = done.learnt_remark()
+    lines += [(f"⚠ {remark}", "yellow")] if remark else []
     if done.gate.passed:
         lines.append(("✓ the gate is passed", "bold green"))
     else:

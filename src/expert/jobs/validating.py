@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,8 @@ class _Task:
 
     test: TestSet
     cases: tuple[Case, ...]
+    learnt: frozenset[str]
+    """Ids of the cases that the run has learnt."""
     domain: str
     strict: bool
     decoding: Decoding
@@ -93,7 +95,11 @@ def validate(
         tell("reading what the baseline has learnt", 0, 0)
         _refuse_what_the_baseline_learnt(folder, plan, beside, str(baseline), test)
     how, said = settle_decoding(plan, {})
-    task = _task(folder, plan, test, how, domain, seed=seed, device=pick_device(device), tell=tell)
+    learnt, untold = _learnt(folder, plan, beside, test)
+    task = replace(
+        _task(folder, plan, test, how, domain, seed=seed, device=pick_device(device), tell=tell),
+        learnt=learnt,
+    )
     wanted = {choose(folder, name).path: name for name in states(folder)} if checkpoints else {}
     reached = _reach(folder, plan, chosen.name, task)
     others = [
@@ -114,7 +120,7 @@ def validate(
         gate=gate_of(demands, reached.standing, before.standing if before else None),
         checkpoints=tuple(others),
         settings=_settings(demands, task, limit),
-        notes=(*said, *_notes(task), *([remark] if remark else [])),
+        notes=tuple(note for note in (*said, *_notes(task), remark, untold) if note),
         seconds=time.monotonic() - began,
     )
     folder.write_json(folder.validation.name, done.as_dict())
@@ -146,6 +152,7 @@ def _task(
     return _Task(
         test=test,
         cases=cases,
+        learnt=frozenset(),
         domain=name,
         strict=is_strict(plan.decoding),
         decoding=how,
@@ -206,6 +213,18 @@ def _refuse_what_the_baseline_learnt(
     refuse_rows_of_the_baseline(test.examples, test.name, *runs)
 
 
+def _learnt(
+    folder: RunFolder, plan: RunPlan, beside: Path | None, test: TestSet
+) -> tuple[frozenset[str], str]:
+    """Cases that the run has learnt; where that cannot be told, a note that says why."""
+    from expert.jobs.held_out import Run
+    from expert.jobs.learnt_cases import learnt_cases
+    from expert.jobs.test_sets import data_folder
+
+    found, untold = learnt_cases(test, Run(folder, plan, data_folder(folder, plan, beside)))
+    return found, f"whether cases were learnt cannot be told: {untold}" if untold else ""
+
+
 def _ask(trained: Trained, run: str, task: _Task) -> Reached:
     """Loss on the rows, answers to the cases, and what becomes of them."""
     from expert.jobs.row_losses import row_losses
@@ -234,7 +253,10 @@ def _ask(trained: Trained, run: str, task: _Task) -> Reached:
         run=run,
         step=step,
         rows=rows,
-        cases=tuple(map(_judged, task.cases, answers, judgements)),
+        cases=tuple(
+            replace(_judged(*facts), learnt=facts[0].id in task.learnt)
+            for facts in zip(task.cases, answers, judgements, strict=False)
+        ),
         tokens=sum(answer.tokens for answer in answers),
         seconds=seconds,
     )
