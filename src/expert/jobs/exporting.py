@@ -250,11 +250,11 @@ class _Export:
                 shutil.copyfile(path, target / name, follow_symlinks=False)
 
     def _name_base_here(self, target: Path) -> None:
-        """A base that comes with Expert lies elsewhere on every machine; PEFT is told where it is
-        on this one, whichever the run comes from."""
+        """A base that comes with Expert, or lies beside the manifest, lies elsewhere on every
+        machine; PEFT is told where it is on this one, wherever the run was moved from."""
         from expert.model.base_folder import base_reference
 
-        if self.plan.model.place != "built-in":
+        if self.plan.model.place in ("hub", "hf cache"):
             return
         here, _ = base_reference(self.plan.model)
         for file in target.rglob("adapter_config.json"):

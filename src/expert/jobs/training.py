@@ -193,7 +193,7 @@ def _tell_of_data(session: Session, data: RunData) -> None:
             session.emit(
                 "data",
                 split=split.name,
-                folder=str(prepared.folder),
+                folder=str(prepared.folder.absolute()),
                 hit=prepared.hit,
                 because=prepared.because,
                 key=prepared.key,

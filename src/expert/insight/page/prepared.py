@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from expert.core.recorded_paths import found_again
 from expert.core.words import count
 from expert.insight.page.blocks import (
     Block,
@@ -78,15 +79,12 @@ def _one(record: RunRecord, folder: str, splits: str, place: int) -> Iterator[Bl
 
 
 def candidates(record: RunRecord, folder: str) -> list[Path]:
-    """Where the folder may lie: a relative one was named where the run was started."""
-    place = Path(folder)
-    if place.is_absolute():
-        return [place]
-    here = record.folder.resolve()
+    """Where the folder may lie: the run may have been moved, and a relative one was named where it
+    was started."""
     output = record.planned("watch.output_dir")
-    depth = len(Path(output).parts) if isinstance(output, str) and output else 1
-    beside = here.parents[min(depth, len(here.parents) - 1)]
-    return [beside / place, here.parent / place, Path.cwd() / place]
+    then = output if isinstance(output, str) and output else "runs"
+    now = record.folder.resolve().parent
+    return [found_again(folder, runs_then=then, runs_now=now), now / folder]
 
 
 def read_small_json(path: Path) -> Mapping[str, Any]:
