@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +52,14 @@ def manifest_of(folder: RunFolder) -> str:
         started = [e for e in read_events(folder.events) if e.get("event") == "started"]
     except OSError:
         started = []
-    return named_manifest(started[-1] if started else {})
+    told = started[-1] if started else {}
+    try:
+        plan = json.loads(folder.plan.read_text(encoding="utf-8"))
+        then, now = str(plan["watch"]["output_dir"]), folder.path.absolute().parent
+        told = {"manifest": str(found_again(told["manifest"], runs_then=then, runs_now=now))}
+    except (OSError, ValueError, KeyError, TypeError):  # the plan does not tell where it was
+        pass
+    return named_manifest(told)
 
 
 def as_recorded(plan: RunPlan) -> dict[str, Any]:
