@@ -195,11 +195,25 @@ def test_values_that_are_not_known_are_left_out_of_a_step():
 
 def test_a_value_of_zero_is_a_value():
     line = only_line(event="step", step=9, loss=0.0, data_wait=0.0, eta_seconds=0)
-    assert line == "step 9  loss 0.0000  data wait 0.0 %  ETA 0.0 s"
+    assert line == "step 9  loss 0.00  data wait 0.0 %  ETA 0.0 s"
 
 
 def test_a_step_without_a_start_has_no_total():
     assert only_line(event="step", step=7, loss=2.0) == "step 7  loss 2.0000"
+
+
+def test_small_losses_keep_their_digits():
+    told = {"event": "finished", "loss": 0.1438, "eval_loss": 2.1e-05}
+    assert plain(told) == ["finished  mean loss 0.1438  best validation loss 2.10e-05"]
+    assert only_line(event="step", step=9, loss=0.000234) == "step 9  loss 0.000234"
+
+
+def test_rates_that_leave_the_warm_up_out_say_so():
+    facts = {"seconds": 4.0, "tokens": 7871, "samples_per_second": 176.7}
+    line = only_line(event="epoch", epoch=1, tokens_per_second=3931.0, **facts)
+    assert line == "epoch 1  4.0 s  3,931 tok/s  176.7 samples/s after the warm-up"
+    line = only_line(event="epoch", epoch=1, tokens_per_second=1968.0, **facts)
+    assert line == "epoch 1  4.0 s  1,968 tok/s  176.7 samples/s"
 
 
 def test_an_epoch_line_has_loss_time_and_throughput():
@@ -297,7 +311,7 @@ def test_the_end_says_how_long_how_good_and_where_it_is():
         "final": "runs/a/final",
     }
     assert plain(finished) == [
-        "finished in 12 min  loss 1.1000  validation 1.2000  104,000 tok/s",
+        "finished in 12 min  mean loss 1.1000  best validation loss 1.2000  104,000 tok/s",
         "final: runs/a/final",
     ]
 

@@ -150,8 +150,8 @@ def test_a_pause_before_a_resume_takes_no_place_on_the_time_line(tmp_path: Path)
     events = [
         started(),
         {"event": "stopped", "time": START + 10, "step": 5, "reason": "signal"},
-        started(time=START + day),
         {"event": "resumed", "time": START + day, "step": 5, "path": "x"},
+        started(time=START + day),
         finished(9, time=START + day + 20),
     ]
     page = page_of(write_run(tmp_path / "run", events))
@@ -270,6 +270,28 @@ def test_compared_runs_share_their_axes_and_differ_in_a_table(tmp_path: Path):
     assert ("optim.learning_rate", "0.0001", "5e-05", "0.0001") in plans.rows
     assert all(row[0] == "optim.learning_rate" for row in plans.rows)
     check_harmless(page_html(page))
+
+
+def test_compared_runs_have_the_updates_and_tokens_that_their_own_pages_tell(tmp_path: Path):
+    def epoch(number: int, step: int) -> dict[str, Any]:
+        return {"event": "epoch", "time": START + step, "step": step, "epoch": number, "tokens": 70}
+
+    first = [started(total_steps=33), step_event(30, tokens=60), epoch(1, 33), finished(33)]
+    longer = [
+        *first,
+        {"event": "resumed", "time": START + 86_400, "step": 33, "path": "x"},
+        started(time=START + 86_400, total_steps=66),
+        step_event(60, tokens=60, time=START + 86_410),
+        {**epoch(2, 66), "time": START + 86_420},
+        finished(66, time=START + 86_420),
+    ]
+    one, two = write_run(tmp_path / "one", first), write_run(tmp_path / "two", longer)
+    rows = {row[0]: row[1:3] for row in grids_of(page_of(one, two), "comparison")[0].rows}
+    assert rows["updates"] == ("33", "66")
+    assert rows["tokens"] == ("70", "140")
+    assert rows["duration, without pauses"] == ("33 s", "53 s")
+    card = cards_of(page_of(two))["Updates"]
+    assert (card.value, card.note) == ("66", "of 66, 2 epochs, 140 tokens")
 
 
 def test_a_ladder_in_the_run_folder_is_drawn_as_bars(tmp_path: Path):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.cli.display import Sheet, show_sheet
 from expert.cli.run_view import say
-from expert.cli.words import duration
+from expert.cli.words import duration, loss
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,7 +114,7 @@ def checkpoint_sheet(done: Validation) -> Sheet:
     rows = [
         (
             f"{each.name}{' ← best' if each is done.best else ''}",
-            f"{each.rows.loss:.4f}",
+            loss(each.rows.loss),
             _percent(each.score.accuracy),
             _interval(each.score.interval),
             f"{each.score.passed} of {each.score.judged}",
@@ -150,7 +150,7 @@ def _facts(side: Reached) -> dict[str, str]:
         "match but for blanks": _percent(
             _ratio(sum(each.normalised for each in side.cases), count)
         ),
-        "loss on the rows": f"{rows.loss:.4f}",
+        "loss on the rows": loss(rows.loss),
         "perplexity": f"{rows.perplexity:.4g}",
         "token accuracy": _percent(rows.token_accuracy),
     }

@@ -27,6 +27,11 @@ def count(number: int) -> str:
     return f"{number / 10**6:.1f} M" if number >= 10**6 else f"{number:,}"
 
 
+def loss(value: float) -> str:
+    """`1.7100`, `0.1438`; below a tenth three digits, where four decimals say less: `2.10e-05`."""
+    return f"{value:.4f}" if not abs(value) < 0.1 else f"{value:#.3g}"
+
+
 # What None means for keys where it is a choice rather than a gap.
 _NOTHING = {"watch.keep_checkpoints": "all", "length.max_steps": "no limit"}
 

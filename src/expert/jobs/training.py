@@ -270,6 +270,7 @@ def _finished(session: Session, *, early: bool) -> RunResult:
         eval_loss=_best_loss(session),
         test_loss=test.loss if test else None,
         seconds=facts["seconds"],
+        tokens=facts["tokens"],
         tokens_per_second=facts["tokens_per_second"],
         early=early,
         final=str(final),

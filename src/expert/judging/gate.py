@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from expert.core.words import loss
 from expert.judging.score import Score
 
 MIN_ACCURACY = 0.95
@@ -79,7 +80,7 @@ def _of_regression(demands: Demands, now: Standing, before: Standing) -> list[st
         return []
     if now.loss is not None and before.loss is not None:
         if now.loss > before.loss * (1 + demands.max_regression):
-            text = f"loss {now.loss:.4f} is above the baseline's {before.loss:.4f}"
+            text = f"loss {loss(now.loss)} is above the baseline's {loss(before.loss)}"
             return [f"{text} by more than {demands.max_regression:.0%} of it"]
         return []
     return ["the baseline could not be compared: no answer of one of the two was judged"]
