@@ -134,7 +134,7 @@ def gate_lines(done: Validation) -> list[tuple[str, str]]:
     else:
         lines.append(("✗ the gate is not passed", "bold red"))
         lines += [(f"  - {reason}", "") for reason in done.gate.reasons]
-    lines.append((f"wrote {done.folder / 'validation.json'}", "dim"))
+    lines.append((f"wrote {done.file}", "dim"))
     return lines
 
 

@@ -93,6 +93,10 @@ class Validation:
     checkpoints: tuple[Reached, ...]
     """All states of the run, where they were compared; without them none."""
     settings: Mapping[str, Any]
+    partial: Mapping[str, Any] | None
+    """Where only some of the rows were judged: the name of them all, and how many they are."""
+    file: Path
+    """Where it was written."""
     notes: tuple[str, ...]
     seconds: float
 
@@ -142,6 +146,7 @@ class Validation:
             **facts_of(self.reached),
             "gate": {"passed": self.gate.passed, "reasons": list(self.gate.reasons)},
             "learnt": self.learnt,
+            "partial": dict(self.partial) if self.partial else None,
             "baseline": facts_of(self.baseline) if self.baseline else None,
             "comparison": compared or None,
             "wins": list(compared.get("wins", ())),

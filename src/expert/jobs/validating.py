@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.jobs.run_places import find_expert
+from expert.jobs.standing_verdict import place_for
 from expert.jobs.validated import Judged, Reached, Validation
 from expert.judging.gate import MAX_REGRESSION, MIN_ACCURACY, Demands, gate_of
 from expert.judging.score import compare
@@ -108,6 +109,9 @@ def validate(
     ]
     before = _baseline(folder, plan, str(baseline), task) if baseline is not None else None
     demands = Demands(min_accuracy=min_accuracy, max_regression=max_regression)
+    whole = test.part_of
+    partial = {"test_set": whole.name, "of": len(whole.examples)} if whole is not None else None
+    file, kept = place_for(folder, chosen, test)
     done = Validation(
         folder=folder.path,
         expert=plan.expert,
@@ -120,10 +124,12 @@ def validate(
         gate=gate_of(demands, reached.standing, before.standing if before else None),
         checkpoints=tuple(others),
         settings=_settings(demands, task, limit),
-        notes=tuple(note for note in (*said, *_notes(task), remark, untold) if note),
+        partial=partial,
+        file=file,
+        notes=tuple(note for note in (*said, *_notes(task), remark, untold, kept) if note),
         seconds=time.monotonic() - began,
     )
-    folder.write_json(folder.validation.name, done.as_dict())
+    folder.write_json(file.name, done.as_dict())
     return done
 
 
