@@ -216,9 +216,7 @@ def _finished(event: Event) -> list[Line]:
         joined("finished", worded(number(event, "seconds"), "in {}", time_in_words)),
         worded(number(event, "loss"), "mean loss {}", loss),
         worded(number(event, "eval_loss"), "best validation loss {}", loss),
-        joined(
-            worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"), _without_warmup(event)
-        ),
+        joined(worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"), _without_warmup(event)),
     )
     lines = [(GAP.join(filter(None, parts)), "bold green")]
     if event.get("final"):

@@ -57,5 +57,16 @@ def value_in_words(path: str, value: Any) -> str:
             return ", ".join(f"{entry['name']} ({entry['tokens']} tokens)" for entry in value)
         return ", ".join(str(entry) for entry in value) or "none"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {entry}" for key, entry in value.items()) or "none"
+        return ", ".join(f"{key} {_inside(entry)}" for key, entry in value.items()) or "none"
     return str(value)
+
+
+def _inside(value: Any) -> str:
+    """A value inside another: what it is made of stands in brackets."""
+    if isinstance(value, dict):
+        return f"({', '.join(f'{key} {_inside(entry)}' for key, entry in value.items())})"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_inside, value))})"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "–" if value is None else str(value)

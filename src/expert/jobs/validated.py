@@ -127,7 +127,9 @@ class Validation:
         if learnt is None:
             return ""
         new = self.reached.new_score
-        text = f"{learnt['cases']} of {len(self.reached.cases)} cases were also in the training rows"
+        text = (
+            f"{learnt['cases']} of {len(self.reached.cases)} cases were also in the training rows"
+        )
         if new.accuracy is None:
             return f"{text}: what was learnt by heart passes"
         text += f"; accuracy without them {new.accuracy:.1%} ({new.passed} of {new.judged})"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from expert.core.words import count, duration, gib, loss
 from expert.insight.finding import Finding, worst_first
 from expert.insight.page.blocks import Block, Card, Cards, Folded, Grid, Section, Words
-from expert.insight.page.facts import RunFacts, number
+from expert.insight.page.facts import RunFacts, listed, mapping, number
 from expert.insight.wording import percent, times
 
 Measured = Card | str
@@ -66,6 +66,16 @@ def _grid(findings: Sequence[Finding]) -> Grid:
 
 
 # --- the cards -----------------------------------------------------------------------------------
+
+
+def _answers(run: RunFacts) -> Measured:
+    facts = run.record.validation or {}
+    accuracy, gate = number(facts.get("accuracy")), mapping(facts.get("gate")).get("passed")
+    if accuracy is None:
+        return "expert validate has judged none" if run.record.validation is None else "not judged"
+    cases = len(listed(facts.get("cases")))
+    passed = {True: ", gate passed", False: ", gate not passed"}.get(gate, "")
+    return Card(name="Answers right", value=f"{accuracy:.1%}", note=f"of {cases:,} cases{passed}")
 
 
 def _loss(run: RunFacts) -> Measured:
@@ -149,6 +159,7 @@ def _steps(run: RunFacts) -> Measured:
 
 
 _NUMBERS: dict[str, Callable[[RunFacts], Measured]] = {
+    "answers right": _answers,
     "loss": _loss,
     "validation loss": _eval_loss,
     "tokens a second": _speed,
