@@ -13,7 +13,6 @@ import pytest
 from expert.data.audit import SAME, SAME_PROMPT
 from expert.data.records import DataError
 from expert.jobs import datasets as job
-from expert.jobs.preparing import prepare
 from expert.jobs.datasets import DatasetReport, check_dataset
 from expert.jobs.finding import (
     FoundDataset,

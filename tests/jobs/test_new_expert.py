@@ -157,3 +157,13 @@ def test_a_file_without_rows_to_learn_from_is_refused(text, words, tmp_path):
     with pytest.raises(CannotMake, match=words):
         new_expert("mine", data=file, into=tmp_path)
     assert not (tmp_path / "mine").exists()
+
+
+def test_few_rows_are_learnt_more_often_than_many(tmp_path):
+    for count, epochs in ((360, 5), (1000, 3)):
+        rows = tmp_path / f"{count}.jsonl"
+        lines = [json.dumps({"instruction": f"say {n}", "output": f"{n}"}) for n in range(count)]
+        rows.write_text("\n".join(lines), encoding="utf-8")
+        made = new_expert(f"of-{count}", data=rows, into=tmp_path)
+        manifest = json.loads(made.manifest.read_text(encoding="utf-8"))
+        assert manifest["training"]["config"]["epochs"] == epochs
