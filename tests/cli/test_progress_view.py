@@ -123,6 +123,14 @@ def test_where_every_update_has_its_line_the_first_has_no_other():
     assert screen.lines()[-1] == "run folder: runs/a"
 
 
+def test_before_the_first_step_line_the_bar_tells_the_time_left_by_the_pace_of_updates():
+    screen = Screen(terminal=True, width=80)
+    progressed(screen, (0.0, 1), (2.0, 2), (10.0, 6))
+    shown = screen.console.export_text()
+    assert "6/900  ETA 30 min" in shown  # five updates in ten seconds, 894 to come
+    assert "1/900  ETA" not in shown  # one update alone tells no pace
+
+
 def test_the_bar_moves_with_every_update_and_keeps_what_the_last_line_said():
     screen = Screen(terminal=True)
     with screen.view:
