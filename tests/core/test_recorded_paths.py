@@ -18,9 +18,9 @@ def test_what_was_recorded_from_another_folder_is_found_beside_the_runs(tmp_path
     cache = made(tmp_path / "fruit" / "datasets_optimized" / "fruit")
     runs = made(tmp_path / "fruit" / "runs")
     monkeypatch.chdir(tmp_path / "fruit")
-    told = {"runs_then": "fruit/runs", "runs_now": Path("runs")}
-    assert found_again("fruit/datasets_optimized/fruit", **told) == cache
-    assert found_again("fruit/runs", **told) == runs
+    for recorded, place in (("fruit/datasets_optimized/fruit", cache), ("fruit/runs", runs)):
+        found = found_again(recorded, runs_then="fruit/runs", runs_now=Path("runs"))
+        assert found == place
 
 
 def test_what_was_moved_with_its_runs_is_found_and_a_copy_has_its_own(tmp_path):

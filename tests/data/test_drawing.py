@@ -102,3 +102,26 @@ def test_keys_of_a_batch_are_those_of_the_same_documents_on_disk():
     found = keys_of_batch(batch)
     assert found.prompt[0] == found.prompt[1]
     assert found.whole[0] != found.whole[1]
+
+
+documents = st.lists(
+    st.tuples(st.lists(st.integers(0, 3), max_size=3), st.lists(st.integers(0, 3), min_size=1)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(documents, st.integers(1, 5))
+def test_documents_have_one_key_exactly_where_they_have_the_same_tokens(rows, shard_rows):
+    shards = []
+    for first in range(0, len(rows), shard_rows):
+        part = rows[first : first + shard_rows]
+        spans = [[(len(prompt), len(prompt) + len(answer))] for prompt, answer in part]
+        shards.append(Shard.of_lists([[*prompt, *answer] for prompt, answer in part], spans))
+    found = RowKeys.of(FlatDocuments(shards))
+    whole = [(*prompt, *answer) for prompt, answer in rows]
+    asked = [tuple(prompt) or text for (prompt, _), text in zip(rows, whole, strict=True)]
+    for column, texts in ((found.whole, whole), (found.prompt, asked)):
+        for one in range(len(rows)):
+            same = [texts[one] == text for text in texts]
+            assert (column == column[one]).tolist() == same

@@ -261,9 +261,9 @@ def test_a_page_says_first_how_good_the_expert_is_and_then_how_fast_it_was_train
     page = page_of(write_run(tmp_path / "run", usual(), validation=facts))
     assert page.kind == "gate not passed"
     assert page.verdict == (
-        "90.0% of 20 answers are right (95 % interval 70.0% to 97.0%); the baseline: 10.0%; 4 of 20 "
-        "cases were also in the training rows; without them 87.5% are right; only 20 of 60 rows "
-        "were judged."
+        "90.0% of 20 answers are right (95 % interval 70.0% to 97.0%); the baseline: 10.0%; "
+        "4 of 20 cases were also in the training rows; without them 87.5% are right; only 20 of 60 "
+        "rows were judged."
     )
     assert page.reasons.startswith("Speed: ")
     assert page.tone == "warning"
@@ -286,7 +286,7 @@ def test_every_part_of_the_data_has_its_name_above_it(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", [*usual()[:1], *told, *usual()[1:]]))
     titles = [section.title for section in page.sections if section.name.startswith("data")]
     assert titles == ["Data: train", "Data: validation", "Data: test"]
-    rows = dict(grids_of(page, "data")[0].rows)
+    rows = {row[0]: row[1] for row in grids_of(page, "data")[0].rows}
     assert rows["columns"] == "instruction: ask, response: say"
     assert rows["prompts are learnt"] == "no"
     assert "checks of the rows" not in rows

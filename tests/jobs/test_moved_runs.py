@@ -22,7 +22,7 @@ from tests.jobs.trained_runs import place
 
 
 @pytest.fixture
-def fruit(tmp_path, monkeypatch) -> Path:
+def fruit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An expert that was trained by `expert train --manifest fruit/manifest.json`, its base with
     it."""
     shutil.copytree(base_model(place() / "models"), tmp_path / "fruit" / "models" / "base")

@@ -6,7 +6,6 @@ draws, and then they merely stay on one side of a split.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -32,15 +31,9 @@ class RowKeys(NamedTuple):
 
     @classmethod
     def of(cls, documents: FlatDocuments) -> Self:
-        """Read every token once: 2 us a document of 80 tokens."""
-        count = len(documents)
-        prompt, whole = np.zeros(count, np.uint64), np.zeros(count, np.uint64)
-        for number in range(count):
-            tokens, spans = documents.tokens(number), documents.spans(number)
-            answer = int(spans[-1, 0]) if len(spans) else 0
-            whole[number] = _number(tokens)
-            prompt[number] = _number(tokens[:answer]) if answer else whole[number]
-        return cls(prompt, whole)
+        """Read every token once, a shard at a time: 7 us a document of 80 tokens on a busy core."""
+        parts = [_keys_of(shard) for shard in documents.shards()]
+        return cls.joined(parts) if parts else cls(*np.zeros((2, 0), np.uint64))
 
     @classmethod
     def joined(cls, parts: list[RowKeys]) -> Self:
@@ -71,6 +64,25 @@ def saved_keys(prepared: Prepared, cache: Path) -> RowKeys:
     return made
 
 
-def _number(tokens: NDArray[np.int32]) -> int:
-    digest = hashlib.blake2b(np.ascontiguousarray(tokens).data, digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+def _keys_of(shard: Shard) -> RowKeys:
+    """The sum of a number for each token at its place; sums from the beginning of the shard give
+    those of every stretch of it by one subtraction, modulo 2 to the 64th."""
+    starts, stops = shard.offsets[:-1].astype(np.int64), shard.offsets[1:].astype(np.int64)
+    first, last = (int(starts[0]), int(stops[-1])) if len(starts) else (0, 0)
+    places = np.arange(first, last) - np.repeat(starts, stops - starts)
+    values = _mixed(shard.tokens[first:last].astype(np.uint64) << np.uint64(32) | places.view("u8"))
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values, dtype=np.uint64)])
+    whole = sums[stops - first] - sums[starts - first]
+    has_answer = np.diff(shard.span_offsets) > 0
+    answers = np.zeros(len(starts), np.int64)
+    answers[has_answer] = shard.spans[shard.span_offsets[1:][has_answer] - 2]
+    prompt = sums[starts + answers - first] - sums[starts - first]
+    return RowKeys(np.where(answers > 0, prompt, whole), whole)
+
+
+def _mixed(values: Keys) -> Keys:
+    """Numbers that tell nothing of their order: the finalizer of splitmix64 (Vigna)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Keys = values ^ (values >> np.uint64(31))
+    return mixed

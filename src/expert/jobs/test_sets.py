@@ -42,6 +42,12 @@ class TestSet:
     part_of: TestSet | None = None
     """The whole set, where only some of it is judged."""
 
+    @property
+    def partial(self) -> dict[str, Any] | None:
+        """Of which rows this is a part, and how many they are; None where it is the whole."""
+        whole = self.part_of
+        return {"test_set": whole.name, "of": len(whole.examples)} if whole is not None else None
+
     def limited(self, most: int | None) -> TestSet:
         """At most so many of them, spread over all: rows of a task often stand together."""
         count = len(self.examples)

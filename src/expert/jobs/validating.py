@@ -96,11 +96,9 @@ def validate(
         tell("reading what the baseline has learnt", 0, 0)
         _refuse_what_the_baseline_learnt(folder, plan, beside, str(baseline), test)
     how, said = settle_decoding(plan, {})
+    task = _task(folder, plan, test, how, domain, seed=seed, device=pick_device(device), tell=tell)
     learnt, untold = _learnt(folder, plan, beside, test)
-    task = replace(
-        _task(folder, plan, test, how, domain, seed=seed, device=pick_device(device), tell=tell),
-        learnt=learnt,
-    )
+    task = replace(task, learnt=learnt)
     wanted = {choose(folder, name).path: name for name in states(folder)} if checkpoints else {}
     reached = _reach(folder, plan, chosen.name, task)
     others = [
@@ -109,8 +107,6 @@ def validate(
     ]
     before = _baseline(folder, plan, str(baseline), task) if baseline is not None else None
     demands = Demands(min_accuracy=min_accuracy, max_regression=max_regression)
-    whole = test.part_of
-    partial = {"test_set": whole.name, "of": len(whole.examples)} if whole is not None else None
     file, kept = place_for(folder, chosen, test)
     done = Validation(
         folder=folder.path,
@@ -124,7 +120,7 @@ def validate(
         gate=gate_of(demands, reached.standing, before.standing if before else None),
         checkpoints=tuple(others),
         settings=_settings(demands, task, limit),
-        partial=partial,
+        partial=test.partial,
         file=file,
         notes=tuple(note for note in (*said, *_notes(task), remark, untold, kept) if note),
         seconds=time.monotonic() - began,

@@ -60,16 +60,16 @@ def make_page(report: Report) -> Page:
     sections.append(surroundings(run))
     model, device = run.started.get("model"), run.started.get("device")
     where = f"{model} on {device} · " if model and device else ""
-    kind, sentence, reasons = verdict.kind, _sentence(verdict), _reasons(run, verdict)
+    head, reasons = (str(verdict.kind), _sentence(verdict)), _reasons(run, verdict)
     good = standing(run.record.validation or {})
     if good is not None:  # whether it answers well comes before how fast it was trained
-        reasons = f"Speed: {kind}. {sentence} {reasons}"
-        kind, sentence = good
+        reasons = f"Speed: {head[0]}. {head[1]} {reasons}"
+        head = good
     return Page(
         title=run.expert,
         subtitle=f"{where}{run.name}",
-        kind=kind,
-        verdict=sentence,
+        kind=head[0],
+        verdict=head[1],
         tone=_tone(report),
         reasons=reasons,
         sections=tuple(sections),

@@ -74,7 +74,8 @@ def _answers(run: RunFacts) -> Measured:
     if accuracy is None:
         return "expert validate has judged none" if run.record.validation is None else "not judged"
     cases = len(listed(facts.get("cases")))
-    passed = {True: ", gate passed", False: ", gate not passed"}.get(gate, "")
+    told = {"True": ", gate passed", "False": ", gate not passed"}
+    passed = told.get(str(gate), "")
     return Card(name="Answers right", value=f"{accuracy:.1%}", note=f"of {cases:,} cases{passed}")
 
 
