@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from expert.cli.display import nobody_reads
+from expert.cli.main import IN_ORDER_OF_USE
 from expert.core.errors import EXIT_MEANINGS
 from tests.cli.running import EXAMPLES, EXPERT_JSON
 
@@ -28,6 +29,15 @@ def test_help_names_every_command_and_every_exit_code(run):
     text = " ".join(ran.out.split())
     for code, meaning in EXIT_MEANINGS.items():
         assert f"{code} {meaning}" in text
+    starts = [line.split()[0] for line in ran.out.splitlines() if line.strip()]
+    assert [word for word in starts if word.isdigit()] == [str(code) for code in EXIT_MEANINGS]
+
+
+def test_commands_are_listed_in_the_order_they_come_to_be_needed(run):
+    lines = [line.split() for line in run("--help").out.splitlines()]
+    named = [words[1] for words in lines if len(words) > 2 and words[1] in IN_ORDER_OF_USE]
+    assert tuple(named) == IN_ORDER_OF_USE
+    assert named.index("plan") < named.index("train") < named.index("validate")
 
 
 def test_the_version_is_told(run):

@@ -14,11 +14,12 @@ from tests.jobs.test_preparing import ROWS, an_expert, lines
 def test_clean_data_is_a_table_and_exits_with_0(run, tmp_path):
     ran = run("dataset", "check", "--manifest", str(an_expert(tmp_path)))
     assert (ran.code, ran.err) == (0, "")
-    table = {line[:37].strip(): line[37:].split("  ") for line in ran.out.splitlines()}
+    rows = [[cell.strip() for cell in line.split("  ") if cell] for line in ran.out.splitlines()]
+    table = {cells[0]: cells[1:] for cells in rows}
     assert ran.out.startswith("counter: prompt template chatml\n")
-    assert [cell.strip() for cell in table["rows read"] if cell] == ["120", "drawn from train"]
-    assert [cell.strip() for cell in table["examples"] if cell.strip()] == ["108", "12"]
-    assert [cell.strip() for cell in table["also in train"] if cell.strip()] == ["–", "0"]
+    assert table["rows read"] == ["120", "drawn from train"]
+    assert table["examples"] == ["108", "12"]
+    assert table["also in train"] == ["–", "0"]
     assert "✓ nothing is wrong with the data" in ran.out
     assert not (tmp_path / "datasets_optimized").exists()
 
@@ -130,7 +131,8 @@ def test_data_sets_are_listed_with_who_uses_them(run, tmp_path):
     an_expert(tmp_path / "experts" / "a")
     ran = run("find-datasets", "--manifests", str(tmp_path / "experts"))
     assert ran.code == 0
-    head, row = (line.split() for line in ran.out.splitlines())
+    first, *rest = ran.out.splitlines()  # what follows a long path may stand on the next line
+    head, row = first.split(), " ".join(rest).split()
     assert head == ["kind", "name", "splits", "rows", "size", "last", "used", "used", "by"]
     file = str(tmp_path / "experts" / "a" / "train.jsonl")
     assert (row[:4], row[-1]) == (["file", file, "train", "120"], "counter")
@@ -176,3 +178,26 @@ def test_consolidating_needs_manifests(run, tmp_path):
     ran = run("find-datasets", "--consolidate", str(tmp_path))
     assert ran.code == 2
     assert "--consolidate needs the manifests: --manifests FOLDER" in ran.err
+
+
+def test_what_a_benchmark_wrote_is_no_data_and_without_manifests_there_are_no_users(run, tmp_path):
+    write(tmp_path / "a" / "rows.jsonl", '{"text": "x"}\n')
+    write(tmp_path / "a" / "climb.json", '{"format": 1, "kind": "ladder", "rungs": []}')
+    out = run("find-datasets", str(tmp_path / "a")).out
+    assert "rows.jsonl" in out
+    assert "climb.json" not in out
+    assert "used by" not in out
+
+
+def test_the_table_of_three_splits_with_long_rows_stays_a_table():
+    from expert.cli.dataset_commands import _facts
+    from expert.cli.display import Sheet, plain_lines
+    from expert.data.audit import SplitReport
+
+    sizes = dict.fromkeys(("p50", "p90", "p95", "p99", "longest", "examples"), 12_345)
+    lengths = {**sizes, "tokens": 10**9, "learnt_share": 0.3, "over_long_share": 0.1}
+    facts = [_facts(SplitReport(name, lengths=lengths), 131_072) for name in ("a", "b", "c")]
+    rows = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
+    lines = plain_lines(Sheet(("", "train", "validation", "test"), [rows]))
+    assert len(lines) == 1 + len(rows)
+    assert max(map(len, lines)) <= 100

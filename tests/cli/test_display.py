@@ -57,6 +57,24 @@ def test_long_columns_that_would_be_squeezed_are_paragraphs_under_their_row():
     assert max(map(len, plain_lines(sheet))) <= 100
 
 
+def test_what_follows_a_long_path_stands_in_its_own_column_on_the_next_line():
+    path = "/a/" + "b" * 90
+    words = "keyed by content, beside the manifest, " * 3
+    rows = [("data.cache", path, words, "preset"), ("k", "v", "why", "machine")]
+    lines = plain_lines(Sheet(("key", "value", "because", "source"), [rows]))
+    because, source = lines[0].index("because"), lines[0].index("source")
+    assert lines[1] == f"data.cache  {path}"
+    assert lines[2].startswith(" " * because + "keyed")
+    assert any(line[source:] == "preset" for line in lines)
+    assert lines[-1][because:].split() == ["why", "machine"]
+
+
+def test_a_name_alone_is_no_head_of_a_table():
+    words = "word " * 60
+    lines = plain_lines(Sheet(("", "name", "found", "fix", "why"), [[("!", "a", *[words] * 3)]]))
+    assert lines[0] == "!  a"
+
+
 def test_a_table_that_fits_stays_as_it_is():
     assert plain_lines(Sheet(("k", "v"), [[("a", "x y " * 20)]]))[1] == "a  " + "x y " * 19 + "x y"
 

@@ -199,3 +199,13 @@ def test_a_new_folder_inside_the_saved_data_set_it_is_made_from_is_refused(tmp_p
     with pytest.raises(CannotMake, match=r"would lie inside of it  \(--output says where it goes"):
         new_expert("mine", data=saved, into=saved)
     assert new_expert("mine", data=saved, into=tmp_path).columns["response"] == "answer"
+
+
+def test_few_rows_are_learnt_more_often_than_many(tmp_path):
+    for count, epochs in ((360, 5), (1000, 3)):
+        rows = tmp_path / f"{count}.jsonl"
+        lines = [json.dumps({"instruction": f"say {n}", "output": f"{n}"}) for n in range(count)]
+        rows.write_text("\n".join(lines), encoding="utf-8")
+        made = new_expert(f"of-{count}", data=rows, into=tmp_path)
+        manifest = json.loads(made.manifest.read_text(encoding="utf-8"))
+        assert manifest["training"]["config"]["epochs"] == epochs

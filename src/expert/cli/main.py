@@ -8,7 +8,7 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,11 +44,26 @@ from expert.core.errors import (
     ExpertError,
 )
 
-_EPILOG = "Exit codes: " + "; ".join(f"{code} {text}" for code, text in EXIT_MEANINGS.items()) + "."
+IN_ORDER_OF_USE = (
+    *("new", "find-datasets", "manifest", "dataset", "machine", "presets", "plan", "pretokenize"),
+    *("train", "watch", "sample", "validate", "export", "report", "diagnose", "benchmark"),
+    "clear-cuda-cache",
+)
+_EPILOG = "\n".join(
+    ["Exit codes:", *(f"{code:<3}  {text}" for code, text in EXIT_MEANINGS.items())]
+)
+
+
+class _InOrderOfUse(CommandsInWords):
+    """Lists commands as somebody with new rows comes to need them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=IN_ORDER_OF_USE.index)
+
 
 app = typer.Typer(
     name="expert",
-    cls=CommandsInWords,
+    cls=_InOrderOfUse,
     help="Fine-tune small language-model experts at the full speed of the card you have.",
     epilog=_EPILOG,
     no_args_is_help=True,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.cli.display import Sheet, show_sheet
 from expert.cli.run_view import say
-from expert.cli.words import counted, duration
+from expert.cli.words import counted, duration, loss
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,7 +115,7 @@ def checkpoint_sheet(done: Validation) -> Sheet:
     rows = [
         (
             f"{each.name}{' ← best' if each is done.best else ''}",
-            f"{each.rows.loss:.4f}",
+            loss(each.rows.loss),
             _percent(each.score.accuracy),
             _interval(each.score.interval),
             f"{each.score.passed} of {each.score.judged}",
@@ -128,12 +128,14 @@ def checkpoint_sheet(done: Validation) -> Sheet:
 def gate_lines(done: Validation) -> list[tuple[str, str]]:
     """Notes, the verdict with its reasons, and where all of it lies."""
     lines = [(f"note: {note}", "dim") for note in done.notes]
+    remark = done.learnt_remark()
+    lines += [(f"⚠ {remark}", "yellow")] if remark else []
     if done.gate.passed:
         lines.append(("✓ the gate is passed", "bold green"))
     else:
         lines.append(("✗ the gate is not passed", "bold red"))
         lines += [(f"  - {reason}", "") for reason in done.gate.reasons]
-    lines.append((f"wrote {done.folder / 'validation.json'}", "dim"))
+    lines.append((f"wrote {done.file}", "dim"))
     return lines
 
 
@@ -149,7 +151,7 @@ def _facts(side: Reached) -> dict[str, str]:
         "match but for blanks": _percent(
             _ratio(sum(each.normalised for each in side.cases), count)
         ),
-        "loss on the rows": f"{rows.loss:.4f}",
+        "loss on the rows": loss(rows.loss),
         "perplexity": f"{rows.perplexity:.4g}",
         "token accuracy": _percent(rows.token_accuracy),
     }

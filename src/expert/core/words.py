@@ -34,6 +34,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def loss(value: float) -> str:
+    """`1.7100`, `0.1438`; below a tenth three digits, where four decimals say less: `2.10e-05`."""
+    return f"{value:.4f}" if not abs(value) < 0.1 else f"{value:#.3g}"
+
+
 # What None means for keys where it is a choice rather than a gap.
 _NOTHING = {"watch.keep_checkpoints": "all", "length.max_steps": "no limit"}
 
@@ -59,5 +64,16 @@ def value_in_words(path: str, value: Any) -> str:
             return ", ".join(f"{entry['name']} ({entry['tokens']} tokens)" for entry in value)
         return ", ".join(str(entry) for entry in value) or "none"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {entry}" for key, entry in value.items()) or "none"
+        return ", ".join(f"{key} {_inside(entry)}" for key, entry in value.items()) or "none"
     return str(value)
+
+
+def _inside(value: Any) -> str:
+    """A value inside another: what it is made of stands in brackets."""
+    if isinstance(value, dict):
+        return f"({', '.join(f'{key} {_inside(entry)}' for key, entry in value.items())})"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_inside, value))})"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "–" if value is None else str(value)

@@ -219,7 +219,7 @@ def _remarks(plan: RunPlan) -> list[Finding]:
             Finding(
                 name="overruled",
                 severity="note",
-                title="keys that something better has replaced",
+                title="keys that do nothing here, and why",
                 evidence="; ".join(remark.text for remark in overruled),
             )
         )

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from expert.data.audit import Documents, SplitReport
+    from expert.data.audit import DocumentCollector, Documents, SplitReport
+    from expert.data.row_keys import RowKeys
     from expert.data.sources import Source
     from expert.jobs.preparing import Builder
 
@@ -76,6 +77,8 @@ class _Checker:
         soft = sum(prompt["tokens"] for prompt in builder.plan.adapter.soft_prompts)
         whole = builder.template is None or data.packing == "concat"
         self.room = None if whole else data.max_seq_length - soft
+        self.keys: list[RowKeys] = []
+        """Of the examples of the split that is being read, batch by batch."""
 
     def check(self) -> None:
         import numpy as np
@@ -83,6 +86,7 @@ class _Checker:
         from expert.core.words import counted
         from expert.data.audit import SplitReport, joined
         from expert.data.drawing import draw_documents
+        from expert.data.row_keys import RowKeys
 
         sources, tasks = self.builder.sources, self.builder.sources.tasks
         trains: list[Source | None] = [task.train for task in tasks]
@@ -99,6 +103,7 @@ class _Checker:
             [task.weight for task in tasks] or [1.0],
             held_out_share=0.0 if any(others["validation"]) else spec.validation_split,
             seed=self.builder.plan.optim.seed,
+            keys=RowKeys.joined(self.keys) if self.keys else None,
         )
         # A weight above 1 takes rows several times: that is no duplicate in the data.
         train = every.take(np.unique(chosen))
@@ -159,13 +164,21 @@ class _Checker:
                 waiting.append(made)
                 characters += sum(len(segment.text) for segment in made)
             if len(waiting) >= _BATCH_EXAMPLES or characters >= _BATCH_CHARACTERS:
-                collector.add_tokens(self.builder.encoder.encode(waiting))
+                self._encode(waiting, collector)
                 waiting, characters = [], 0
         if waiting:
-            collector.add_tokens(self.builder.encoder.encode(waiting))
+            self._encode(waiting, collector)
         documents = collector.documents()
         self._judge(f"{split.name} {source.name}", bad_rows, documents)
         return documents
+
+    def _encode(self, examples: Sequence[Any], collector: DocumentCollector) -> None:
+        """Count the tokens of some examples, and keep what preparing recognises them by."""
+        from expert.data.row_keys import keys_of_batch
+
+        batch = self.builder.encoder.encode(examples)
+        collector.add_tokens(batch)
+        self.keys.append(keys_of_batch(batch))
 
     def _note_separators(self, source: Source) -> None:
         from expert.data.rows import unusual_separator

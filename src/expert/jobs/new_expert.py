@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from expert.data.columns import Columns
     from expert.data.records import BadRow, Example, Row
 
+EPOCHS = 3
+FEW_ROWS, EPOCHS_OF_FEW = 1000, 5
+"""Few rows make few updates: of 360 rows of dates, `tiny` answers 91.7 % right after 3 epochs and
+100 % after 5."""
 LOOKED_AT = 50
 """Rows of a file that are read to tell what it holds."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -93,7 +97,9 @@ def new_expert(
         shutil.copy2(data, rows)
     dataset = {"path": path, **({"field_mapping": mapped} if mapped else {})}
     manifest = folder / "manifest.json"
-    text = json.dumps(manifest_of(folder.name, kind, dataset), indent=2, ensure_ascii=False)
+    epochs = EPOCHS_OF_FEW if len(_first_rows(rows, FEW_ROWS)) < FEW_ROWS else EPOCHS
+    made = manifest_of(folder.name, kind, dataset, epochs=epochs)
+    text = json.dumps(made, indent=2, ensure_ascii=False)
     write_text_atomically(manifest, text + "\n")
     write_text_atomically(folder / "README.md", readme_of(folder.name, kind, path))
     write_text_atomically(folder / ".gitignore", "runs/\ndatasets_optimized/\n")
@@ -171,7 +177,7 @@ def _refuse_columns(data: Path, mapped: Mapping[str, str], names: Sequence[str])
         raise CannotMake("\n".join([*wrong, f"  {columns_found(names)}"]))
 
 
-def _first_rows(data: Path) -> list[Row | BadRow]:
+def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
     """The beginning of a file or folder; CannotMake where it is none that can be read."""
     from expert.data.records import DataError
     from expert.data.rows import FORMATS, suffix_format
@@ -189,7 +195,7 @@ def _first_rows(data: Path) -> list[Row | BadRow]:
     try:
         source = resolve_sources(DatasetSpec(path=str(data.absolute())), Path()).train
         assert source is not None
-        return list(islice(iterate(source), LOOKED_AT))
+        return list(islice(iterate(source), most))
     except DataError as error:
         what, gap, fix = str(error).partition("  (")
         if "training.dataset" in fix:  # there is no manifest yet

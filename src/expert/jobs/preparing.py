@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from expert.data.pack_index import PackIndex
     from expert.data.prepare import Prepared, Recipe
     from expert.data.records import BadRow, Row
+    from expert.data.row_keys import RowKeys
     from expert.data.sources import Source, Sources
     from expert.data.streaming import Stream
     from expert.data.templates import Template
@@ -135,11 +136,13 @@ class Builder:
         trains = [task.train for task in tasks] or [_only(self.sources.train)]
         tokens = tuple(self._tokenise(source, "train") for source in trains)
         validation = self._given("validation", [t.validation for t in tasks])
+        share = self.spec.validation_split if validation is None else 0.0
         chosen, held_out = draw_documents(
             [prepared.statistics.documents for prepared in tokens],
             [task.weight for task in tasks] or [1.0],
-            held_out_share=self.spec.validation_split if validation is None else 0.0,
+            held_out_share=share,
             seed=self.plan.optim.seed,
+            keys=self.keys_of(tokens) if share else None,
         )
         if self.holds_out_the_end(trains[0]):
             chosen, held_out = np.array([0]), np.array([1])
@@ -149,6 +152,13 @@ class Builder:
         test = self._given("test", [t.test for t in tasks])
         name = self.template.name if self.template else "characters"
         return PreparedData(train, validation, test, self.encoder, name)
+
+    def keys_of(self, tokens: tuple[Prepared, ...]) -> RowKeys:
+        """What the documents of prepared sources are recognised by."""
+        from expert.data.row_keys import RowKeys, saved_keys
+
+        beside = _beside(self.cache, self.explicit)
+        return RowKeys.joined([saved_keys(prepared, beside) for prepared in tokens])
 
     def held_out(self) -> tuple[PreparedSplit | None, PreparedSplit | None]:
         """Validation and test rows that have files of their own: all that is prepared of a run

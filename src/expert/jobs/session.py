@@ -356,12 +356,13 @@ class Session:
     def change_plan(self, after: RunPlan, changed: set[str]) -> None:
         """Go on with another plan; weights and optimizer state stay, and what the run remembers."""
         from expert.jobs.calibrating import known_calibrations
+        from expert.jobs.run_places import as_recorded
         from expert.planning.calibration import estimated_again
 
         after = estimated_again(after, known_calibrations(after.target))
         self.plan = after
         try:
-            self.folder.write_json("plan.json", after.model_dump(mode="json"))
+            self.folder.write_json("plan.json", as_recorded(after))
         except OSError as error:
             self.emit("warning", text=f"plan.json cannot be written: {error.strerror}")
         self.state = replace(

@@ -40,6 +40,14 @@ class TestSet:
     """For each example; None for plain text, which asks nothing."""
     drawn: bool = False
     """Held out of the training rows by the run: another may have drawn others, and learnt these."""
+    part_of: TestSet | None = None
+    """The whole set, where only some of it is judged."""
+
+    @property
+    def partial(self) -> dict[str, Any] | None:
+        """Of which rows this is a part, and how many they are; None where it is the whole."""
+        whole = self.part_of
+        return {"test_set": whole.name, "of": len(whole.examples)} if whole is not None else None
 
     def limited(self, most: int | None) -> TestSet:
         """At most so many of them, spread over all: rows of a task often stand together."""
@@ -52,6 +60,7 @@ class TestSet:
             name=f"{most} of {count} of {self.name}",
             examples=tuple(self.examples[place] for place in kept),
             cases=tuple(self.cases[place] for place in kept),
+            part_of=self,
         )
 
 

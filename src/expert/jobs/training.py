@@ -224,7 +224,7 @@ def _tell_of_data(session: Session, data: RunData) -> None:
             session.emit(
                 "data",
                 split=split.name,
-                folder=str(prepared.folder),
+                folder=str(prepared.folder.absolute()),
                 hit=prepared.hit,
                 because=prepared.because,
                 key=prepared.key,
@@ -305,6 +305,7 @@ def _finished(session: Session, *, early: bool) -> RunResult:
         eval_loss=_best_loss(session),
         test_loss=test.loss if test else None,
         seconds=facts["seconds"],
+        tokens=facts["tokens"],
         tokens_per_second=facts["tokens_per_second"],
         early=early,
         final=str(final),

@@ -148,11 +148,6 @@ def _settle_micro_batch(
         because = f"not even this fits {gib:.1f} GiB"
     ledger.settle(path, micro, because, source)
     _settle_accumulation(ledger, sequences, micro, steps)
-    written = now.config.batch_size
-    if written not in ("auto", micro) and now.config.micro_batch_size == "auto":
-        examples = ledger.decisions["batch.examples_per_update"].value
-        text = f"batch_size {written} sets the {examples} rows of an update, not those at once"
-        ledger.supersede(path, f"{text}: memory decides them, or micro_batch_size")
     return replace(fit.work, rows=micro, accumulates=sequences is None or micro < sequences)
 
 

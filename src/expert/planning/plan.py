@@ -250,7 +250,8 @@ def _settle_rest(now: Situation, ledger: Ledger, work: Workload | None) -> None:
     else:
         words = f"{data.validation_split:.0%} of the training rows"
         because = f"split off with seed {now.config.seed}"
-    ledger.settle("data.validation", words, because, "manifest")
+    written = {"validation_split", "validation_path", "tasks", "streaming"} & data.model_fields_set
+    ledger.settle("data.validation", words, because, "manifest" if written else "preset")
     for key in ("overlong", "train_on_prompt", "tokenize"):
         now.pass_on(ledger, f"data.{key}", key)
     if now.config.tokenize == "late":

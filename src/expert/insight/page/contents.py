@@ -12,8 +12,8 @@ from expert.insight.page.blocks import MADE_BY, Page, Section, Tone
 from expert.insight.page.climb import ladder_section
 from expert.insight.page.comparison import comparison
 from expert.insight.page.decisions import decisions
-from expert.insight.page.facts import RunFacts
-from expert.insight.page.judged import judged
+from expert.insight.page.facts import RunFacts, mapping
+from expert.insight.page.judged import judged, standing
 from expert.insight.page.learning import learning
 from expert.insight.page.overview import overview
 from expert.insight.page.prepared import prepared
@@ -52,21 +52,26 @@ def make_page(report: Report) -> Page:
     sections.append(learning(run))
     sections.extend(speed(run))
     if report.ladder is not None:
-        sections.append(ladder_section(report.ladder))
+        sections.append(ladder_section(report.ladder, run))
     sections.extend(story(run))
     sections.extend(decisions(run))
-    sections.append(prepared(run))
+    sections.extend(prepared(run))
     sections.extend(judged(run))
     sections.append(surroundings(run))
     model, device = run.started.get("model"), run.started.get("device")
     where = f"{model} on {device} · " if model and device else ""
+    head, reasons = (str(verdict.kind), _sentence(verdict)), _reasons(run, verdict)
+    good = standing(run.record.validation or {})
+    if good is not None:  # whether it answers well comes before how fast it was trained
+        reasons = f"Speed: {head[0]}. {head[1]} {reasons}"
+        head = good
     return Page(
         title=run.expert,
         subtitle=f"{where}{run.name}",
-        kind=verdict.kind,
-        verdict=_sentence(verdict),
+        kind=head[0],
+        verdict=head[1],
         tone=_tone(report),
-        reasons=_reasons(run, verdict),
+        reasons=reasons,
         sections=tuple(sections),
         footer=footer(report.made),
     )
@@ -100,6 +105,8 @@ def _tone(report: Report) -> Tone:
         return "error"
     if "warning" in severities:
         return "warning"
+    if mapping((report.run.record.validation or {}).get("gate")).get("passed") is False:
+        return "warning"
     if report.verdict.kind == "unknown":
         return "note"
     return "good" if report.verdict.kind == "compute-bound" else "warning"
@@ -115,6 +122,8 @@ def _reasons(run: RunFacts, verdict: Verdict) -> str:
     state = STATES.get(run.state, run.state)
     if run.state in ("stopped", "failed", "gone"):
         state += f": {run.because}." if run.because else "."
+    if run.state == "finished" and run.record.validation is None:
+        state += " Nobody judged its answers yet: expert validate does."
     fix = f"What mends it: {verdict.fix}." if verdict.fix else ""
     gains = "; ".join(str(gain) for gain in verdict.gains)
     gain = f"To be gained: {gains}." if gains else ""
