@@ -22,7 +22,9 @@ def settle_threads(session: Session) -> None:
     from expert.planning.threads import Threads
 
     before = torch.get_num_threads()
-    chosen = _as_before(session, before) or look_for_threads(before)
+    given = session.given_threads
+    chosen = Threads(given, "as given") if given else _as_before(session, before)
+    chosen = chosen or look_for_threads(before)
     if session.plan.kernels.deterministic:
         chosen = Threads(before, "deterministic: the same parts are added every time")
     if chosen.count != before:

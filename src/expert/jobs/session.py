@@ -38,6 +38,9 @@ REBUILD = ("model.", "kernels.", "optim.", "adapter.")
 class Session:
     """Everything a run needs between its start and its end; closing it lets go of all of it."""
 
+    given_threads: int | None = None
+    """Threads of a CPU run that somebody else has settled; None: it settles them itself."""
+
     def __init__(
         self,
         *,

@@ -58,6 +58,8 @@ class MeasuredRate(BaseModel):
     """What won, by path of the plan."""
     gains: dict[str, float] = {}
     """Times as fast as without it, by path of the plan."""
+    threads: int | None = None
+    """Of a CPU; None on a card, and in records from before this was kept."""
 
     @field_validator("settings")
     @classmethod

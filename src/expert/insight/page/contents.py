@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from expert import __version__
 from expert.insight.finding import Finding
-from expert.insight.ladder import Ladder, headline
+from expert.insight.ladder import Ladder
+from expert.insight.ladder_table import headline
 from expert.insight.page.blocks import MADE_BY, Page, Section, Tone
 from expert.insight.page.climb import ladder_section
 from expert.insight.page.comparison import comparison
