@@ -24,7 +24,7 @@ USUAL_ROWS_AT_ONCE = 8
 TOLERANCE_FP32 = 0.001
 TOLERANCE_16_BITS = 0.01
 # A rung that needs this much more memory than the one below costs memory: less is the estimate's
-# own error (the worst of 96 peaks was off by 5.1 %). Where half of the budget does, none is lacking.
+# own error (the worst of 96 peaks was off by 5.1 %). Where half of the budget does, none lacks.
 MORE_MEMORY = 1.1
 PLENTY = 0.5
 
