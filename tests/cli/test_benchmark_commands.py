@@ -11,10 +11,12 @@ from rich.console import Console
 
 from expert.cli.benchmark_view import ClimbView, line_of, show_ladder
 from expert.planning.ladder import RUNGS
+from expert.planning.measurements import remember_rate
 from tests.cli.running import Runner
 from tests.insight.ladders import ladder, rung
 from tests.jobs.rigs import be_brisk
 from tests.jobs.runs import base_model, write_expert
+from tests.planning.test_measurements import rate as a_rate
 
 CLIMBED = ladder(
     rung("baseline", 100.0, cumulative=1.0),
@@ -141,3 +143,27 @@ def test_the_time_left_is_what_the_climb_says_less_what_has_passed(terminal):
     assert "! other processes used 1.4 of 2 cores meanwhile: rates and gains are uncertain" in text
     assert "against the baseline" in text
     assert "(about 15 s left)" in text
+
+
+def test_what_won_is_forgotten_and_the_file_is_named(run: Runner, manifest, tmp_path, monkeypatch):
+    monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
+    file = tmp_path / "home" / "measurements.json"
+    for model in ("tiny-llama", "another"):
+        remember_rate(file, a_rate(model=model))
+    named = " ".join(run("benchmark", "--forget", "-m", manifest).out.split())
+    assert named.startswith("nothing was remembered:")  # of the model of this manifest
+    ran = run("benchmark", "--forget")
+    assert ran.code == 0
+    text = "".join(ran.out.split())
+    assert text.startswith("laterplansknownothingof2laddersanymore:")
+    assert text.endswith("measurements.json")
+    assert not file.exists()
+
+
+def test_the_end_of_a_climb_names_the_file_that_keeps_it(tmp_path):
+    shown = console(terminal=False)
+    with ClimbView(shown) as view:
+        view.remembered(tmp_path / "measurements.json")
+    text = text_of(shown)
+    assert str(tmp_path / "measurements.json") in text.replace("\n", "")
+    assert "expert benchmark --forget" in text

@@ -143,11 +143,12 @@ def _held_to_themselves(ladder: Ladder) -> list[str]:
         before = losses.get(rung.below or "")
         other = f" and not the {before:.4f} of '{rung.below}'" if before is not None else ""
         own = f"{seen.own_loss:.4f}" if seen.own_loss is not None else "–"
+        why = rung.tolerance_because.partition(":")[0]
         notes.append(
-            f"* {rung.name}: {rung.tolerance_because.partition(':')[0]}, so its weights are "
-            f"others: that their loss is {seen.loss:.4f}{other} says nothing. What is checked is "
-            f"whether it computes right: the same weights have the loss {own} computed as it trains and "
-            f"{seen.loss:.4f} computed as all rungs are judged, {rung.own_difference:+.2%} apart"
+            f"* {rung.name}: {why}, so its weights are others: that their loss is "
+            f"{seen.loss:.4f}{other} says nothing. What is checked is whether it computes right: "
+            f"the same weights have the loss {own} computed as it trains and {seen.loss:.4f} "
+            f"computed as all rungs are judged, {rung.own_difference:+.2%} apart"
         )
     return notes
 

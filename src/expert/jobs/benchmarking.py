@@ -174,6 +174,19 @@ def remember(climb: Climb, ladder: Ladder) -> Path | None:
     return measurements_file()
 
 
+def forget(asked: Asked | None) -> tuple[Path, int]:
+    """Let later plans forget what ladders found: of the model of a manifest, or everything; the
+    file, and how many records went."""
+    from expert.planning.measurements import forget_rates, measurements_file
+    from expert.planning.plan import choose_model
+    from expert.planning.resolve import basename
+
+    file, model = measurements_file(), None
+    if asked is not None:
+        model = basename(choose_model(asked.read(()).manifest, asked.model).name).lower()
+    return file, forget_rates(file, model)
+
+
 def tried_paths(ladder: Ladder) -> list[str]:
     """Values of the plan that were tried both ways, of those that a ladder may settle."""
     from expert.planning.measurements import REMEMBERED

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from expert import __version__
-from expert.insight.finding import Finding
+from expert.insight.finding import Finding, worst_first
 from expert.insight.ladder import Ladder
 from expert.insight.ladder_table import headline
 from expert.insight.page.blocks import MADE_BY, Page, Section, Tone
@@ -65,7 +65,7 @@ def make_page(report: Report) -> Page:
         title=run.expert,
         subtitle=f"{where}{run.name}",
         kind=verdict.kind,
-        verdict=_sentence(verdict),
+        verdict=_sentence(report),
         tone=_tone(report),
         reasons=_reasons(run, verdict),
         sections=tuple(sections),
@@ -80,11 +80,17 @@ def ladder_page(ladder: Ladder, *, made: float | None = None) -> Page:
         subtitle=f"{ladder.model} on {ladder.card} · {ladder.date}",
         kind="",
         verdict=f"{headline(ladder)}.",
-        tone="good" if ladder.winner is not None else "error",
+        tone=_ladder_tone(ladder),
         reasons="",
         sections=(ladder_section(ladder),),
         footer=footer(time.time() if made is None else made),
     )
+
+
+def _ladder_tone(ladder: Ladder) -> Tone:
+    if ladder.winner is None:
+        return "error"
+    return "warning" if ladder.doubts else "good"
 
 
 def footer(made: float) -> str:
@@ -106,10 +112,15 @@ def _tone(report: Report) -> Tone:
     return "good" if report.verdict.kind == "compute-bound" else "warning"
 
 
-def _sentence(verdict: Verdict) -> str:
-    """The sentence without the word that stands above it."""
-    rest = verdict.sentence.removeprefix(f"{verdict.kind}: ")
-    return rest[:1].upper() + rest[1:]
+def _sentence(report: Report) -> str:
+    """The sentence without the word that stands above it; nothing is called good in a head that
+    warns, which then says of what."""
+    rest = report.verdict.sentence.removeprefix(f"{report.verdict.kind}: ")
+    rest = rest[:1].upper() + rest[1:]
+    bad = worst_first([one for one in report.findings if one.severity in ("error", "warning")])
+    if bad and rest.startswith("Good. "):
+        return f"{rest.removeprefix('Good. ')} To be mended: {bad[0].title}."
+    return rest
 
 
 def _reasons(run: RunFacts, verdict: Verdict) -> str:
