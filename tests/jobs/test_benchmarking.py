@@ -230,7 +230,7 @@ class PlayedSeat:
     def taken(self) -> bool:
         return self.measured is not None
 
-    def begin(self, work: rungs.Work, tell: Any) -> None:
+    def begin(self, work: rungs.Work, tell: Any) -> Begun:
         assert not self.taken
         self.rig.begun.append((work.name, work.only_rate, work.threads))
         if not work.only_rate:
@@ -242,6 +242,7 @@ class PlayedSeat:
         if work.own_way and found.own_loss is None:
             found = found.model_copy(update={"own_loss": found.loss})
         self.name, self.measured = work.name, found
+        return self.begun
 
     def window(self, updates: int, skip: int, tell: Any) -> Window:
         assert self.measured is not None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from expert.jobs.climb_time import ClimbTime
 from expert.jobs.pairing import lengths_of, rates_of, time_alone, time_in_turns
 from expert.jobs.rig import Begun
 from expert.jobs.rung_windows import Window
@@ -42,7 +43,8 @@ def quiet(*_: Any) -> None:
 
 
 def turns(left: float, one: Played, other: Played, machine: Machine) -> list[tuple[Window, Window]]:
-    return time_in_turns(one, other, QUICK, left, quiet, machine.clock)  # type: ignore[arg-type]
+    time = ClimbTime(left, machine.clock)
+    return time_in_turns(one, other, QUICK, time, quiet)  # type: ignore[arg-type]
 
 
 def test_who_goes_first_changes_from_pair_to_pair():
@@ -59,7 +61,15 @@ def test_a_clear_difference_ends_it_and_an_unclear_one_is_looked_at_longer():
     assert len(turns(100.0, one, other, machine)) == QUICK.most_pairs
 
 
-@pytest.mark.parametrize(("left", "pairs"), [(-5.0, 2), (0.0, 2), (20.0, 2), (30.0, 3)])
+@pytest.mark.parametrize(("rate", "pairs"), [(150, 2), (70, 5), (100, 2)])
+def test_what_looks_slower_may_take_its_time_twice(rate, pairs):
+    """A pair takes two seconds, and there are five."""
+    machine = Machine()
+    one, other = Played(machine, "A", 1.0, 100), Played(machine, "B", 1.0, rate)
+    assert len(turns(5.0, one, other, machine)) == pairs
+
+
+@pytest.mark.parametrize(("left", "pairs"), [(0.0, 2), (20.0, 2), (30.0, 3)])
 def test_slow_updates_are_windows_of_one_and_two_of_them_at_least(left, pairs):
     """An update of 4 s has a window of its own: nothing else would end in time."""
     machine = Machine()

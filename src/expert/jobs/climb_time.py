@@ -20,7 +20,8 @@ class ClimbTime:
         self._clock = clock
         self._began = clock()
         self._rung_began = self._began
-        self._share = total_seconds
+        self.rung_share = total_seconds
+        """Seconds that the rung may take."""
         self._took: list[float] = []
 
     @property
@@ -35,8 +36,8 @@ class ClimbTime:
     def begin_rung(self, to_come: int) -> float:
         """A rung begins, one of so many that are to come; the seconds it may take."""
         self._rung_began = self._clock()
-        self._share = max(0.0, self.total - self.elapsed) / max(1, to_come)
-        return self._share
+        self.rung_share = max(0.0, self.total - self.elapsed) / max(1, to_come)
+        return self.rung_share
 
     def end_rung(self) -> float:
         """The rung is over; the seconds that it took."""
@@ -47,7 +48,7 @@ class ClimbTime:
     @property
     def rung_left(self) -> float:
         """Seconds of the rung's share that are left; below zero where it has taken longer."""
-        return self._share - (self._clock() - self._rung_began)
+        return self.rung_share - (self._clock() - self._rung_began)
 
     @property
     def is_up(self) -> bool:

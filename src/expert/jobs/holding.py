@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from expert.insight.pairs import Paired, in_turns, one_after_the_other
 from expert.jobs.pairing import rates_of, time_alone, time_in_turns
 from expert.jobs.rig import RungLost
+from expert.jobs.rungs import FIRST_UPDATES
 from expert.planning.ladder import fit_together
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class Timed:
     plan: RunPlan
     seat: Seat | None = None
     """Where it stands ready; None where its process has gone."""
+    learnt: int | None = None
+    """Updates it has learnt; None before it was loaded once."""
     rates: list[float] = field(default_factory=list)
     """Tokens a second of the windows that were timed last."""
 
@@ -39,7 +42,9 @@ class Timed:
         self.seat = rig.free_seat()
         try:
             work = replace(self.work, beside=beside, stays=stays, only_rate=again)
-            self.seat.begin(work, tell)
+            if again and self.learnt is not None:
+                work = replace(work, learnt=min(self.learnt, FIRST_UPDATES))
+            self.learnt = self.seat.begin(work, tell).updates_learnt
         except RungLost:
             self.seat = None
             raise
@@ -84,7 +89,7 @@ def _beside(
         other = there.sit(rig, tell, beside=False, stays=True, again=True)
     stays = fit_together(there.plan, here.plan, here.plan)  # a model that is judged beside them
     seat = here.sit(rig, tell, beside=True, stays=stays, again=False)
-    pairs = time_in_turns(other, seat, pace, time.rung_left, tell)
+    pairs = time_in_turns(other, seat, pace, time, tell)
     rates = rates_of(pairs)
     there.rates, here.rates = [first for first, _ in rates], [second for _, second in rates]
     return _told(here, tell, stays=stays), in_turns(there.name, rates)
@@ -129,7 +134,7 @@ def time_against_baseline(
         one = won.seat if won.alive else won.sit(rig, tell, beside=False, stays=True, again=True)
         assert one is not None
         other = base.sit(rig, tell, beside=True, stays=True, again=True)
-        pairs = time_in_turns(other, one, pace, time.rung_left, tell)
+        pairs = time_in_turns(other, one, pace, time, tell)
         base.leave()
         return in_turns(base.name, rates_of(pairs))
     seat = won.seat if won.alive else won.sit(rig, tell, beside=False, stays=True, again=True)

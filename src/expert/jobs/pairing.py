@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from expert.insight.pairs import in_turns
 
 if TYPE_CHECKING:
+    from expert.jobs.climb_time import ClimbTime
     from expert.jobs.rig import Seat, Tell
     from expert.jobs.rung_windows import Window
     from expert.jobs.rungs import Pace
@@ -58,19 +57,21 @@ def time_in_turns(
     there: Seat,
     here: Seat,
     pace: Pace,
-    left: float,
+    time: ClimbTime,
     tell: Tell,
-    clock: Callable[[], float] = time.monotonic,
 ) -> list[tuple[Window, Window]]:
     """Pairs of windows of two rungs, the first one's first. The order within a pair changes from
-    one to the next, so that a machine that grows slower favours neither."""
-    ends_at = clock() + left
-    half = _part(left, 2 * pace.least_pairs)
+    one to the next, so that a machine that grows slower favours neither.
+
+    A rung is thrown out only after so many pairs that chance is not likely, as what it is worth
+    would be lost to all later plans: one that looks slower may take its time twice.
+    """
+    half = _part(time.rung_left, 2 * pace.least_pairs)
     one, other = (lengths_of(seat, min(pace.window_seconds, half)) for seat in (there, here))
     pairs: list[tuple[Window, Window]] = []
     lasts = one.seconds + other.seconds
     while len(pairs) < pace.most_pairs:
-        began = clock()
+        before = time.rung_left
         tell("timing in turns", len(pairs), pace.most_pairs)
         if len(pairs) % 2 == 0:
             first = there.window(one.updates, one.skip, tell)
@@ -79,17 +80,14 @@ def time_in_turns(
             second = here.window(other.updates, other.skip, tell)
             first = there.window(one.updates, one.skip, tell)
         pairs.append((first, second))
-        lasts = max(lasts, clock() - began)
-        if len(pairs) >= LEAST_WINDOWS and clock() + lasts > ends_at:
+        lasts = max(lasts, before - time.rung_left)
+        found = in_turns("", rates_of(pairs))
+        if len(pairs) >= pace.least_pairs and found.difference != "none":
             break
-        if len(pairs) >= pace.least_pairs and is_clear(pairs):
+        more = time.rung_share if found.looks_slower else 0.0
+        if len(pairs) >= LEAST_WINDOWS and lasts > time.rung_left + more:
             break
     return pairs
-
-
-def is_clear(pairs: list[tuple[Window, Window]]) -> bool:
-    """Whether a difference can be told by now."""
-    return in_turns("", rates_of(pairs)).difference != "none"
 
 
 def rates_of(pairs: list[tuple[Window, Window]]) -> list[tuple[float, float]]:

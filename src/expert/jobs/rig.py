@@ -141,15 +141,17 @@ class Seat:
             raise RungLost(f"its process ended: {_words(child)}")
 
     def _wait_for(self, wanted: str, limit: float, tell: Tell) -> dict[str, Any]:
-        """The answer of this name; RungLost where there will be none."""
-        child, ends_at, because = self._child, time.monotonic() + limit, ""
+        """The answer of this name; RungLost where there will be none. The limit is one of silence:
+        a rung whose updates are slow says something after each of them."""
+        child, because = self._child, ""
         assert child is not None
         while True:
+            ends_at = time.monotonic() + limit
             answer = child.next(ends_at)
             if answer is None:
                 late = time.monotonic() >= ends_at
                 self.stop()
-                raise RungLost(f"not done after {limit:.0f} s" if late else "its process ended")
+                raise RungLost(f"silent for {limit:.0f} s" if late else "its process ended")
             if wanted in answer:
                 return dict(answer[wanted])
             if "doing" in answer:

@@ -101,10 +101,14 @@ def _answer(request: dict[str, Any], answers: int) -> int:
         _alarm(limit)
         return Order(**json.loads(line)) if line else None
 
+    def say(fact: dict[str, Any]) -> None:
+        _alarm(limit)
+        _write(answers, fact)
+
     _alarm(limit)
     logging.disable(logging.WARNING)
     try:
-        measure(Work(**request), lambda fact: _write(answers, fact), hear)
+        measure(Work(**request), say, hear)
     except Exception as error:  # noqa: BLE001 - whatever it was, it ends this rung and no other
         import traceback
 

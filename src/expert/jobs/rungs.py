@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 FIRST_UPDATES = 3
 """Enough to compile, to fill caches, and to know how long an update takes."""
+FEWEST_LEARNT = 2
+"""Where one update alone takes longer than all of them should."""
 LEAST_LEARNT = 5
 """Fewer would hardly show a difference, where there is time for more."""
 SLOW_SECONDS = 1.0
@@ -52,7 +54,7 @@ class Pace:
     """As many where fewer leave it open whether there is a difference."""
     held_out: int
     limit_seconds: float
-    """After so long without an answer a rung is given up."""
+    """After so long without a word a rung is given up."""
 
 
 QUICK = Pace(
@@ -96,7 +98,7 @@ class Work:
     own_way: bool = False
     """Whether to look at them as this rung trains, too."""
     only_rate: bool = False
-    """Measured before: only its speed is wanted, so that nothing is judged."""
+    """Measured before: only its speed is wanted, so that little is learnt and nothing judged."""
     stays: bool = True
     """There is room for the model that is judged beside the one that trains: both stay, and windows
     can be timed afterwards. Else the one goes before the other is built, and nothing is left."""
@@ -113,6 +115,8 @@ class RungFailed(ExpertError):
 
 class MeasuredRun(Rehearsal):
     """A run that gives its model's memory back before it is judged."""
+
+    look_seconds = 1.0  # what it settles counts for all rungs: a fifth of a second misses much
 
     def let_go(self) -> None:
         """Give the model's memory back."""
@@ -164,7 +168,7 @@ def _measured(
     from expert.telemetry.cpu import cores_seen
 
     pace = Pace(**work.pace)
-    learnt = _learn(run, events, pace, FIRST_UPDATES if work.only_rate else work.learnt)
+    learnt = _learn(run, events, pace, work.learnt)
     weights = None if work.only_rate else copied(run.built.tensors())
 
     def look() -> dict[str, Any]:
@@ -202,7 +206,7 @@ def _measured(
         lambda window: say({"window": window_facts(window)}),
         device=run.device,
         meter=lambda: run.recorder.meter,
-        fresh=1 if seconds > SLOW_SECONDS else WARM_UP,
+        fresh=0 if seconds > SLOW_SECONDS else WARM_UP,
     )
     _stand_ready(run, gate)
     if gate.last is not None and gate.last.do == "tell":
@@ -236,11 +240,16 @@ def for_measuring(plan: RunPlan, *, beside: bool = False) -> RunPlan:
 
 def _learn(run: MeasuredRun, events: list[dict[str, Any]], pace: Pace, learnt: int | None) -> int:
     """Train so many updates, or as many as there is time for; how many they were."""
-    _train_to(run, FIRST_UPDATES)
-    seconds = _seconds_per_update(events)
     if learnt is None:
-        least = FIRST_UPDATES if seconds > SLOW_SECONDS else LEAST_LEARNT
-        learnt = max(least, min(pace.most_learnt, int(pace.learn_seconds / seconds)))
+        _train_to(run, FEWEST_LEARNT)
+        # The quicker of the two: the first one loads kernels as well.
+        if min(_times(events)) > pace.learn_seconds:
+            learnt = FEWEST_LEARNT
+        else:
+            _train_to(run, FIRST_UPDATES)
+            seconds = _seconds_per_update(events)
+            least = FIRST_UPDATES if seconds > SLOW_SECONDS else LEAST_LEARNT
+            learnt = max(least, min(pace.most_learnt, int(pace.learn_seconds / seconds)))
     _train_to(run, learnt)
     return learnt
 
@@ -300,9 +309,13 @@ def _log_every(run: MeasuredRun, every: int) -> None:
 def _seconds_per_update(events: list[dict[str, Any]]) -> float:
     """Of the last two lines the slower: a host that runs ahead of its device has launched the
     second update before the first is done, and knows only from the third on how long they take."""
+    return max(1e-4, *_times(events))
+
+
+def _times(events: list[dict[str, Any]]) -> list[float]:
+    """Seconds an update took, by each of the last two lines."""
     steps = [event for event in events if event["event"] == "step"][-2:]
-    slower = max(event["seconds"] / max(1, event.get("updates") or 1) for event in steps)
-    return max(1e-4, float(slower))
+    return [float(event["seconds"]) / max(1, event.get("updates") or 1) for event in steps]
 
 
 def _numbers(

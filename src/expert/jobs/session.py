@@ -40,6 +40,8 @@ class Session:
 
     given_threads: int | None = None
     """Threads of a CPU run that somebody else has settled; None: it settles them itself."""
+    look_seconds: float | None = None
+    """For which it looks at the cores first, where that is not the usual."""
 
     def __init__(
         self,
