@@ -32,7 +32,7 @@ from expert.manifest.reader import read_manifest
 from expert.planning.ladder import BASELINE, RUNGS, TOLERANCE_FP32
 from expert.planning.measurements import read_rates
 from tests.insight.ladders import measured
-from tests.jobs.rigs import be_brisk
+from tests.jobs.rigs import BRISK, be_brisk
 from tests.jobs.runs import base_model, events_of, write_expert
 from tests.jobs.trained_runs import CORPUS
 
@@ -166,6 +166,7 @@ def test_the_character_model_has_a_ladder_too(tmp_path):
     assert by["pre-tokenised"].because == "a corpus of characters needs no tokenizer"
     assert by["packing"].because == "a corpus of characters is cut into blocks"
     assert found.examples_per_update == 16
+    assert found.held_out_rows == BRISK.held_out  # blocks of the corpus, not its one document
     assert not (tmp_path / "home").exists()
 
 

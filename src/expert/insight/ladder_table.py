@@ -97,7 +97,8 @@ def how_measured(ladder: Ladder) -> list[str]:
         f"{ladder.dataset}: {ladder.training_rows:,} rows, {ladder.examples_per_update} to an "
         f"update on every rung, at most {ladder.max_seq_length} tokens each; {ladder.adapter}",
         "tokens/s: real tokens (no padding), median over windows of updates after warm-up, clock "
-        "stopped outside the steps; ± is the distance of the quartiles",
+        "stopped outside the steps; ± is the distance of the quartiles. Rungs were measured at "
+        "different minutes: what one is worth is its gain, not the difference of two rates",
         *_how_gained(ladder),
         f"loss: {ladder.held_out_rows:,} held-out rows ({ladder.held_out_tokens:,} tokens) after "
         f"{learnt} updates from the same start, evaluated in one way; off by: from the last rung "

@@ -78,12 +78,13 @@ def _held_out(plan: RunPlan, data: RunData, most: int) -> tuple[PreparedSplit, i
 
     from expert.data.pack import pack_best_fit, pack_none
     from expert.jobs.feeding import is_padded
+    from expert.manifest.schema import CHAR_GPT
 
     split = data.validation
     assert split is not None
     rows = max(1, min(8, plan.batch.eval_batch, most))
-    if split.index.rule == "blocks":
-        return split, rows, math.ceil(most / rows)
+    if plan.model.name == CHAR_GPT:  # blocks of one document: there are no rows to lay out anew
+        return split, rows, math.ceil(min(most, split.index.bins) / rows)
     documents = np.unique(split.index.piece_document)[:most]
     lengths = split.open().lengths[documents]
     soft, overlong = split.index.soft_tokens, plan.data.overlong
