@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from expert.insight.finding import Finding
 from expert.insight.page.blocks import Example, Folded, LineChart
-from expert.insight.page.contents import ladder_page
+from expert.insight.page.contents import ladder_page, make_page
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
 from expert.insight.page.prepared import FIRST_EDGE
+from expert.insight.verdict import Verdict
+from expert.jobs.reporting import gather
 from tests.insight.pages import (
     FIGURES,
     GPU_FIGURES,
@@ -381,3 +385,22 @@ def test_a_ladder_alone_makes_a_page(tmp_path: Path):
     page = ladder_page(ladder(), made=START)
     check_harmless(page_html(page))
     assert "demo on a card: 100 tokens/s" in page_markdown(page)
+
+
+def test_a_ladder_in_doubt_warns(tmp_path: Path):
+    doubted = ladder().model_copy(update={"doubts": ["others used 1.4 of 2 cores"]})
+    assert (ladder_page(ladder()).tone, ladder_page(doubted).tone) == ("good", "warning")
+    assert "not to be relied on: others used 1.4 of 2 cores" in page_markdown(ladder_page(doubted))
+
+
+def test_a_head_that_warns_calls_nothing_good_and_says_of_what_it_warns(tmp_path: Path):
+    report = gather(write_run(tmp_path / "run", usual()), now=START)
+    verdict = Verdict(kind="compute-bound", sentence="compute-bound: good. The CPU computes.")
+    slow = Finding(name="x", severity="warning", title="slower than before", evidence="", fix="")
+    calm = make_page(replace(report, verdict=verdict, findings=()))
+    warned = make_page(replace(report, verdict=verdict, findings=(slow,)))
+    assert (calm.tone, calm.verdict) == ("good", "Good. The CPU computes.")
+    assert (warned.tone, warned.verdict) == (
+        "warning",
+        "The CPU computes. To be mended: slower than before.",
+    )

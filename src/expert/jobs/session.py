@@ -38,6 +38,11 @@ REBUILD = ("model.", "kernels.", "optim.", "adapter.")
 class Session:
     """Everything a run needs between its start and its end; closing it lets go of all of it."""
 
+    given_threads: int | None = None
+    """Threads of a CPU run that somebody else has settled; None: it settles them itself."""
+    look_seconds: float | None = None
+    """For which it looks at the cores first, where that is not the usual."""
+
     def __init__(
         self,
         *,

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from expert.insight.ladder import (
-    COLUMNS,
-    MARKS,
-    Ladder,
-    RungResult,
-    headline,
-    how_measured,
-    table_rows,
-)
+from expert.insight.ladder import MARKS, STAND, Ladder, RungResult
+from expert.insight.ladder_table import COLUMNS, headline, how_measured, table_rows
 from expert.insight.page.blocks import Bar, Bars, Figure, Folded, Grid, Lines, Section, Words
 from expert.insight.page.facts import RunFacts
 
@@ -62,11 +55,11 @@ def _beside_the_run(ladder: Ladder, run: RunFacts | None) -> list[Words]:
 def _bar(rung: RungResult) -> Bar:
     rate = rung.measured.tokens_per_second if rung.measured is not None else None
     note = rung.because
-    if rung.status == "kept":
+    if rung.status in STAND:
         gains = [f"{rung.gain:.2f}×" if rung.gain is not None else ""]
         gains += [f"{rung.cumulative:.2f}× in all" if rung.cumulative is not None else ""]
         note = ", ".join(gain for gain in gains if gain)
     elif not note:
         note = MARKS[rung.status][1]
     words = f"{rate:,.0f}" if rate is not None else MARKS[rung.status][1] or "–"
-    return Bar(name=rung.name, amount=rate, words=words, note=note, marked=rung.status != "kept")
+    return Bar(name=rung.name, amount=rate, words=words, note=note, marked=rung.status not in STAND)

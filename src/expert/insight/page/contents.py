@@ -6,8 +6,9 @@ import time
 from dataclasses import dataclass, field
 
 from expert import __version__
-from expert.insight.finding import Finding
-from expert.insight.ladder import Ladder, headline
+from expert.insight.finding import Finding, worst_first
+from expert.insight.ladder import Ladder
+from expert.insight.ladder_table import headline
 from expert.insight.page.blocks import MADE_BY, Page, Section, Tone
 from expert.insight.page.climb import ladder_section
 from expert.insight.page.comparison import comparison
@@ -60,7 +61,7 @@ def make_page(report: Report) -> Page:
     sections.append(surroundings(run))
     model, device = run.started.get("model"), run.started.get("device")
     where = f"{model} on {device} · " if model and device else ""
-    head, reasons = (str(verdict.kind), _sentence(verdict)), _reasons(run, verdict)
+    head, reasons = (str(verdict.kind), _sentence(report)), _reasons(run, verdict)
     good = standing(run.record.validation or {})
     if good is not None:  # whether it answers well comes before how fast it was trained
         reasons = f"Speed: {head[0]}. {head[1]} {reasons}"
@@ -84,11 +85,17 @@ def ladder_page(ladder: Ladder, *, made: float | None = None) -> Page:
         subtitle=f"{ladder.model} on {ladder.card} · {ladder.date}",
         kind="",
         verdict=f"{headline(ladder)}.",
-        tone="good" if ladder.winner is not None else "error",
+        tone=_ladder_tone(ladder),
         reasons="",
         sections=(ladder_section(ladder),),
         footer=footer(time.time() if made is None else made),
     )
+
+
+def _ladder_tone(ladder: Ladder) -> Tone:
+    if ladder.winner is None:
+        return "error"
+    return "warning" if ladder.doubts else "good"
 
 
 def footer(made: float) -> str:
@@ -112,10 +119,15 @@ def _tone(report: Report) -> Tone:
     return "good" if report.verdict.kind == "compute-bound" else "warning"
 
 
-def _sentence(verdict: Verdict) -> str:
-    """The sentence without the word that stands above it."""
-    rest = verdict.sentence.removeprefix(f"{verdict.kind}: ")
-    return rest[:1].upper() + rest[1:]
+def _sentence(report: Report) -> str:
+    """The sentence without the word that stands above it; nothing is called good in a head that
+    warns, which then says of what."""
+    rest = report.verdict.sentence.removeprefix(f"{report.verdict.kind}: ")
+    rest = rest[:1].upper() + rest[1:]
+    bad = worst_first([one for one in report.findings if one.severity in ("error", "warning")])
+    if bad and rest.startswith("Good. "):
+        return f"{rest.removeprefix('Good. ')} To be mended: {bad[0].title}."
+    return rest
 
 
 def _reasons(run: RunFacts, verdict: Verdict) -> str:
