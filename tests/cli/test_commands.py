@@ -380,7 +380,7 @@ def test_pretokenize_offers_to_make_rows_only_where_rows_are_missing(run, tmp_pa
     def no_model(plan: object, folder: object) -> None:
         raise DataNotHere("owner/model could not be fetched from the hub: no network  (put it …)")
 
-    monkeypatch.setattr(preparing, "_tokenizer_folder", no_model)
+    monkeypatch.setattr(preparing, "tokenizer_folder", no_model)
     modelless = an_expert(tmp_path / "a-modelless")
     misspelt = an_expert(tmp_path / "b-misspelt", dataset={"path": "trian.jsonl"})
     for file in (modelless, misspelt):

@@ -56,7 +56,7 @@ class _OnlyLooking(Builder):
             raise _NotPrepared
         return Prepared(folder, True, "prepared", read_statistics(folder), recipe.key())
 
-    def _index(self, name: str, lengths: Any, seed: int, soft: int, packing: Any) -> Any:
+    def _index(self, name: str, lengths: Any, seed: int, packing: Any) -> Any:
         raise _NotPrepared
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.jobs.packing import packed, packing_for, soft_tokens
+from expert.jobs.tokenizer_files import tokenizer_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -182,12 +184,11 @@ class Builder:
             )
         source = _only(self.sources.train)
         segments_of, _ = self.formatter(source)
-        soft = sum(prompt["tokens"] for prompt in self.plan.adapter.soft_prompts)
         loader = self.plan.loader
         return Stream(
             StreamedRows(lambda: self.rows_of(source), segments_of, self.encoder),
             lambda lengths, seed: self._index(
-                "train", lengths, seed, soft, self._packing("train", lengths, soft)
+                "train", lengths, seed, self._packing("train", lengths)
             ),
             examples_per_update=self.plan.batch.examples_per_update,
             seed=self.plan.optim.seed,
@@ -205,7 +206,7 @@ class Builder:
             rows = iterate(_only(self.sources.train))
             text = "".join(str(getattr(row, "values", {}).get("text", "")) for row in rows)
             return CharacterEncoder(text), None
-        folder = _tokenizer_folder(self.plan, self.folder)
+        folder = tokenizer_folder(self.plan, self.folder)
         return text_tools(folder, self.plan.model.prompt_template)
 
     def _tokenise(self, source: Source, name: str) -> Prepared:
@@ -338,14 +339,13 @@ class Builder:
         from expert.data.pack_index import PackIndex
 
         data, seed = self.plan.data, self.plan.optim.seed
-        soft = sum(prompt["tokens"] for prompt in self.plan.adapter.soft_prompts)
         # Only the lengths are kept while packing: this is where preparing takes most memory a row.
         lengths = DocumentStore(*(prepared.folder for prepared in tokens)).lengths[documents]
-        packing = self._packing(name, lengths, soft)
+        packing = self._packing(name, lengths)
         decides = {
             "tokens": [prepared.key for prepared in tokens],
             "documents": hashlib.sha256(np.ascontiguousarray(documents).data).hexdigest(),
-            "rule": [data.packing, packing.length, data.overlong, soft, seed],
+            "rule": [data.packing, packing.length, data.overlong, soft_tokens(self.plan), seed],
             "format": INDEX_FORMAT,
         }
         if packing.most_rows is not None:
@@ -354,7 +354,7 @@ class Builder:
         file = _beside(self.cache, self.explicit) / f"index-{name}-{key}.arrow"
         if file.is_file():
             return self._not_empty(PreparedSplit(name, tokens, PackIndex.open(file), file, True))
-        made = self._index(name, lengths, seed, soft, packing)
+        made = self._index(name, lengths, seed, packing)
         del lengths
         made = replace(made, piece_document=documents[made.piece_document].astype("int32"))
         made.save(file)
@@ -374,46 +374,16 @@ class Builder:
             "max_seq_length)"
         )
 
-    def _packing(self, name: str, lengths: Any, soft: int) -> Packing:
-        """Sequences as long as the rows may be; of training rows, such as hold whole updates."""
-        from expert.data.pack import cut_pieces
-        from expert.planning.sequences import Packing, packing_of
+    def _index(self, name: str, lengths: Any, seed: int, packing: Packing) -> PackIndex:
+        return packed(self.plan, name, lengths, seed, packing, is_text=self.template is not None)
 
-        data = self.plan.data
-        length = data.max_seq_length
-        if name != "train" or self.template is None or data.packing != "best-fit":
-            return Packing(1, length, None)
-        pieces = cut_pieces(lengths, length - soft, data.overlong)
-        if not len(pieces):
-            return Packing(1, length, None)
-        sizes = pieces.stop - pieces.start + soft
-        return packing_of(
-            self.plan.batch.examples_per_update,
-            mean=float(sizes.mean()),
-            longest=float(sizes.max()),
-            length=length,
-            shorter=not self.spec.streaming,  # every window of a stream is as long as the first
-        )
-
-    def _index(self, name: str, lengths: Any, seed: int, soft: int, packing: Packing) -> PackIndex:
-        from expert.data.pack import pack_best_fit, pack_blocks, pack_concat, pack_none
-
-        data, length = self.plan.data, packing.length
-        if self.template is None:
-            if name == "train":
-                return pack_blocks(lengths, length)
-            return pack_none(lengths, length, overlong="split")
-        if data.packing == "concat":
-            return pack_concat(lengths, length, seed, overlong="split", soft_tokens=soft)
-        if data.packing == "none":
-            return pack_none(lengths, length, overlong=data.overlong, soft_tokens=soft)
-        return pack_best_fit(
+    def _packing(self, name: str, lengths: Any) -> Packing:
+        return packing_for(
+            self.plan,
+            name,
             lengths,
-            length,
-            seed,
-            overlong=data.overlong,
-            soft_tokens=soft,
-            most_pieces=packing.most_rows,
+            is_text=self.template is not None,
+            streaming=self.spec.streaming,
         )
 
 
@@ -425,37 +395,3 @@ def _only(source: Source | None) -> Source:
 def _beside(cache: Path, explicit: bool) -> Path:
     """Where indexes and further splits go: in the cache, or beside a folder that is the cache."""
     return cache.parent if explicit else cache
-
-
-def _tokenizer_folder(plan: RunPlan, folder: Path) -> Path:
-    """The model's folder on this machine; for a hub model its tokenizer files are fetched.
-
-    `folder`: that of the manifest, near which models are looked for.
-    """
-    from expert.data.records import DataNotHere
-    from expert.planning.resolve import near_model
-
-    if plan.model.place != "hub":
-        return Path(plan.model.location)
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-    except ImportError:
-        raise DataNotHere(
-            f"{plan.model.location} is not on this machine  (put its folder into models/, or "
-            "pip install 'expert-cli[hub]' to fetch it)"
-        ) from None
-    files = ["tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt"]
-    try:
-        found = snapshot_download(
-            plan.model.location, revision=plan.model.revision, allow_patterns=files
-        )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        near = near_model(plan.model.name, folder)
-        meant = f"did you mean {near!r}? If not, " if near else ""
-        raise DataNotHere(
-            f"{plan.model.location} is not on this machine and could not be fetched from the hub: "
-            f"{reason}  ({meant}put its folder into models/ beside the manifest)"
-        ) from None
-    return Path(found)
