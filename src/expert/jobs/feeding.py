@@ -205,6 +205,8 @@ def _packed_feed(
         whole_rows=whole_rows,
         ready_ahead=plan.loader.prefetch,
         pin=plan.loader.pin_memory,
+        # A card wants one shape for its compiled kernels, and memory that does not vary.
+        trim=device.type == "cpu",
         new_event=new_event,
     )
 

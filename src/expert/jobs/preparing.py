@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from expert.planning.sequences import Packing
 
 Tell = Callable[[str, int, int], None]
-INDEX_FORMAT = 2
+INDEX_FORMAT = 3
 ENOUGH_FOR_TWO = 4_000_000
 """Bytes of data from which a second process pays: loading its own tokenizer takes half a second."""
 
@@ -128,6 +128,7 @@ class Builder:
         self.explicit = read.manifest.training.config.pretokenized_cache is not None
         self.cache = Path(plan.data.cache or read.folder / "datasets_optimized")
         self.encoder, self.template = self._load_encoder()
+        self._window_packing: Packing | None = None
 
     def build(self) -> PreparedData:
         import numpy as np
@@ -184,17 +185,22 @@ class Builder:
             )
         source = _only(self.sources.train)
         segments_of, _ = self.formatter(source)
+        self._window_packing = None
         loader = self.plan.loader
         return Stream(
             StreamedRows(lambda: self.rows_of(source), segments_of, self.encoder),
-            lambda lengths, seed: self._index(
-                "train", lengths, seed, self._packing("train", lengths)
-            ),
+            self._pack_window,
             examples_per_update=self.plan.batch.examples_per_update,
             seed=self.plan.optim.seed,
             options=LoaderOptions(workers=loader.workers, prefetch=loader.prefetch),
             max_bad_rows=self.spec.max_bad_rows,
         )
+
+    def _pack_window(self, lengths: Any, seed: int) -> PackIndex:
+        """Rows of a stream as the first of them were packed: updates are cut by that."""
+        if self._window_packing is None:
+            self._window_packing = self._packing("train", lengths)
+        return self._index("train", lengths, seed, self._window_packing)
 
     def _load_encoder(self) -> tuple[Encoder, Template | None]:
         from expert.data.encoder import CharacterEncoder
