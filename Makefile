@@ -28,7 +28,12 @@ demo: $(READY)        ## rows, tokens, a trained expert, the gate, a ladder, a r
 	@$(BIN)/expert train --manifest $(DEMO)/manifest.json --output $(DEMO_OUT)/runs
 	@$(BIN)/expert validate --expert $(DEMO_OUT)/runs --baseline base --min-accuracy 0.95 --limit 200
 	@$(BIN)/expert benchmark --manifest $(DEMO)/manifest.json --quick --no-remember --to $(DEMO_OUT)/ladder.json
-	@$(BIN)/expert report $(DEMO_OUT)/runs --ladder $(DEMO_OUT)/ladder.json
+	@$(BIN)/expert report $(DEMO_OUT)/runs --ladder $(DEMO_OUT)/ladder.json --to $(DEMO_OUT)/report.html
+	@echo
+	@echo "next: open file://$(CURDIR)/$(DEMO_OUT)/report.html"
+	@echo "      . $(BIN)/activate"
+	@echo "      expert sample $(DEMO_OUT)/runs --prompt 'Write this record as JSON. Input: city=rome; code=7'"
+	@echo "      expert new my-expert --from YOUR-ROWS.jsonl"
 
 experts: $(READY)     ## all four trained with `tiny`, judged beside their base; about 20 minutes without a GPU
 	@$(BIN)/python benchmarks/every_expert.py --out build/experts.json

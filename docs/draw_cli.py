@@ -19,7 +19,7 @@ from typing import Any
 from typer import Typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from expert.cli.main import app
+from expert.cli.main import IN_ORDER_OF_USE, app
 from expert.core.errors import EXIT_MEANINGS
 
 FILE = Path(__file__).parent / "CLI.md"
@@ -66,13 +66,17 @@ class Parameter:
 
 def commands(group: Typer = app, above: str = "expert") -> Iterator[Command]:
     """Every command with its whole name, in the order of `expert --help`."""
+    found: dict[str, list[Command]] = {}
     for info in group.registered_commands:
         assert info.callback is not None
         name = info.name or info.callback.__name__.replace("_", "-")
-        yield Command(f"{above} {name}", info.callback, info.epilog or "")
+        found[name] = [Command(f"{above} {name}", info.callback, info.epilog or "")]
     for below in group.registered_groups:
         assert below.typer_instance is not None
-        yield from commands(below.typer_instance, f"{above} {below.name}")
+        assert below.name is not None
+        found[below.name] = list(commands(below.typer_instance, f"{above} {below.name}"))
+    names = [name for name in IN_ORDER_OF_USE if name in found] if group is app else list(found)
+    yield from (command for name in names for command in found[name])
 
 
 def parameters(callback: Callable[..., Any]) -> Iterator[Parameter]:

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from expert.insight.ladder import Ladder, as_markdown, headline, read_ladder
+from expert.insight.ladder import Ladder, read_ladder
+from expert.insight.ladder_table import as_markdown, headline
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "docs" / "benchmarks"

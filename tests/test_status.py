@@ -55,7 +55,19 @@ def test_every_measured_case_has_a_row_with_its_own_number():
     cases = [one for run in record["runs"] for one in run["results"]]
     assert len(cases) >= 9
     for one in cases:
-        assert f"| {one['case']} | {one['tokens_per_second']:,.0f} |" in made
+        if not one["case"].endswith(" lines"):
+            assert f"| {one['case']} | {one['tokens_per_second']:,.0f} |" in made
+    few, many = (
+        next(one["tokens_per_second"] for one in cases if one["case"].endswith(f"{kind} lines"))
+        for kind in ("few", "all")
+    )
+    assert f"changed the rate by {100 * (many / few - 1):+.1f} %" in made
+    peers = [(run, peer) for run in record["runs"] for peer in run.get("peers", [])]
+    assert peers
+    for run, peer in peers:
+        ours = next(one for one in run["results"] if one["case"] == peer["beside"])
+        times = ours["tokens_per_second"] / peer["tokens_per_second"]
+        assert f"`{peer['beside']}` is {times:.2f} times as fast" in made
     runs = json.loads((BENCHMARKS / "memory-runs-h200.json").read_text(encoding="utf-8"))
     for one in runs["results"]:
         assert f"{one['rows']}: {one['measured_bytes'] / 1e9:.1f}" in made

@@ -11,10 +11,12 @@ from rich.console import Console
 
 from expert.cli.benchmark_view import ClimbView, line_of, show_ladder
 from expert.planning.ladder import RUNGS
+from expert.planning.measurements import remember_rate
 from tests.cli.running import Runner
 from tests.insight.ladders import ladder, rung
 from tests.jobs.rigs import be_brisk
 from tests.jobs.runs import base_model, write_expert
+from tests.planning.test_measurements import rate as a_rate
 
 CLIMBED = ladder(
     rung("baseline", 100.0, cumulative=1.0),
@@ -112,23 +114,56 @@ def test_a_rung_in_a_line_says_what_came_of_it():
     assert line_of(CLIMBED.rungs[1]) == (
         "  packing: 250 tokens/s, 2.50x, in all 2.50x, loss 2.0000"
     )
+    late = rung("loader", None, "no time")
+    assert line_of(late) == "  loader: not measured: for a reason"
     assert line_of(CLIMBED.rungs[2]) == "  compile: not here: for a reason"
     slower = rung("loader", 90.0, "slower", gain=0.9, cumulative=0.9)
     assert line_of(slower).endswith("loss 2.0000, slower: for a reason")
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_the_time_left_is_reckoned_from_the_rungs_before(terminal):
+def test_the_time_left_is_what_the_climb_says_less_what_has_passed(terminal):
     now = [0.0]
     shown = console(terminal=terminal)
     with ClimbView(shown, clock=lambda: now[0]) as view:
-        view.begins(RUNGS[0], 1, 11)
+        view.begins(RUNGS[0], 1, 11, 120.0)
         view.goes_on("training", 5, 10)
+        view.crowded("other processes used 1.4 of 2 cores meanwhile")
         now[0] = 20.0
         view.ends(CLIMBED.rungs[0])
-        view.begins(RUNGS[1], 2, 11)
+        view.begins(RUNGS[1], 2, 11, 200.0)
+        now[0] = 80.0
         view.goes_on("training", 1, 10)
+        view.compares("packing", 15.0)
     text = text_of(shown)
     assert "baseline: 100 tokens/s" in text
-    assert "(about 3 min left)" in text  # ten rungs of twenty seconds
-    assert ("training 1/10" in text) == terminal
+    assert "(about 2 min left)" in text
+    assert "(about 3 min left)" in text
+    assert ("training 1/10  (about 2 min left)" in text) == terminal
+    assert "! other processes used 1.4 of 2 cores meanwhile: rates and gains are uncertain" in text
+    assert "against the baseline" in text
+    assert "(about 15 s left)" in text
+
+
+def test_what_won_is_forgotten_and_the_file_is_named(run: Runner, manifest, tmp_path, monkeypatch):
+    monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
+    file = tmp_path / "home" / "measurements.json"
+    for model in ("tiny-llama", "another"):
+        remember_rate(file, a_rate(model=model))
+    named = " ".join(run("benchmark", "--forget", "-m", manifest).out.split())
+    assert named.startswith("nothing was remembered:")  # of the model of this manifest
+    ran = run("benchmark", "--forget")
+    assert ran.code == 0
+    text = "".join(ran.out.split())
+    assert text.startswith("laterplansknownothingof2laddersanymore:")
+    assert text.endswith("measurements.json")
+    assert not file.exists()
+
+
+def test_the_end_of_a_climb_names_the_file_that_keeps_it(tmp_path):
+    shown = console(terminal=False)
+    with ClimbView(shown) as view:
+        view.remembered(tmp_path / "measurements.json")
+    text = text_of(shown)
+    assert str(tmp_path / "measurements.json") in text.replace("\n", "")
+    assert "expert benchmark --forget" in text

@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 from expert.cli.display import nobody_reads
+from expert.cli.main import IN_ORDER_OF_USE
 from expert.core.errors import EXIT_MEANINGS
 from tests.cli.running import EXAMPLES, EXPERT_JSON
 
@@ -28,6 +29,15 @@ def test_help_names_every_command_and_every_exit_code(run):
     text = " ".join(ran.out.split())
     for code, meaning in EXIT_MEANINGS.items():
         assert f"{code} {meaning}" in text
+    starts = [line.split()[0] for line in ran.out.splitlines() if line.strip()]
+    assert [word for word in starts if word.isdigit()] == [str(code) for code in EXIT_MEANINGS]
+
+
+def test_commands_are_listed_in_the_order_they_come_to_be_needed(run):
+    lines = [line.split() for line in run("--help").out.splitlines()]
+    named = [words[1] for words in lines if len(words) > 2 and words[1] in IN_ORDER_OF_USE]
+    assert tuple(named) == IN_ORDER_OF_USE
+    assert named.index("plan") < named.index("train") < named.index("validate")
 
 
 def test_the_version_is_told(run):
@@ -129,7 +139,7 @@ def test_a_key_is_overridden_from_the_command_line(run):
         (("plan", "--manifest", EXPERT_JSON, "--set", "epochs"), "--set epochs: expected path="),
         (("manifest", "explain", "batchsize"), "'batchsize' is no key of a manifest"),
         (("nonsense",), "No such command 'nonsense'"),
-        (("plan",), "name one manifest: expert plan --manifest FILE"),
+        (("plan",), "name a manifest: expert plan FILE"),
         (("plan", EXPERT_JSON, "-m", EXPERT_JSON), "name one manifest"),
     ],
 )
@@ -367,10 +377,10 @@ def test_pretokenize_offers_to_make_rows_only_where_rows_are_missing(run, tmp_pa
     from expert.jobs import preparing
     from tests.jobs.test_preparing import an_expert
 
-    def no_model(plan: object) -> None:
+    def no_model(plan: object, folder: object) -> None:
         raise DataNotHere("owner/model could not be fetched from the hub: no network  (put it …)")
 
-    monkeypatch.setattr(preparing, "_tokenizer_folder", no_model)
+    monkeypatch.setattr(preparing, "tokenizer_folder", no_model)
     modelless = an_expert(tmp_path / "a-modelless")
     misspelt = an_expert(tmp_path / "b-misspelt", dataset={"path": "trian.jsonl"})
     for file in (modelless, misspelt):
@@ -386,7 +396,7 @@ def test_pretokenize_offers_to_make_rows_only_where_rows_are_missing(run, tmp_pa
 def test_pretokenize_wants_one_manifest_or_a_folder(run):
     ran = run("pretokenize")
     assert ran.code == 2
-    assert "name one manifest with --manifest, or a folder with --all" in ran.err
+    assert "name one manifest, or a folder with --all" in ran.err
 
 
 def test_a_place_that_cannot_be_written_is_told(run, tmp_path):

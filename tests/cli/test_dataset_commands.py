@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 
+import pytest
+
 from tests.jobs.test_datasets import write
 from tests.jobs.test_preparing import ROWS, an_expert, lines
 
@@ -12,11 +14,12 @@ from tests.jobs.test_preparing import ROWS, an_expert, lines
 def test_clean_data_is_a_table_and_exits_with_0(run, tmp_path):
     ran = run("dataset", "check", "--manifest", str(an_expert(tmp_path)))
     assert (ran.code, ran.err) == (0, "")
-    table = {line[:37].strip(): line[37:].split("  ") for line in ran.out.splitlines()}
+    rows = [[cell.strip() for cell in line.split("  ") if cell] for line in ran.out.splitlines()]
+    table = {cells[0]: cells[1:] for cells in rows}
     assert ran.out.startswith("counter: prompt template chatml\n")
-    assert [cell.strip() for cell in table["rows read"] if cell] == ["120", "drawn from train"]
-    assert [cell.strip() for cell in table["examples"] if cell.strip()] == ["108", "12"]
-    assert [cell.strip() for cell in table["also in train"] if cell.strip()] == ["–", "0"]
+    assert table["rows read"] == ["120", "drawn from train"]
+    assert table["examples"] == ["108", "12"]
+    assert table["also in train"] == ["–", "0"]
     assert "✓ nothing is wrong with the data" in ran.out
     assert not (tmp_path / "datasets_optimized").exists()
 
@@ -43,22 +46,53 @@ def test_duplicates_and_leaks_are_warnings_and_exit_with_0(run, tmp_path):
         "warning: validation: 2 examples also in train (same prompt and answer)\n"
         f"  {tmp_path / 'v.jsonl'}:1 repeats {tmp_path / 'train.jsonl'}:5\n"
     ) in ran.out
-    assert "nothing is wrong" not in ran.out
+    assert ran.out.splitlines()[-1] == "✓ usable, 2 warnings: look at them before training"
+
+
+def test_too_few_rows_to_hold_any_out_are_no_good_data(run, tmp_path):
+    file = an_expert(tmp_path)
+    write(tmp_path / "train.jsonl", lines(ROWS[:1]))
+    ran = run("dataset", "check", "-m", str(file))
+    assert ran.code == 0
+    assert "warning: train: 1 example, too few to hold any out" in ran.out
+    assert ran.out.splitlines()[-1] == "✓ usable, 1 warning: look at it before training"
+    assert run("dataset", "check", "-m", str(file), "--set", "validation_split=0").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("rows.jsonl", "", "is empty"),
+        ("rows.csv", "question,answer\n", "has a header and no rows"),
+        ("rows.json", "[]", "has no rows"),
+    ],
+)
+def test_a_file_without_rows_is_named_and_plan_warns_of_it(run, tmp_path, name, text, what):
+    file = str(an_expert(tmp_path, dataset={"path": name}))
+    write(tmp_path / name, text)
+    for command in (("dataset", "check"), ("pretokenize",), ("train",)):
+        ran = run(*command, "-m", file)
+        assert ran.code == 2
+        assert f"{name}: {what}  (put rows into it, or name another file)" in ran.err
+    ran = run("plan", "-m", file)
+    assert ran.code == 0
+    if not name.endswith(".json"):  # whose rows are counted when they are prepared
+        assert f"warning: length.rows: there are no rows to train on: {name} {what}" in ran.out
 
 
 def test_too_many_bad_rows_exit_with_2_and_are_listed(run, tmp_path):
     file = an_expert(tmp_path)
-    write(tmp_path / "train.jsonl", lines(ROWS) + "{\n" * 12)
+    write(tmp_path / "train.jsonl", lines(ROWS) + "{\n" * 102)
     ran = run("dataset", "check", "-m", str(file))
     assert ran.code == 2
     assert f"train: bad rows\n  {tmp_path / 'train.jsonl'}:121: " in ran.out
     assert "\n  … and 2 more\n" in ran.out
     assert ran.err == (
         "the data of counter cannot be used as it is\n"
-        "  - train train.jsonl: 12 bad rows, and training.dataset.max_bad_rows tolerates 0  "
-        "(mend the data, or --set training.dataset.max_bad_rows=12)\n"
+        "  - train train.jsonl: 102 bad rows, and training.dataset.max_bad_rows tolerates 0  "
+        "(mend the data, or --set training.dataset.max_bad_rows=102)\n"
     )
-    tolerated = ("--set", "training.dataset.max_bad_rows=12")
+    tolerated = ("--set", "training.dataset.max_bad_rows=102")
     assert run("dataset", "check", "-m", str(file), *tolerated).code == 0
 
 
@@ -97,7 +131,8 @@ def test_data_sets_are_listed_with_who_uses_them(run, tmp_path):
     an_expert(tmp_path / "experts" / "a")
     ran = run("find-datasets", "--manifests", str(tmp_path / "experts"))
     assert ran.code == 0
-    head, row = (line.split() for line in ran.out.splitlines())
+    first, *rest = ran.out.splitlines()  # what follows a long path may stand on the next line
+    head, row = first.split(), " ".join(rest).split()
     assert head == ["kind", "name", "splits", "rows", "size", "last", "used", "used", "by"]
     file = str(tmp_path / "experts" / "a" / "train.jsonl")
     assert (row[:4], row[-1]) == (["file", file, "train", "120"], "counter")
@@ -143,3 +178,26 @@ def test_consolidating_needs_manifests(run, tmp_path):
     ran = run("find-datasets", "--consolidate", str(tmp_path))
     assert ran.code == 2
     assert "--consolidate needs the manifests: --manifests FOLDER" in ran.err
+
+
+def test_what_a_benchmark_wrote_is_no_data_and_without_manifests_there_are_no_users(run, tmp_path):
+    write(tmp_path / "a" / "rows.jsonl", '{"text": "x"}\n')
+    write(tmp_path / "a" / "climb.json", '{"format": 1, "kind": "ladder", "rungs": []}')
+    out = run("find-datasets", str(tmp_path / "a")).out
+    assert "rows.jsonl" in out
+    assert "climb.json" not in out
+    assert "used by" not in out
+
+
+def test_the_table_of_three_splits_with_long_rows_stays_a_table():
+    from expert.cli.dataset_commands import _facts
+    from expert.cli.display import Sheet, plain_lines
+    from expert.data.audit import SplitReport
+
+    sizes = dict.fromkeys(("p50", "p90", "p95", "p99", "longest", "examples"), 12_345)
+    lengths = {**sizes, "tokens": 10**9, "learnt_share": 0.3, "over_long_share": 0.1}
+    facts = [_facts(SplitReport(name, lengths=lengths), 131_072) for name in ("a", "b", "c")]
+    rows = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
+    lines = plain_lines(Sheet(("", "train", "validation", "test"), [rows]))
+    assert len(lines) == 1 + len(rows)
+    assert max(map(len, lines)) <= 100

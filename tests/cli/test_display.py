@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from expert.cli.display import Sheet, bar_of, plain_lines, show_sheet
-from expert.cli.words import count, duration, gib, value_in_words
+from expert.cli.words import count, counted, duration, gib, value_in_words
 
 SHEET = Sheet(("key", "value"), [[("a", "1")], [("longer", "[bold]2")]], "title")
 
@@ -57,6 +57,24 @@ def test_long_columns_that_would_be_squeezed_are_paragraphs_under_their_row():
     assert max(map(len, plain_lines(sheet))) <= 100
 
 
+def test_what_follows_a_long_path_stands_in_its_own_column_on_the_next_line():
+    path = "/a/" + "b" * 90
+    words = "keyed by content, beside the manifest, " * 3
+    rows = [("data.cache", path, words, "preset"), ("k", "v", "why", "machine")]
+    lines = plain_lines(Sheet(("key", "value", "because", "source"), [rows]))
+    because, source = lines[0].index("because"), lines[0].index("source")
+    assert lines[1] == f"data.cache  {path}"
+    assert lines[2].startswith(" " * because + "keyed")
+    assert any(line[source:] == "preset" for line in lines)
+    assert lines[-1][because:].split() == ["why", "machine"]
+
+
+def test_a_name_alone_is_no_head_of_a_table():
+    words = "word " * 60
+    lines = plain_lines(Sheet(("", "name", "found", "fix", "why"), [[("!", "a", *[words] * 3)]]))
+    assert lines[0] == "!  a"
+
+
 def test_a_table_that_fits_stays_as_it_is():
     assert plain_lines(Sheet(("k", "v"), [[("a", "x y " * 20)]]))[1] == "a  " + "x y " * 19 + "x y"
 
@@ -73,6 +91,11 @@ def test_a_bar_is_filled_to_an_eighth_of_a_cell(share, bar):
     ("words", "expected"),
     [
         (duration(0.44), "0.4 s"),
+        (duration(0.004), "4 ms"),
+        (duration(0.0004), "below 1 ms"),
+        (duration(0), "0.0 s"),
+        (counted(1, "step"), "1 step"),
+        (counted(1200, "step"), "1,200 steps"),
         (duration(45), "45 s"),
         (duration(600), "10 min"),
         (duration(12_000), "3 h 20 min"),

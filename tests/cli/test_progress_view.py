@@ -123,6 +123,14 @@ def test_where_every_update_has_its_line_the_first_has_no_other():
     assert screen.lines()[-1] == "run folder: runs/a"
 
 
+def test_before_the_first_step_line_the_bar_tells_the_time_left_by_the_pace_of_updates():
+    screen = Screen(terminal=True, width=80)
+    progressed(screen, (0.0, 1), (2.0, 2), (10.0, 6))
+    shown = screen.console.export_text()
+    assert "6/900  ETA 30 min" in shown  # five updates in ten seconds, 894 to come
+    assert "1/900  ETA" not in shown  # one update alone tells no pace
+
+
 def test_the_bar_moves_with_every_update_and_keeps_what_the_last_line_said():
     screen = Screen(terminal=True)
     with screen.view:
@@ -195,11 +203,25 @@ def test_values_that_are_not_known_are_left_out_of_a_step():
 
 def test_a_value_of_zero_is_a_value():
     line = only_line(event="step", step=9, loss=0.0, data_wait=0.0, eta_seconds=0)
-    assert line == "step 9  loss 0.0000  data wait 0.0 %  ETA 0.0 s"
+    assert line == "step 9  loss 0.00  data wait 0.0 %  ETA 0.0 s"
 
 
 def test_a_step_without_a_start_has_no_total():
     assert only_line(event="step", step=7, loss=2.0) == "step 7  loss 2.0000"
+
+
+def test_small_losses_keep_their_digits():
+    told = {"event": "finished", "loss": 0.1438, "eval_loss": 2.1e-05}
+    assert plain(told) == ["finished  mean loss 0.1438  best validation loss 2.10e-05"]
+    assert only_line(event="step", step=9, loss=0.000234) == "step 9  loss 0.000234"
+
+
+def test_rates_that_leave_the_warm_up_out_say_so():
+    facts = {"seconds": 4.0, "tokens": 7871, "samples_per_second": 176.7}
+    line = only_line(event="epoch", epoch=1, tokens_per_second=3931.0, **facts)
+    assert line == "epoch 1  4.0 s  3,931 tok/s  176.7 samples/s after the warm-up"
+    line = only_line(event="epoch", epoch=1, tokens_per_second=1968.0, **facts)
+    assert line == "epoch 1  4.0 s  1,968 tok/s  176.7 samples/s"
 
 
 def test_an_epoch_line_has_loss_time_and_throughput():
@@ -297,7 +319,7 @@ def test_the_end_says_how_long_how_good_and_where_it_is():
         "final": "runs/a/final",
     }
     assert plain(finished) == [
-        "finished in 12 min  loss 1.1000  validation 1.2000  104,000 tok/s",
+        "finished in 12 min  mean loss 1.1000  best validation loss 1.2000  104,000 tok/s",
         "final: runs/a/final",
     ]
 

@@ -321,11 +321,11 @@ def test_a_torn_file_of_a_dead_run_is_shown_as_far_as_it_goes(run, tmp_path):
         stream.write('{"event": "step", "st')
     ran = run("watch", str(tmp_path / "r"))
     assert ran.code == 0
-    assert ran.out.splitlines()[-2] == "step 4/9  loss 1.5000  lr 1.0e-03"
-    assert ran.out.splitlines()[-1].startswith("the trainer ended without a word")
-    assert ran.out.splitlines()[-1].endswith(
-        f"(to go on: expert train --manifest FILE --resume {tmp_path / 'r'})"
-    )
+    assert ran.out.splitlines()[-3] == "step 4/9  loss 1.5000  lr 1.0e-03"
+    assert ran.out.splitlines()[-2].startswith("the trainer ended without a word")
+    go_on = f"go on with: expert train --manifest FILE --resume {tmp_path / 'r'}"
+    assert ran.out.splitlines()[-1] == go_on
+    assert run("watch", str(tmp_path / "r"), "--once").out.splitlines()[-1] == go_on
     found = json.loads(run("watch", str(tmp_path / "r"), "--json").out)
     assert (found["state"], found["step"], found["loss"]) == ("gone", 4, 1.5)
 
@@ -338,13 +338,35 @@ def test_events_around_resuming_and_failing_are_shown(run, tmp_path):
         {"event": "failed", "error": "RuntimeError: [odd]"},
     ]
     a_run(tmp_path / "r", STARTED, *more)
-    assert run("watch", str(tmp_path / "r")).out.splitlines()[-5:] == [
-        "rejected step-000009: DONE is missing",
-        "resumed at step 4 from step-000004",
+    saved = tmp_path / "r" / "checkpoints"
+    assert run("watch", str(tmp_path / "r")).out.splitlines()[-6:-1] == [
+        f"rejected {saved / 'step-000009'}: DONE is missing",
+        f"resumed at step 4 from {saved / 'step-000004'}",
         "  changed: seed: was 1, is 2",
         "took the best checkpoint: step 4",
         "failed: RuntimeError: [odd]",
     ]
+
+
+@pytest.mark.parametrize("how", [["--once"], []])
+def test_a_stopped_run_is_shown_with_the_command_that_goes_on_wherever_it_was_moved(
+    run, tmp_path, how
+):
+    home = tmp_path / "moved"
+    stopped = {"event": "stopped", "time": 3.0, "step": 4, "reason": "signal", "exit_code": 130}
+    folder = a_run(
+        home / "runs" / "r", {**STARTED, "manifest": "/gone/fruit/manifest.yaml"}, STEP, stopped
+    )
+    plan = {"watch": {"output_dir": "/gone/fruit/runs"}}
+    folder.plan.write_text(json.dumps(plan), encoding="utf-8")
+    (home / "manifest.yaml").write_text("name: demo\n", encoding="utf-8")
+    ran = run("watch", str(folder.path), *how)
+    last = f"go on with: expert train --manifest {home / 'manifest.yaml'} --resume {folder.path}"
+    assert ran.out.splitlines()[-1] == last
+
+
+def test_a_finished_run_is_not_gone_on_with(run):
+    assert "go on with" not in run("watch", str(finished_characters()), "--once").out
 
 
 def test_no_run_is_told(run, tmp_path, monkeypatch):

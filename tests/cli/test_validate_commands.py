@@ -9,9 +9,10 @@ from rich.console import Console
 
 from expert.cli.validate_view import ValidatingView
 from expert.core.errors import EXIT_GATE_FAILED
-from tests.jobs.test_validating import learnt
+from tests.jobs.test_validating import as_it_was, learnt
 from tests.jobs.trained_runs import finished
 
+__all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
 CPU = ("--device", "cpu")
 
 
@@ -54,6 +55,11 @@ def test_all_checkpoints_stand_in_one_table(run):
     assert "final" in names
     assert sum("← best" in line for line in lines) == 1
     assert any(line.startswith("the best of them by right answers: ") for line in lines)
+
+
+def test_the_expert_may_be_named_without_its_option(run):
+    ran = run("validate", str(learnt()), "--limit", "2", "--min-accuracy", "0", *CPU)
+    assert ran.code == 0, ran.err
 
 
 def test_flags_that_make_no_sense_exit_with_2(run):

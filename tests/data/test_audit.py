@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from expert.core.words import counted
 from expert.data.audit import (
     LEAKS,
     MARKERS,
@@ -18,7 +19,6 @@ from expert.data.audit import (
     Documents,
     Pairs,
     SplitReport,
-    counted,
     digests_of,
     duplicates,
     is_empty_answer,
@@ -216,9 +216,9 @@ def test_a_split_warns_of_everything_a_person_should_look_at():
 
 def test_only_the_first_bad_rows_and_remnants_are_kept():
     split = SplitReport("train")
-    for line in range(1, 31):
+    for line in range(1, 131):
         split.note_bad(BadRow("t", line, "broken"), "")
         split.note_remnants(Example(text="<|end|>"), f"t:{line}")
-    assert (split.bad_rows, len(split.first_bad_rows)) == (30, 10)
-    assert split.first_bad_rows[-1] == "t:10: broken"
-    assert (split.remnants, len(split.first_remnants)) == ({"<|end|>": 30}, 5)
+    assert (split.bad_rows, len(split.first_bad_rows)) == (130, 100)
+    assert split.first_bad_rows[-1] == "t:100: broken"
+    assert (split.remnants, len(split.first_remnants)) == ({"<|end|>": 130}, 5)

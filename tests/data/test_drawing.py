@@ -7,6 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.data.drawing import draw_documents
+from expert.data.encoder import EncodedBatch
+from expert.data.flat_documents import FlatDocuments, Shard
+from expert.data.row_keys import RowKeys, keys_of_batch
 
 counts = st.lists(st.integers(0, 60), min_size=1, max_size=4)
 
@@ -37,3 +40,88 @@ def test_the_draw_depends_on_the_seed_alone():
     first = draw_documents([50], [0.5], held_out_share=0.2, seed=3)
     assert np.array_equal(first[0], draw_documents([50], [0.5], held_out_share=0.2, seed=3)[0])
     assert not np.array_equal(first[0], draw_documents([50], [0.5], held_out_share=0.2, seed=4)[0])
+
+
+def keys(prompts: list[int], answers: list[int] | None = None) -> RowKeys:
+    """Documents of a token of prompt and a token of answer, of which the answer is learnt."""
+    answers = answers if answers is not None else [0] * len(prompts)
+    tokens = [list(pair) for pair in zip(prompts, answers, strict=True)]
+    return RowKeys.of(FlatDocuments([Shard.of_lists(tokens, [[(1, 2)]] * len(tokens))]))
+
+
+def drawn(known: RowKeys, share: float, seed: int = 3) -> tuple[list[int], list[int]]:
+    count = len(known.whole)
+    train, held = draw_documents([count], [1.0], held_out_share=share, seed=seed, keys=known)
+    return train.tolist(), held.tolist()
+
+
+@given(st.lists(st.integers(1, 5), min_size=10, max_size=40), st.integers(0, 9))
+def test_rows_with_one_prompt_are_never_on_both_sides(times, seed):
+    prompts = [prompt for turn in range(5) for prompt, n in enumerate(times) if turn < n]
+    train, held = drawn(keys(prompts, list(range(len(prompts)))), 0.3, seed)
+    shared = {prompts[row] for row in train} & {prompts[row] for row in held}
+    wanted = -(-len(prompts) * 3 // 10)
+    assert not shared
+    assert wanted <= 2 * len(held) <= 4 * wanted
+
+
+@given(st.integers(2, 200), st.floats(0.01, 0.5), st.integers(0, 9))
+def test_without_a_repeated_row_the_draw_is_what_it_would_be_without_keys(count, share, seed):
+    plain = draw_documents([count], [1.0], held_out_share=share, seed=seed)
+    assert drawn(keys(list(range(count))), share, seed) == tuple(side.tolist() for side in plain)
+
+
+def test_where_all_rows_have_one_prompt_only_equal_answers_stay_together():
+    answers = [row // 2 for row in range(40)]
+    train, held = drawn(keys([7] * 40, answers), 0.1)
+    assert len(held) == 4
+    assert not {answers[row] for row in train} & {answers[row] for row in held}
+
+
+def test_rows_that_all_stand_three_times_are_held_out_together_even_when_one_was_asked_for():
+    rows = [row // 3 for row in range(9)]
+    train, held = drawn(keys(rows), 0.1)
+    assert len(held) == 3
+    assert not {rows[row] for row in train} & {rows[row] for row in held}
+
+
+def test_of_rows_that_are_all_equal_the_share_is_held_out_nevertheless():
+    assert len(drawn(keys([1] * 10), 0.2)[1]) == 2
+
+
+def test_keys_of_a_batch_are_those_of_the_same_documents_on_disk():
+    batch = EncodedBatch(
+        ids=np.array([1, 2, 3, 1, 2, 4], np.int32),
+        lengths=np.array([3, 3], np.int32),
+        spans=np.array([2, 3, 2, 3], np.int32),
+        span_counts=np.array([2, 2], np.int32),
+    )
+    flat = FlatDocuments([Shard.of_lists([[1, 2, 3], [1, 2, 4]], [[(2, 3)], [(2, 3)]])])
+    assert np.array_equal(keys_of_batch(batch), RowKeys.of(flat))
+    assert batch.ids[2] != batch.ids[5]
+    found = keys_of_batch(batch)
+    assert found.prompt[0] == found.prompt[1]
+    assert found.whole[0] != found.whole[1]
+
+
+documents = st.lists(
+    st.tuples(st.lists(st.integers(0, 3), max_size=3), st.lists(st.integers(0, 3), min_size=1)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(documents, st.integers(1, 5))
+def test_documents_have_one_key_exactly_where_they_have_the_same_tokens(rows, shard_rows):
+    shards = []
+    for first in range(0, len(rows), shard_rows):
+        part = rows[first : first + shard_rows]
+        spans = [[(len(prompt), len(prompt) + len(answer))] for prompt, answer in part]
+        shards.append(Shard.of_lists([[*prompt, *answer] for prompt, answer in part], spans))
+    found = RowKeys.of(FlatDocuments(shards))
+    whole = [(*prompt, *answer) for prompt, answer in rows]
+    asked = [tuple(prompt) or text for (prompt, _), text in zip(rows, whole, strict=True)]
+    for column, texts in ((found.whole, whole), (found.prompt, asked)):
+        for one in range(len(rows)):
+            same = [texts[one] == text for text in texts]
+            assert (column == column[one]).tolist() == same

@@ -93,6 +93,45 @@ def test_places_of_a_soft_prompt_are_told():
     assert assert_equal_to_filling_by_hand(case, case.feed(2), 2) == 9
 
 
+@pytest.mark.parametrize("soft", [0, 3])
+def test_rows_that_are_trimmed_lose_nothing_but_padding(monkeypatch, soft: int):
+    monkeypatch.setattr("expert.data.feed.TRIMMED_TO", 8)
+    case = Case(soft_tokens=soft)
+    case.index = pack_best_fit(case.store.lengths, 64, 1, soft_tokens=soft, most_pieces=2)
+    case.order = DataOrder(case.index.bins, 5, seed=3)
+    widths = set()
+    whole = case.feed(2)
+    trimmed = PackedFeed(
+        case.works(0, 9),
+        BatchShape.for_index(case.index, 2),
+        batches_per_update=3,
+        device=CPU,
+        pad_id=PAD,
+        soft=soft > 0,
+        trim=True,
+    )
+    with whole, trimmed:
+        for one, other in zip(whole, trimmed, strict=True):
+            assert one.counts == other.counts
+            for full, cut in zip(one.batches, other.batches, strict=True):
+                width = cut.tokens.shape[1]
+                widths.add(width)
+                for name in ("tokens", "labels", "positions", "soft_mask"):
+                    there = getattr(full, name)
+                    if there is not None and name != "positions":
+                        assert torch.equal(there[:, :width], getattr(cut, name)), name
+                assert bool((full.tokens[:, width:] == PAD).all())
+                assert bool((full.labels[:, width:] == -100).all())
+                places = cut.target_places[: cut.targets].long()
+                assert bool((cut.labels.flatten()[places] >= 0).all())
+                assert cut.target_places.shape == (2 * width,)
+                edges = cut.boundaries.tolist()
+                assert edges[-1] == 2 * width
+                starts = [edge for edge in edges if edge < 2 * width]
+                assert [int(cut.positions.flatten()[edge]) for edge in starts] == [0] * len(starts)
+    assert len(widths) > 2
+
+
 def test_without_a_soft_prompt_there_is_no_mask_for_it():
     with Case().feed(2) as feed:
         assert next(iter(feed)).batches[0].soft_mask is None

@@ -187,9 +187,24 @@ def test_a_bad_row_stops_with_its_file_and_line(tmp_path):
         prepare(work(rows=lambda: with_bad_rows(50, {20})), RECIPE, tmp_path / "tokens")
     assert str(caught.value) == (
         "a row cannot be used\n  - rows.jsonl:21: broken JSON\n"
-        "  (mend the data, or tolerate some: --set training.dataset.max_bad_rows=100)"
+        "  (mend the data, or leave them out: --set training.dataset.max_bad_rows=1)"
     )
     assert not (tmp_path / "tokens").exists()
+
+
+def test_all_bad_rows_are_counted_and_the_first_of_them_named(tmp_path):
+    with pytest.raises(DataError) as caught:
+        prepare(
+            work(rows=lambda: with_bad_rows(50, set(range(20, 28))), listed_by="a command"),
+            RECIPE,
+            tmp_path / "tokens",
+        )
+    assert str(caught.value).splitlines() == [
+        "8 rows cannot be used",
+        *(f"  - rows.jsonl:{line}: broken JSON" for line in range(21, 26)),
+        "  … and 3 more: a command",
+        "  (mend the data, or leave them out: --set training.dataset.max_bad_rows=8)",
+    ]
 
 
 def test_tolerated_bad_rows_are_counted_and_kept_aside(tmp_path):
@@ -197,6 +212,8 @@ def test_tolerated_bad_rows_are_counted_and_kept_aside(tmp_path):
         work(rows=lambda: with_bad_rows(50, {3, 20}), max_bad_rows=2), RECIPE, tmp_path / "tokens"
     )
     assert (made.statistics.bad_rows, made.statistics.documents) == (2, 48)
+    rejects = made.folder / "rejects.jsonl"
+    assert made.left_out == f"2 bad rows were left out, and kept in {rejects}"
     lines = (made.folder / "rejects.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["line"] for line in lines] == [4, 21]
     assert DocumentStore(made.folder).row(3) == 4  # rows keep their numbers

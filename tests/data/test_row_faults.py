@@ -275,12 +275,12 @@ def test_the_edge_of_a_block_changes_nothing(
         ),
         (
             '[{"a": 1},',
-            "a.json:1: the array ends within a row"
+            "a.json: row 2: the array ends within a row"
             "  (the file is cut off or damaged; write it again)",
         ),
         (
             '[{"a": 1}},\n{"a": 2}]',
-            "a.json:1: a bracket too many after the row"
+            "a.json: row 1: a bracket too many after the row"
             "  (the file is cut off or damaged; write it again)",
         ),
         (
@@ -315,8 +315,19 @@ def test_json_lines_and_a_single_object_under_the_name_json_are_read(tmp_path: P
     reason = "broken JSON: expecting ':' delimiter at column 6"
     assert outline(path) == [(1, {"a": 1}), (3, {"a": 2, "data": []}), (4, reason)]
     assert outline(written(tmp_path, "a.json", '\n{"a": 1}\n')) == [(2, {"a": 1})]
-    assert outline(written(tmp_path, "a.json", '{"data": [{"a": 1}]}')) == [(1, {"a": 1})]
+    assert outline(written(tmp_path, "a.json", '{"data": [\n{"a": 1}]}')) == [(2, {"a": 1})]
     assert outline(written(tmp_path, "a.json", " [ ] \n")) == []
+
+
+def test_rows_of_an_array_in_one_line_are_told_by_their_number(tmp_path: Path):
+    path = written(tmp_path, "a.json", '[{"a": 1}, 2, {"a": 3},\n4, 5]')
+    assert [str(row) for row in read_rows(path) if isinstance(row, BadRow)] == [
+        f"{path}: row 2: the row is a number, not a JSON object",
+        f"{path}:2: the row is a number, not a JSON object",
+        f"{path}: row 5: the row is a number, not a JSON object",
+    ]
+    second = next(row for row in read_rows(path) if isinstance(row, BadRow))
+    assert second.to_json() == {"file": str(path), "row": 2, "reason": second.reason, "raw": "2"}
 
 
 def test_text_that_is_no_utf8_in_a_parquet_column_spoils_its_row_only(tmp_path: Path):

@@ -196,18 +196,18 @@ def growing(name: str, each: float, **changes: Any) -> list[dict[str, Any]]:
             "below-measured-rate",
             record(
                 finished_events(step_events(tokens_per_second=50_000.0)),
-                planned(length__seconds=30.0)
+                planned(length__tokens_per_second=100_000.0)
                 | {
                     "decisions": [
                         {
-                            "path": "length.seconds",
-                            "because": "100,000 tokens/s measured on 2026-01-01",
+                            "path": "length.tokens_per_second",
+                            "because": "measured on 2026-01-01 in a run like this one",
                             "source": "measurement",
                         }
                     ]
                 },
             ),
-            "100,000 tokens/s measured",
+            "50,000 tokens/s; 100,000 tokens/s measured on 2026-01-01",
         ),
         (
             "below-the-band",
@@ -236,6 +236,23 @@ def test_a_fault_is_named_with_its_evidence(name, run, says):
     assert says in found.evidence
     assert found.fix
     assert found.consequence
+
+
+@pytest.mark.parametrize(
+    ("rate", "threads", "told"),
+    [
+        (50_000.0, {"threads": 2, "own": 2, "lowered": False}, True),
+        (120_000.0, {"threads": 2, "own": 2, "lowered": False}, False),
+        (50_000.0, {"threads": 1, "own": 2, "lowered": True}, False),
+        (50_000.0, {"threads": 1, "own": 2, "lowered": False}, False),
+    ],
+)
+def test_only_a_run_with_as_many_threads_is_held_against_a_measured_rate(rate, threads, told):
+    """Never one that is faster: seconds and tokens of a plan are estimates that data overrules."""
+    steps = step_events(tokens_per_second=rate)
+    plan = planned(length__tokens_per_second=100_000.0, length__seconds=1.0)
+    run = record(finished_events(steps, {"event": "threads", "cores": 2, **threads}), plan)
+    assert ("below-measured-rate" in found_in(run)) == told
 
 
 def test_recomputing_is_left_alone_where_memory_is_short():

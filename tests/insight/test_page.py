@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from expert.insight.finding import Finding
 from expert.insight.page.blocks import Example, Folded, LineChart
-from expert.insight.page.contents import ladder_page
+from expert.insight.page.contents import ladder_page, make_page
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
 from expert.insight.page.prepared import FIRST_EDGE
+from expert.insight.verdict import Verdict
+from expert.jobs.reporting import gather
 from tests.insight.pages import (
     FIGURES,
     GPU_FIGURES,
@@ -26,6 +30,7 @@ from tests.insight.pages import (
     grids_of,
     html_of,
     ladder,
+    markdown_of,
     page_of,
     started,
     step_event,
@@ -150,8 +155,8 @@ def test_a_pause_before_a_resume_takes_no_place_on_the_time_line(tmp_path: Path)
     events = [
         started(),
         {"event": "stopped", "time": START + 10, "step": 5, "reason": "signal"},
-        started(time=START + day),
         {"event": "resumed", "time": START + day, "step": 5, "path": "x"},
+        started(time=START + day),
         finished(9, time=START + day + 20),
     ]
     page = page_of(write_run(tmp_path / "run", events))
@@ -247,6 +252,76 @@ def test_data_that_is_gone_is_said_to_be_gone(tmp_path: Path):
     assert "/no/such/folder is no longer there" in words_of(page_of(run))
 
 
+def test_a_page_says_first_how_good_the_expert_is_and_then_how_fast_it_was_trained(tmp_path: Path):
+    facts = {
+        "accuracy": 0.9,
+        "interval": [0.7, 0.97],
+        "cases": [{"passed": True}] * 18 + [{"passed": False}] * 2,
+        "gate": {"passed": False, "reasons": ["accuracy 90.0% is below 95.0%"]},
+        "baseline": {"accuracy": 0.1},
+        "learnt": {"cases": 4, "accuracy_of_others": 0.875},
+        "partial": {"test_set": "rows", "of": 60},
+    }
+    page = page_of(write_run(tmp_path / "run", usual(), validation=facts))
+    assert page.kind == "gate not passed"
+    assert page.verdict == (
+        "90.0% of 20 answers are right (95 % interval 70.0% to 97.0%); the baseline: 10.0%; "
+        "4 of 20 cases were also in the training rows; without them 87.5% are right; only 20 of 60 "
+        "rows were judged."
+    )
+    assert page.reasons.startswith("Speed: ")
+    assert page.tone == "warning"
+    card = cards_of(page)["Answers right"]
+    assert next(iter(cards_of(page))) == "Answers right"
+    assert (card.value, card.note) == ("90.0%", "70.0% to 97.0%")
+    without = page_of(write_run(tmp_path / "other", usual()))
+    assert "Nobody judged its answers yet: expert validate does." in without.reasons
+
+
+def test_every_part_of_the_data_has_its_name_above_it(tmp_path: Path):
+    names = ("train", "validation", "test")
+    told = [{**data_event(str(tmp_path / name)), "split": name} for name in names]
+    columns = "Columns(kind='instruction', instruction='ask', input='', response='say')"
+    recipe = {"columns": columns, "learn_prompt": False, "checks": ""}
+    for name in names:
+        (tmp_path / name).mkdir()
+        for file, facts in (("statistics", {"rows_in": 3}), ("recipe", recipe)):
+            (tmp_path / name / f"{file}.json").write_text(json.dumps(facts), encoding="utf-8")
+    page = page_of(write_run(tmp_path / "run", [*usual()[:1], *told, *usual()[1:]]))
+    titles = [section.title for section in page.sections if section.name.startswith("data")]
+    assert titles == ["Data: train", "Data: validation", "Data: test"]
+    rows = {row[0]: row[1] for row in grids_of(page, "data")[0].rows}
+    assert rows["columns"] == "instruction: ask, response: say"
+    assert rows["prompts are learnt"] == "no"
+    assert "checks of the rows" not in rows
+
+
+def test_markdown_has_no_words_on_colours_no_double_bullets_and_no_empty_reasons(tmp_path: Path):
+    case = {"prompt": "p", "expected": "e", "answer": "", "reason": "", "passed": True}
+    facts = {"accuracy": 1.0, "cases": [case], "gate": {"passed": True, "reasons": []}}
+    run = write_run(tmp_path / "run", usual(steps=60), validation=facts)
+    made = ladder().model_copy(
+        update={"command": "expert benchmark", "environment": {"threads": 2}}
+    )
+    (run / "ladder.json").write_text(made.model_dump_json(), encoding="utf-8")
+    text, html = markdown_of(run), page_html(page_of(run))
+    for word in ("Faint", "Grey rungs", "- ·", "\\`", "reason:"):
+        assert word not in text
+    assert "Faint: single updates." in html
+    assert "Grey rungs were left out" in html
+    assert "- answer: (empty)" in text
+
+
+def test_a_ladder_beside_a_run_says_with_how_many_threads_each_was_measured(tmp_path: Path):
+    because = "other processes use 1.3 of 2 cores"
+    threads = {"event": "threads", "time": START, "threads": 1, "cores": 2, "because": because}
+    run = write_run(tmp_path / "run", [usual()[0], threads, *usual()[1:]])
+    made = ladder().model_copy(update={"environment": {"threads": 2}})
+    (run / "ladder.json").write_text(made.model_dump_json(), encoding="utf-8")
+    words = f"The run itself: 2,000 tokens/s, with 1 thread ({because}); the ladder had 2."
+    assert words in words_of(page_of(run))
+
+
 # --- several runs, a ladder ----------------------------------------------------------------------
 
 
@@ -272,6 +347,28 @@ def test_compared_runs_share_their_axes_and_differ_in_a_table(tmp_path: Path):
     check_harmless(page_html(page))
 
 
+def test_compared_runs_have_the_updates_and_tokens_that_their_own_pages_tell(tmp_path: Path):
+    def epoch(number: int, step: int) -> dict[str, Any]:
+        return {"event": "epoch", "time": START + step, "step": step, "epoch": number, "tokens": 70}
+
+    first = [started(total_steps=33), step_event(30, tokens=60), epoch(1, 33), finished(33)]
+    longer = [
+        *first,
+        {"event": "resumed", "time": START + 86_400, "step": 33, "path": "x"},
+        started(time=START + 86_400, total_steps=66),
+        step_event(60, tokens=60, time=START + 86_410),
+        {**epoch(2, 66), "time": START + 86_420},
+        finished(66, time=START + 86_420),
+    ]
+    one, two = write_run(tmp_path / "one", first), write_run(tmp_path / "two", longer)
+    rows = {row[0]: row[1:3] for row in grids_of(page_of(one, two), "comparison")[0].rows}
+    assert rows["updates"] == ("33", "66")
+    assert rows["tokens"] == ("70", "140")
+    assert rows["duration, without pauses"] == ("33 s", "53 s")
+    card = cards_of(page_of(two))["Updates"]
+    assert (card.value, card.note) == ("66", "of 66, 2 epochs, 140 tokens")
+
+
 def test_a_ladder_in_the_run_folder_is_drawn_as_bars(tmp_path: Path):
     run = write_run(tmp_path / "run", usual())
     (run / "ladder.json").write_text(ladder().model_dump_json(), encoding="utf-8")
@@ -288,3 +385,22 @@ def test_a_ladder_alone_makes_a_page(tmp_path: Path):
     page = ladder_page(ladder(), made=START)
     check_harmless(page_html(page))
     assert "demo on a card: 100 tokens/s" in page_markdown(page)
+
+
+def test_a_ladder_in_doubt_warns(tmp_path: Path):
+    doubted = ladder().model_copy(update={"doubts": ["others used 1.4 of 2 cores"]})
+    assert (ladder_page(ladder()).tone, ladder_page(doubted).tone) == ("good", "warning")
+    assert "not to be relied on: others used 1.4 of 2 cores" in page_markdown(ladder_page(doubted))
+
+
+def test_a_head_that_warns_calls_nothing_good_and_says_of_what_it_warns(tmp_path: Path):
+    report = gather(write_run(tmp_path / "run", usual()), now=START)
+    verdict = Verdict(kind="compute-bound", sentence="compute-bound: good. The CPU computes.")
+    slow = Finding(name="x", severity="warning", title="slower than before", evidence="", fix="")
+    calm = make_page(replace(report, verdict=verdict, findings=()))
+    warned = make_page(replace(report, verdict=verdict, findings=(slow,)))
+    assert (calm.tone, calm.verdict) == ("good", "Good. The CPU computes.")
+    assert (warned.tone, warned.verdict) == (
+        "warning",
+        "The CPU computes. To be mended: slower than before.",
+    )

@@ -84,3 +84,13 @@ def test_an_escaped_text_has_no_sign_that_html_knows():
 )
 def test_markdown_keeps_text_as_text(given_text: str, expected: str):
     assert text(given_text) == expected
+
+
+def test_addresses_are_broken_in_markdown_and_paths_of_a_plan_are_not():
+    assert text("data.packing, data: three of them") == "data.packing, data: three of them"
+    assert text("see http://x.example and www.x.example") == (
+        "see http&#58;//x.example and www&#46;x.example"
+    )
+    assert text("data:text/html,x javascript:alert(1)") == (
+        "data&#58;text/html,x javascript&#58;alert(1)"
+    )

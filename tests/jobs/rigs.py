@@ -1,4 +1,4 @@
-"""One process that measures rungs, for all tests of a worker: importing torch takes seconds."""
+"""Two processes that measure rungs, for all tests of a worker: importing torch takes seconds."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tests.jobs.trained_runs import place
 
 # As short as can be: what is measured here is whether it works, not how fast it is.
 BRISK = rungs.Pace(
+    total_seconds=100_000.0,
     learn_seconds=0.1,
     most_learnt=6,
-    windows=3,
-    measure_seconds=0.05,
-    least_measured=3,
+    window_seconds=0.01,
+    least_pairs=2,
+    most_pairs=2,
     held_out=8,
     limit_seconds=300.0,
 )
@@ -28,7 +29,9 @@ class LastingRig(rig.Rig):
     """Every rung is a fork of its own, so that nothing of one test is left for the next."""
 
     def __exit__(self, *_: object) -> None:
-        """It is ended with the tests."""
+        """Its processes are ended with the tests, what a climb has left in them now."""
+        for seat in self.seats:
+            seat.leave()
 
 
 @cache
@@ -39,7 +42,7 @@ def lasting_rig() -> LastingRig:
 
 
 def be_brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure as shortly as can be, in the one process."""
+    """Measure as shortly as can be, in the two processes."""
 
     def shared(log: Path, **_: Any) -> rig.Rig:
         return lasting_rig()

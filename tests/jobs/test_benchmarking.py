@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from expert.insight.ladder import Ladder, RungResult, read_ladder
+from expert.insight.ladder import Ladder, Measured, RungResult, read_ladder
 from expert.jobs import rungs
 from expert.jobs.benchmarking import (
     Asked,
@@ -24,13 +24,15 @@ from expert.jobs.benchmarking import (
     remember,
     write_result,
 )
+from expert.jobs.climb_time import ClimbTime
 from expert.jobs.climbing import Climb
-from expert.jobs.rig import Seen
+from expert.jobs.rig import Begun, RungLost, Seen
+from expert.jobs.rung_windows import Window
 from expert.manifest.reader import read_manifest
 from expert.planning.ladder import BASELINE, RUNGS, TOLERANCE_FP32
 from expert.planning.measurements import read_rates
 from tests.insight.ladders import measured
-from tests.jobs.rigs import be_brisk
+from tests.jobs.rigs import BRISK, be_brisk
 from tests.jobs.runs import base_model, events_of, write_expert
 from tests.jobs.trained_runs import CORPUS
 
@@ -65,9 +67,13 @@ class Heard(Watcher):
         self.done: list[str] = []
         self.doing: set[str] = set()
         self.forgotten = ""
+        self.warned: list[str] = []
 
-    def begins(self, rung: Any, number: int, of: int) -> None:
+    def begins(self, rung: Any, number: int, of: int, left: float) -> None:
         self.begun.append(rung.name)
+
+    def crowded(self, words: str) -> None:
+        self.warned.append(words)
 
     def goes_on(self, doing: str, done: int, of: int) -> None:
         self.doing.add(doing)
@@ -80,8 +86,11 @@ class Heard(Watcher):
 
 
 def test_the_ladder_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
-    # Whether a rung is faster is not for a test: on a machine that does other things all hold.
-    monkeypatch.setattr("expert.insight.ladder.AS_FAST", 1.0)
+    # Whether a rung is faster is not for a test: on a machine that does other things all hold,
+    # nothing is costly, and neighbours are no doubt.
+    monkeypatch.setattr("expert.insight.pairs.AS_FAST", 1000.0)
+    monkeypatch.setattr("expert.jobs.climbing.cost_of", lambda before, after: "")
+    monkeypatch.setattr("expert.jobs.climb_result.doubts_of", lambda ladder: [])
     path = write_expert(tmp_path / "expert", base, {"batch_size": 8, "epochs": 1})
     (tmp_path / "home").write_text("a file, not a folder", encoding="utf-8")
     heard = Heard()
@@ -109,7 +118,7 @@ def test_the_ladder_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     assert by["baseline"].measured is not None
     assert by["pre-tokenised"].measured is not None
     # What is judged has learnt: the loss of the first update was that of the untrained model.
-    [run] = (tmp_path / "out" / "runs").glob("baseline-*")
+    run = min((tmp_path / "out" / "runs").glob("baseline-*"))
     first = events_of(run, "step")[0]["loss"]
     assert by["baseline"].measured.loss is not None
     assert by["baseline"].measured.loss < 0.95 * first
@@ -120,8 +129,13 @@ def test_the_ladder_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     assert by["pre-tokenised"].changes == {"data.tokenize": ("late", "ahead")}
     assert read_ladder(tmp_path / "out").rungs == found.rungs
     # Rungs are real runs, and leave no weights.
-    runs = {run.name.rpartition("-2")[0]: run for run in (tmp_path / "out" / "runs").iterdir()}
+    made = sorted((tmp_path / "out" / "runs").iterdir())
+    runs = {run.name.partition("-20")[0]: run for run in made}
     assert len(runs) == len(heard.begun)
+    # What won was held against the baseline at the end, in a run that only timed it.
+    assert found.against_baseline is not None
+    assert found.against_baseline.against == "baseline"
+    assert len([run for run in made if run.name.startswith("baseline-")]) > 1
     for name, kind in (("baseline", "late"), ("pre-tokenised", "padded"), ("packing", "packed")):
         assert {event["kind"] for event in events_of(runs[name], "feed")} == {kind}
     for run in runs.values():
@@ -152,6 +166,7 @@ def test_the_character_model_has_a_ladder_too(tmp_path):
     assert by["pre-tokenised"].because == "a corpus of characters needs no tokenizer"
     assert by["packing"].because == "a corpus of characters is cut into blocks"
     assert found.examples_per_update == 16
+    assert found.held_out_rows == BRISK.held_out  # blocks of the corpus, not its one document
     assert not (tmp_path / "home").exists()
 
 
@@ -197,31 +212,95 @@ def test_sigterm_leaves_as_ctrl_c_does_and_is_as_before_afterwards():
 # --- what holds, decided on rates that are made up -----------------------------------------------
 
 
-class PlayedRig:
+Answer = Callable[[str, dict[str, Any]], Measured | str]
+"""What is measured of a rung, or why nothing is."""
+
+
+class PlayedSeat:
     """Answers with what a function of the plan says, at once."""
 
     environment: dict[str, Any] = {}
 
-    def __init__(self, answer: Callable[[str, dict[str, Any]], Seen]) -> None:
-        self.answer = answer
-        self.plans: dict[str, dict[str, Any]] = {}
+    def __init__(self, rig: PlayedRig) -> None:
+        self.rig = rig
+        self.name = ""
+        self.measured: Measured | None = None
+        self.begun = Begun(seconds_per_update=0.1, updates_learnt=10, cores=2, threads=2)
 
-    def measure(self, work: rungs.Work, tell: Any) -> Seen:
-        self.plans[work.name] = work.plan
-        seen = self.answer(work.name, work.plan)
-        if work.own_way and seen.measured is not None and seen.measured.own_loss is None:
-            same = seen.measured.model_copy(update={"own_loss": seen.measured.loss})
-            return replace(seen, measured=same)
-        return seen
+    @property
+    def taken(self) -> bool:
+        return self.measured is not None
+
+    def begin(self, work: rungs.Work, tell: Any) -> Begun:
+        assert not self.taken
+        self.rig.begun.append((work.name, work.only_rate, work.threads))
+        if not work.only_rate:
+            self.rig.plans[work.name] = work.plan
+            self.rig.answers[work.name] = self.rig.answer(work.name, work.plan)
+        found = self.rig.answers[work.name]
+        if isinstance(found, str):
+            raise RungLost(found)
+        if work.own_way and found.own_loss is None:
+            found = found.model_copy(update={"own_loss": found.loss})
+        self.name, self.measured = work.name, found
+        return self.begun
+
+    def window(self, updates: int, skip: int, tell: Any) -> Window:
+        assert self.measured is not None
+        self.rig.windows.append(self.name)
+        return Window(
+            first=10,
+            updates=1,
+            tokens=round(1000 * self.measured.tokens_per_second),
+            examples=1,
+            seconds=1000.0 * self.rig.speed(self.name),
+            others=0.0,
+        )
+
+    def seen(self, tell: Any, *, stays: bool) -> Seen:
+        assert self.measured is not None
+        measured, self.measured = self.measured, self.measured if stays else None
+        return Seen(measured=measured)
+
+    def leave(self) -> None:
+        self.measured = None
+
+
+class PlayedRig:
+    """Two played seats, and what they were asked for."""
+
+    environment: dict[str, Any] = {}
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.answers: dict[str, Measured | str] = {}
+        self.plans: dict[str, dict[str, Any]] = {}
+        self.begun: list[tuple[str, bool, int | None]] = []
+        self.windows: list[str] = []
+        self.seats = (PlayedSeat(self), PlayedSeat(self))
+        self.speed: Callable[[str], float] = lambda name: 1.0
+        """Times as long as it should take."""
+
+    def free_seat(self) -> PlayedSeat:
+        return next(seat for seat in self.seats if not seat.taken)
 
 
 def climbed(
-    path: Path, place: Path, answer: Callable[[str, dict[str, Any]], Seen], **more: Any
+    path: Path,
+    place: Path,
+    answer: Answer,
+    *,
+    speed: Callable[[str], float] | None = None,
+    watcher: Watcher | None = None,
+    **more: Any,
 ) -> tuple[Ladder, PlayedRig, Climb]:
-    climb = Climb(asked(path, **more), Watcher())
+    climb = Climb(asked(path, **more), watcher or Watcher())
     rig = PlayedRig(answer)
+    rig.speed = speed or rig.speed
     place.mkdir(parents=True)
-    return climb.run(rig, place), rig, climb  # type: ignore[arg-type]
+    found = climb.run(rig, place)  # type: ignore[arg-type]
+    assert not any(seat.taken for seat in rig.seats)
+    return found, rig, climb
 
 
 def rising() -> Callable[[str], float]:
@@ -239,14 +318,14 @@ def test_rungs_that_fail_are_slower_or_disagree_are_left_out_of_those_above(tmp_
     path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
     rate = rising()
 
-    def answer(name: str, plan: dict[str, Any]) -> Seen:
+    def answer(name: str, plan: dict[str, Any]) -> Measured | str:
         if name == "loader":
-            return Seen(because="out of memory")
+            return "out of memory"
         if name == "attention":
-            return Seen(measured=measured(1.0))
+            return measured(1.0)
         if name == "fused-loss":
-            return Seen(measured=measured(10_000.0, loss=3.0))
-        return Seen(measured=measured(rate(name)))
+            return measured(10_000.0, loss=3.0)
+        return measured(rate(name))
 
     found, rig, _ = climbed(path, tmp_path / "out", answer)
     by = {rung.name: rung for rung in found.rungs}
@@ -261,7 +340,11 @@ def test_rungs_that_fail_are_slower_or_disagree_are_left_out_of_those_above(tmp_
     assert by["packing"].below == "pre-tokenised"
     assert by["batch size"].below == "packing"
     assert by["batch size"].gain == pytest.approx(4 / 3)
+    # Directly against the baseline, however the gains in between came about.
     assert by["no checkpointing"].cumulative == pytest.approx(5.0)
+    assert found.against_baseline is not None
+    assert (found.against_baseline.against, found.against_baseline.how) == ("baseline", "in turns")
+    assert rig.begun[-1][:2] == ("baseline", True)
 
 
 def test_a_rung_with_other_rows_is_held_to_itself(tmp_path, base):
@@ -271,10 +354,10 @@ def test_a_rung_with_other_rows_is_held_to_itself(tmp_path, base):
     def climb(own_loss: float, place: str) -> RungResult:
         rate = rising()
 
-        def answer(name: str, plan: dict[str, Any]) -> Seen:
+        def answer(name: str, plan: dict[str, Any]) -> Measured | str:
             if name == "packing":
-                return Seen(measured=measured(rate(name), loss=3.0, own_loss=own_loss))
-            return Seen(measured=measured(rate(name)))
+                return measured(rate(name), loss=3.0, own_loss=own_loss)
+            return measured(rate(name))
 
         found, _, _ = climbed(path, tmp_path / place, answer, only=("packing",))
         return next(rung for rung in found.rungs if rung.name == "packing")
@@ -289,10 +372,10 @@ def test_a_baseline_that_fails_does_not_end_the_climb(tmp_path, base):
     path = write_expert(tmp_path / "expert", base, {})
     rate = rising()
 
-    def answer(name: str, plan: dict[str, Any]) -> Seen:
+    def answer(name: str, plan: dict[str, Any]) -> Measured | str:
         if plan["kernels"]["attention"] == "eager":
-            return Seen(because="out of memory")
-        return Seen(measured=measured(rate(name)))
+            return "out of memory"
+        return measured(rate(name))
 
     found, rig, _ = climbed(path, tmp_path / "out", answer)
     by = {rung.name: rung for rung in found.rungs}
@@ -308,7 +391,7 @@ def test_only_measures_a_rung_and_the_one_below(tmp_path, base):
     found, rig, _ = climbed(
         path,
         tmp_path / "out",
-        lambda name, plan: Seen(measured=measured(100.0)),
+        lambda name, plan: measured(100.0),
         only=("fused loss", "loader"),
     )
     assert list(rig.plans) == ["pre-tokenised", "loader", "attention", "fused-loss"]
@@ -321,9 +404,7 @@ def test_only_measures_a_rung_and_the_one_below(tmp_path, base):
 def test_the_winner_is_remembered_with_what_was_tried_and_no_more(tmp_path, base):
     path = write_expert(tmp_path / "expert", base, {})
     rate = rising()
-    found, _, climb = climbed(
-        path, tmp_path / "out", lambda name, plan: Seen(measured=measured(rate(name)))
-    )
+    found, _, climb = climbed(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
     remember(climb, found)
     [kept] = read_rates(tmp_path / "home" / "measurements.json")
     assert kept.settings == {
@@ -337,6 +418,105 @@ def test_the_winner_is_remembered_with_what_was_tried_and_no_more(tmp_path, base
     assert kept.tokens_per_second == found.winner.measured.tokens_per_second
     again = Climb(asked(path), Watcher())
     assert all(decision.source != "measurement" for decision in again.top.decisions)
+
+
+def test_a_machine_that_slows_down_throws_out_nothing(tmp_path, base):
+    """Each window takes longer than the one before; side by side every rung is as fast."""
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    passed: list[str] = []
+
+    def slower_and_slower(name: str) -> float:
+        passed.append(name)
+        return 1.01 ** len(passed)
+
+    found, rig, _ = climbed(
+        path, tmp_path / "out", lambda name, plan: measured(100.0), speed=slower_and_slower
+    )
+    seen = [rung.status for rung in found.rungs[1:] if rung.measured]
+    assert seen
+    assert set(seen) == {"no difference"}
+    assert 1.01 ** len(passed) > 1.3
+    # Alone, then in turns with the one below.
+    assert rig.windows[:6] == ["baseline"] * 2 + [
+        *("baseline", "pre-tokenised"),
+        *("pre-tokenised", "baseline"),
+    ]
+
+
+def test_where_memory_holds_not_both_a_doubt_has_the_one_below_timed_again(
+    tmp_path, base, monkeypatch
+):
+    monkeypatch.setattr("expert.jobs.holding.fit_together", lambda *plans: len(plans) == 1)
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+
+    def answer(name: str, plan: dict[str, Any]) -> Measured | str:
+        return measured({"baseline": 100.0, "pre-tokenised": 150.0}.get(name, 75.0))
+
+    found, rig, _ = climbed(path, tmp_path / "out", answer)
+    by = {rung.name: rung for rung in found.rungs}
+    assert {rung.paired.how for rung in found.rungs if rung.paired} == {"one after the other"}
+    # Clearly faster is believed; slower than minutes ago is not, before the other was timed again.
+    assert [begun[:2] for begun in rig.begun[:4]] == [
+        ("baseline", False),
+        ("pre-tokenised", False),
+        ("loader", False),
+        ("pre-tokenised", True),
+    ]
+    assert (by["pre-tokenised"].status, by["loader"].status) == ("kept", "slower")
+    assert by["loader"].because.endswith("as fast as 'pre-tokenised', the last that stays")
+
+
+def test_rungs_for_which_there_is_no_time_are_named_and_what_won_is_a_product(
+    tmp_path, base, monkeypatch
+):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    rate = rising()
+    up = iter([False] * 4)
+    monkeypatch.setattr(ClimbTime, "is_up", property(lambda time: next(up, True)))
+    found, _, _ = climbed(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
+    by = {rung.name: rung for rung in found.rungs}
+    assert by["packing"].status == "kept"
+    assert (by["attention"].status, by["attention"].measured) == ("no time", None)
+    assert "without --quick there is more time" in by["attention"].because
+    assert found.against_baseline is None
+    assert found.winner is not None
+    assert found.winner.cumulative == pytest.approx(4.0)
+
+
+def test_a_first_rung_on_crowded_cores_is_measured_again_with_fewer_threads(
+    tmp_path, base, monkeypatch
+):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    rate, heard = rising(), Heard()
+
+    def answer(name: str, plan: dict[str, Any]) -> Measured | str:
+        return measured(rate(name), others=1.1, cores=2, threads=2)
+
+    found, rig, _ = climbed(path, tmp_path / "out", answer, watcher=heard, only=("loader",))
+    assert [(name, threads) for name, _, threads in rig.begun] == [
+        ("pre-tokenised", None),
+        ("pre-tokenised", 1),
+        ("loader", 1),
+    ]
+    assert heard.warned == [
+        "other processes use so much of the 2 cores that 2 threads had to do"  # as was played
+    ]
+    assert found.doubts == heard.warned
+
+
+def test_what_won_on_a_busy_machine_is_not_remembered_and_it_is_said_why(
+    tmp_path, base, monkeypatch
+):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    rate, heard = rising(), Heard()
+    rig = PlayedRig(lambda name, plan: measured(rate(name), others=1.4, cores=2, threads=1))
+    monkeypatch.setattr("expert.jobs.rig.Rig", lambda **_: nullcontext(rig))
+    found = benchmark(asked(path), folder=tmp_path / "out", watcher=heard)
+    assert heard.forgotten == "other processes used 1.4 of 2 cores meanwhile"
+    assert found.doubts == [heard.forgotten]
+    assert not (tmp_path / "home" / "measurements.json").exists()
 
 
 def test_an_update_has_the_rows_of_the_manifest_packed_or_not(tmp_path, base):
@@ -367,7 +547,7 @@ def test_without_held_out_rows_some_are_held_out_and_it_is_said(tmp_path, base):
 
 def test_the_result_is_written_as_data_words_and_a_page(tmp_path, base):
     path = write_expert(tmp_path / "expert", base, {})
-    found, _, _ = climbed(path, tmp_path / "out", lambda name, plan: Seen(measured=measured(100.0)))
+    found, _, _ = climbed(path, tmp_path / "out", lambda name, plan: measured(100.0))
     files = write_result(found, tmp_path / "result.json")
     assert [file.name for file in files] == ["result.json", "result.md", "result.html"]
     assert read_ladder(files[0]) == found

@@ -116,15 +116,20 @@ def test_rows_of_other_splits_that_training_sees_are_found(tmp_path):
     assert splits["train"].leaks == {}
 
 
-def test_a_duplicate_that_is_split_off_leaks_into_validation(tmp_path):
+def test_a_duplicate_is_split_off_with_its_twin_and_preparing_draws_the_same_rows(tmp_path):
     file = an_expert(tmp_path)
     write(tmp_path / "train.jsonl", lines(ROWS + ROWS))
     splits = by_name(check_dataset(file))
     assert splits["validation"].split_off
     train, held_out = splits["train"].duplicates.count, splits["validation"].duplicates.count
-    leaked = splits["validation"].leaks[SAME].count
-    assert leaked > 0
-    assert train + held_out + leaked == 120  # every row has one twin
+    assert splits["validation"].leaks[SAME].count == 0
+    assert train + held_out == 120  # every row has one twin
+    made = prepare(file)
+    assert made.validation is not None
+    examples = splits["validation"].lengths["examples"]
+    documents = made.validation.index.piece_document.tolist()
+    assert len(set(documents)) == examples
+    assert {row % 120 for row in documents} == {row for row in documents if row < 120}
 
 
 def test_a_weight_above_one_is_no_duplicate_and_no_leak(tmp_path):

@@ -157,3 +157,55 @@ def test_a_file_without_rows_to_learn_from_is_refused(text, words, tmp_path):
     with pytest.raises(CannotMake, match=words):
         new_expert("mine", data=file, into=tmp_path)
     assert not (tmp_path / "mine").exists()
+
+
+def test_columns_that_the_rows_have_not_are_told_with_those_they_have(tmp_path):
+    rows = write_rows(tmp_path / "r.jsonl", [{"customer said": "hi", "we answered": "ho"}])
+    with pytest.raises(CannotMake) as caught:
+        new_expert(
+            "mine", data=rows, into=tmp_path, mapping=["instruction=custmer said", "response=x"]
+        )
+    assert str(caught.value).splitlines() == [
+        f"--map instruction=custmer said: {rows} has no such column  "
+        "(did you mean 'customer said'?)",
+        f"--map response=x: {rows} has no such column",
+        "  columns found: customer said, we answered",
+    ]
+
+
+def test_a_folder_of_rows_is_taken_without_the_experts_that_lie_in_it(tmp_path, monkeypatch):
+    write_rows(tmp_path / "rows.jsonl", [{"question": "a", "answer": "b"}])
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    made = new_expert("mine", data=Path())
+    copied = [path.name for path in made.data.rglob("*") if path.is_file()]
+    assert (made.data.name, copied) == (tmp_path.name, ["rows.jsonl"])
+    (tmp_path / "more.csv").write_text("question,answer\na,b\n")
+    with pytest.raises(CannotMake) as caught:
+        new_expert("other", data=Path())
+    assert str(caught.value) == (
+        "--from .: files of several formats: 1 csv, 1 jsonl  (name one of the files, or a folder "
+        "with files of one format)"
+    )
+
+
+def test_a_new_folder_inside_the_saved_data_set_it_is_made_from_is_refused(tmp_path):
+    from datasets import Dataset
+
+    saved = tmp_path / "saved"
+    Dataset.from_list([{"question": "a", "answer": "b"}]).save_to_disk(str(saved))
+    with pytest.raises(CannotMake, match=r"would lie inside of it  \(--output says where it goes"):
+        new_expert("mine", data=saved, into=saved)
+    assert new_expert("mine", data=saved, into=tmp_path).columns["response"] == "answer"
+
+
+def test_few_rows_are_learnt_more_often_than_many(tmp_path):
+    for count, epochs in ((360, 5), (1000, 3)):
+        rows = tmp_path / f"{count}.jsonl"
+        lines = [json.dumps({"instruction": f"say {n}", "output": f"{n}"}) for n in range(count)]
+        rows.write_text("\n".join(lines), encoding="utf-8")
+        made = new_expert(f"of-{count}", data=rows, into=tmp_path)
+        manifest = json.loads(made.manifest.read_text(encoding="utf-8"))
+        assert manifest["training"]["config"]["epochs"] == epochs

@@ -14,6 +14,7 @@ from expert.data.batches import BatchArrays, BatchShape, fill_batch
 from expert.data.documents import DocumentStore
 from expert.data.encoder import CharacterEncoder
 from expert.data.records import DataError
+from expert.jobs.feeding import data_order, settled_by_data
 from expert.jobs.preparing import PreparedData, manifests_below, prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
 
@@ -65,6 +66,16 @@ def test_an_update_of_short_rows_has_the_rows_that_the_manifest_says(tmp_path):
     rows = index.examples * (made.batch.sequences_per_update or 0) / index.bins
     assert rows == pytest.approx(4, rel=0.1)
     assert made.length.total_steps == pytest.approx(index.examples / 4, rel=0.1)
+
+
+def test_a_known_rate_gives_the_time_of_the_rows_that_were_counted(tmp_path):
+    manifest = an_expert(tmp_path, batch_size=4, epochs=3)
+    split = prepare(manifest).train
+    known = expert.plan(manifest).with_values(
+        {"length.tokens_per_second": 1000.0}, "measured", "measurement"
+    )
+    made = settled_by_data(known, data_order(known, split), split)
+    assert made.length.seconds == pytest.approx(3 * split.index.statistics().tokens / 1000)
 
 
 def test_another_batch_size_packs_anew_and_the_same_one_does_not(tmp_path):

@@ -1,4 +1,4 @@
-"""The process that measures rungs, when it crashes, hangs or talks nonsense."""
+"""The processes that measure rungs, when one crashes, hangs or talks nonsense."""
 
 from __future__ import annotations
 
@@ -10,20 +10,40 @@ from typing import Any
 
 import pytest
 
-from expert.jobs.rig import Rig
+from expert.jobs.rig import Begun, Rig, RungLost, Seat
 from expert.jobs.rungs import QUICK, Work, _seconds_per_update
 from tests.insight.ladders import measured
 
+BEGUN = {"seconds_per_update": 0.1, "updates_learnt": 5, "cores": 2, "threads": 2, "lowered": False}
+WINDOW = {"first": 8, "updates": 4, "tokens": 100, "examples": 9, "seconds": 2.0, "others": 0.1}
+STAMPED = ("spread", *("threads", "cores", "lowered"))
 SEEN = {
-    **{k: v for k, v in measured(5.0).model_dump().items() if k != "spread"},
+    **{k: v for k, v in measured(5.0).model_dump().items() if k not in STAMPED},
     "windows": [4.0, 5.0, 8.0],
     **{"training_rows": 10, "held_out_rows": 2, "held_out_tokens": 20},
 }
-READY = """
+READY = f"""
 import json, os, signal, sys, time
 def say(**fact):
     print(json.dumps(fact), flush=True)
-say(ready=1, environment={"python": "x"})
+BEGUN, WINDOW, SEEN = json.loads({__import__("json").dumps([BEGUN, WINDOW, SEEN])!r})
+def orders():
+    say(begun=BEGUN)
+    for line in iter(sys.stdin.readline, ""):
+        do = json.loads(line)["do"]
+        if do == "window":
+            say(window=WINDOW)
+        elif do == "tell":
+            say(seen=SEEN)
+        else:
+            return
+say(ready=1, environment={{"python": "x"}})
+"""
+GOOD = """
+for line in iter(sys.stdin.readline, ""):
+    say(doing="training", done=1, of=2)
+    orders()
+    say(ended=0)
 """
 
 
@@ -41,72 +61,121 @@ def work(limit: float = 30.0) -> Work:
     )
 
 
-def rig(tmp_path: Path, code: str) -> Rig:
-    script = tmp_path / "server.py"
-    script.write_text(READY + code, encoding="utf-8")
-    return Rig(log=tmp_path / "log.txt", command=[sys.executable, str(script)])
+@pytest.fixture
+def seat_of(tmp_path):
+    """Makes seats whose process runs some code; they are ended with the test."""
+    made: list[Seat] = []
+
+    def make(code: str) -> Seat:
+        script = tmp_path / "server.py"
+        script.write_text(READY + code, encoding="utf-8")
+        made.append(Seat(log=tmp_path / "log.txt", command=[sys.executable, str(script)]))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
 
 
 def quiet(*_: Any) -> None:
     """Nobody is told."""
 
 
-def test_what_was_seen_comes_back_with_its_spread(tmp_path):
+def test_a_rung_stands_ready_is_timed_tells_and_leaves(seat_of):
     told: list[tuple[str, int, int]] = []
-    code = f"""
-for line in sys.stdin:
-    say(doing="training", done=1, of=2)
-    say(seen=json.loads({__import__("json").dumps(SEEN)!r}))
+    seat = seat_of(GOOD)
+    for _ in range(2):  # the process stays for the next rung
+        assert seat.begin(work(), lambda *words: told.append(words)) == Begun(**BEGUN)
+        assert seat.taken
+        assert seat.window(4, 2, quiet).rate == 50.0
+        seen = seat.seen(quiet, stays=True)
+        assert (seen.measured.tokens_per_second, seen.measured.spread) == (5.0, 2.0)
+        assert (seen.measured.threads, seen.measured.cores) == (2, 2)
+        assert seen.counts == {"training_rows": 10, "held_out_rows": 2, "held_out_tokens": 20}
+        assert seat.window(4, 2, quiet).tokens == 100  # and is timed again
+        seat.leave()
+        assert not seat.taken
+    assert told == [("starting", 0, 0), ("training", 1, 2), ("training", 1, 2)]
+    assert seat.environment == {"python": "x"}
+
+
+def test_a_rung_that_does_not_stay_has_gone_when_it_has_told(seat_of):
+    seat = seat_of(
+        """
+for line in iter(sys.stdin.readline, ""):
+    say(begun=BEGUN)
+    sys.stdin.readline()
+    say(seen=SEEN)
     say(ended=0)
 """
-    with rig(tmp_path, code) as one:
-        seen = one.measure(work(), lambda *words: told.append(words))
-        again = one.measure(work(), quiet)
-    assert seen.measured is not None
-    assert (seen.measured.tokens_per_second, seen.measured.spread) == (5.0, 2.0)
-    assert seen.counts == {"training_rows": 10, "held_out_rows": 2, "held_out_tokens": 20}
-    assert told == [("starting", 0, 0), ("training", 1, 2)]
-    assert again == seen
-    assert one.environment == {"python": "x"}
+    )
+    for _ in range(2):
+        seat.begin(work(), quiet)
+        assert seat.seen(quiet, stays=False).measured.tokens_per_second == 5.0
+        assert not seat.taken
 
 
-def test_a_rung_that_fails_says_why(tmp_path):
+def test_two_rungs_live_beside_each_other(tmp_path):
+    script = tmp_path / "server.py"
+    script.write_text(READY + GOOD, encoding="utf-8")
+    with Rig(log=tmp_path / "log.txt", command=[sys.executable, str(script)]) as rig:
+        one = rig.free_seat()
+        one.begin(work(), quiet)
+        other = rig.free_seat()
+        other.begin(work(), quiet)
+        assert one is not other
+        assert one.window(4, 0, quiet) == other.window(4, 0, quiet)
+        one.leave()
+        assert rig.free_seat() is one
+        assert rig.environment == {"python": "x"}
+
+
+def test_a_rung_that_fails_says_why(seat_of):
     code = 'for line in sys.stdin:\n    say(failed="out of memory")\n    say(ended=1)\n'
-    with rig(tmp_path, code) as one:
-        assert one.measure(work(), quiet).because == "out of memory"
+    with pytest.raises(RungLost, match=r"^out of memory$"):
+        seat_of(code).begin(work(), quiet)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
-def test_a_rung_that_crashes_names_the_signal_and_the_next_one_is_measured(tmp_path):
-    code = f"""
-for n, line in enumerate(sys.stdin):
+def test_a_rung_that_crashes_names_the_signal_and_the_next_one_is_measured(seat_of):
+    code = """
+for n, line in enumerate(iter(sys.stdin.readline, "")):
     pid = os.fork()
     if pid == 0:
         if n == 0:
             os.kill(os.getpid(), signal.SIGSEGV)
-        say(seen=json.loads({__import__("json").dumps(SEEN)!r}))
+        orders()
         os._exit(0)
     say(ended=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
-    with rig(tmp_path, code) as one:
-        assert one.measure(work(), quiet).because == "its process was ended by SIGSEGV"
-        assert one.measure(work(), quiet).measured is not None
+    seat = seat_of(code)
+    with pytest.raises(RungLost, match="its process was ended by SIGSEGV"):
+        seat.begin(work(), quiet)
+    assert not seat.taken
+    assert seat.begin(work(), quiet) == Begun(**BEGUN)
 
 
-def test_a_process_that_ended_between_two_rungs_is_started_again(tmp_path):
-    code = f"""
+def test_a_process_that_ended_between_two_rungs_is_started_again(seat_of):
+    seat = seat_of("sys.stdin.readline()\norders()\nsay(ended=0)\n")
+    for _ in range(2):
+        seat.begin(work(), quiet)
+        seat.leave()
+        assert seat._child is not None
+        seat._child.wait()
+
+
+def test_a_rung_that_goes_on_slowly_is_not_given_up(seat_of):
+    code = """
 sys.stdin.readline()
-say(seen=json.loads({__import__("json").dumps(SEEN)!r}))
-say(ended=0)
+for n in range(4):
+    time.sleep(0.5)
+    say(doing="training", done=n, of=0)
+orders()
 """
-    with rig(tmp_path, code) as one:
-        for _ in range(2):
-            assert one.measure(work(), quiet).measured is not None
-            assert one._child is not None
-            one._child.wait()
+    assert seat_of(code).begin(work(limit=1.5), quiet) == Begun(**BEGUN)
 
 
-def test_a_rung_that_hangs_is_ended_with_all_that_it_started(tmp_path):
+def test_a_rung_that_hangs_is_ended_with_all_that_it_started(seat_of, tmp_path):
     code = f"""
 for n, line in enumerate(sys.stdin):
     import subprocess
@@ -114,14 +183,14 @@ for n, line in enumerate(sys.stdin):
     open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
     time.sleep(600)
 """
-    with rig(tmp_path, code) as one:
-        assert one.measure(work(limit=1.5), quiet).because == "not done after 2 s"
-        pid = int((tmp_path / "pid").read_text())
-        for _ in range(100):
-            if not _lives(pid):
-                break
-            time.sleep(0.05)
-        assert not _lives(pid)
+    with pytest.raises(RungLost, match="silent for 2 s"):
+        seat_of(code).begin(work(limit=1.5), quiet)
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(100):
+        if not _lives(pid):
+            break
+        time.sleep(0.05)
+    assert not _lives(pid)
 
 
 def _lives(pid: int) -> bool:
@@ -132,18 +201,19 @@ def _lives(pid: int) -> bool:
     return state != "Z"
 
 
-def test_a_process_that_does_not_start_is_a_failed_rung_with_its_last_words(tmp_path):
+def test_a_process_that_does_not_start_is_a_lost_rung_with_its_last_words(tmp_path):
     script = tmp_path / "server.py"
     script.write_text("raise SystemExit('no torch here')", encoding="utf-8")
-    with Rig(log=tmp_path / "log.txt", command=[sys.executable, str(script)]) as one:
-        assert one.measure(work(), quiet).because == "its process did not start: no torch here"
+    seat = Seat(log=tmp_path / "log.txt", command=[sys.executable, str(script)])
+    with pytest.raises(RungLost, match="its process did not start: no torch here"):
+        seat.begin(work(), quiet)
 
 
-def test_a_process_that_leaves_in_the_middle_is_a_failed_rung(tmp_path):
-    code = "for line in sys.stdin:\n    sys.exit(3)\n"
-    with rig(tmp_path, code) as one:
-        assert one.measure(work(), quiet).because == "its process ended"
-        assert one.measure(work(), quiet).because == "its process ended"  # another one was started
+def test_a_process_that_leaves_in_the_middle_is_a_lost_rung(seat_of):
+    seat = seat_of("for line in sys.stdin:\n    sys.exit(3)\n")
+    for _ in range(2):  # another one was started
+        with pytest.raises(RungLost, match="its process ended"):
+            seat.begin(work(), quiet)
 
 
 def test_a_host_that_runs_ahead_does_not_make_updates_look_short():

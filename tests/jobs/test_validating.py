@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -229,6 +231,21 @@ def test_rows_that_cannot_be_read_are_named(tmp_path):
         validate(learnt(), test_set=path, device="cpu")
 
 
+def test_a_test_set_with_other_columns_is_named(tmp_path):
+    path = tmp_path / "ok.csv"
+    path.write_text("a,b\n1,2\n", encoding="utf-8")
+    with pytest.raises(NoTestSet) as raised:
+        validate(learnt(), test_set=path, device="cpu")
+    assert str(raised.value).startswith(f"--test-set {path}: no column holds the request")
+    assert str(raised.value).endswith("(name its columns as those of the rows it was trained on)")
+
+
+def test_a_baseline_that_is_not_there_is_told_before_anything_is_loaded(monkeypatch):
+    monkeypatch.setattr("expert.jobs.test_sets.find_test_set", None)
+    with pytest.raises(RunFolderError, match="nowhere: there is no such folder"):
+        validate(learnt(), baseline="nowhere", device="cpu")
+
+
 def test_data_that_was_moved_is_asked_for(tmp_path):
     copy = tmp_path / "deep" / "runs" / "demo-20260101-000000"
     shutil.copytree(finished("lora"), copy)
@@ -278,6 +295,76 @@ def test_another_state_than_the_one_that_passed_is_exported_with_a_warning(tmp_p
     assert export(copy, tmp_path / "one", device="cpu").warnings() == []
     done = export(copy, tmp_path / "two", device="cpu", checkpoint="3")
     assert "the gate was passed by final, and step-000003 is exported" in done.warnings()[0]
+
+
+def test_a_few_of_the_rows_do_not_take_the_place_of_all_of_them():
+    from expert.cli.validate_view import gate_lines
+
+    validate(learnt(), device="cpu")
+    few = validate(learnt(), device="cpu", limit=4)
+    assert len(written(learnt())["cases"]) == len(TESTS)
+    kept = learnt() / "validation-partial.json"
+    assert len(json.loads(kept.read_text(encoding="utf-8"))["cases"]) == 4
+    assert "validation.json, which judged 16 of these cases, is kept" in few.notes
+    assert (f"wrote {kept}", "dim") in gate_lines(few)
+    kept.unlink()
+    # Another state, or another set, was not judged before.
+    validate(learnt(), device="cpu", limit=4, checkpoint="6")
+    assert written(learnt())["partial"] == {"test_set": "test rows: test.jsonl", "of": 16}
+    validate(learnt(), device="cpu", limit=2, checkpoint="6")
+    assert len(written(learnt())["cases"]) == 4
+    kept.unlink()
+
+
+def test_a_state_that_learnt_on_since_is_judged_anew_by_a_few_rows():
+    validate(learnt(), device="cpu")
+    later = time.time() + 60
+    os.utime(learnt() / "final" / "DONE", (later, later))
+    validate(learnt(), device="cpu", limit=4)
+    assert len(written(learnt())["cases"]) == 4
+
+
+def test_a_gate_that_a_few_of_the_rows_passed_is_not_enough_for_an_export(tmp_path):
+    cases = [{"passed": True}] * 5
+    passed = {"gate": {"passed": True, "reasons": []}, "checkpoint": "final", "cases": cases}
+    copy = with_validation(tmp_path, {**passed, "partial": {"test_set": "rows", "of": 40}})
+    with pytest.raises(CannotExport, match=r"is passed by 5 of 40 rows only  \(judge them all"):
+        export(copy, tmp_path / "out", device="cpu")
+    done = export(copy, tmp_path / "out", device="cpu", allow_failed=True)
+    assert "passed by 5 of 40 rows only" in done.warnings()[0]
+    many = {**passed, "cases": cases * 10, "partial": {"test_set": "rows", "of": 4000}}
+    (copy / "validation.json").write_text(json.dumps(many), encoding="utf-8")
+    assert export(copy, tmp_path / "two", device="cpu").judged == "50 cases, a part of 4000 rows"
+
+
+def test_the_card_and_the_export_say_how_well_it_answers(tmp_path):
+    from expert.cli.run_commands import exported_lines
+
+    found = {
+        "gate": {"passed": True, "reasons": []},
+        "checkpoint": "final",
+        "test_set": "rows held out",
+        "cases": [{}] * 40,
+        "accuracy": 0.975,
+        "interval": [0.871, 0.996],
+        "learnt": {"cases": 20, "accuracy_of_others": 0.95},
+    }
+    done = export(with_validation(tmp_path, found), tmp_path / "out", device="cpu")
+    words = "accuracy 97.5% of 40 cases (95 % interval 87.1% to 99.6%)"
+    assert (f"  validated: {words}", "dim") in exported_lines(done)
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    for line in (
+        "| answers right | 97.5% |",
+        "| 95 % interval | 87.1% to 99.6% |",
+        "| cases | 40 (rows held out) |",
+        "| cases that were also learnt | 20; answers right without them: 95.0% |",
+        "| quality gate | passed (final) |",
+    ):
+        assert line in card
+    without = export(finished("lora"), tmp_path / "two", device="cpu")
+    assert "not validated" in exported_lines(without)[2][0]
+    card = (tmp_path / "two" / "README.md").read_text(encoding="utf-8")
+    assert "| answers | not judged: expert validate was not run |" in card
 
 
 # --- rows that a run may have learnt -------------------------------------------------------------
@@ -442,3 +529,72 @@ def test_a_baseline_whose_rows_are_no_more_as_they_were_is_refused_as_the_run_it
     (moved,) = (tmp_path / "c" / "runs").iterdir()
     with pytest.raises(NoTestSet, match=r"may have learnt .*: its data is not where it was"):
         validate(folder, baseline=moved, device="cpu")
+
+
+# --- cases that the run itself has learnt --------------------------------------------------------
+
+
+def own_run_without_validation(folder: Path) -> Path:
+    return own_run(folder, rows=ROWS, validation_split=0)
+
+
+def judged_by(run_folder: Path, rows: list[dict[str, Any]]) -> Any:
+    file = run_folder.parents[1] / "judged.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return validate(run_folder, test_set=file, device="cpu", min_accuracy=0.0)
+
+
+NEW = [{"instruction": f"sing {n}", "output": YES} for n in range(10)]
+
+
+def test_cases_that_were_learnt_are_told_and_the_gate_is_judged_without_them(tmp_path):
+    from expert.cli.validate_view import gate_lines
+
+    folder = own_run_without_validation(tmp_path)
+    done = judged_by(folder, [*ROWS[:12], *NEW])
+    assert [each.learnt for each in done.reached.cases] == [True] * 12 + [False] * 10
+    assert done.reached.standing.score.cases == 10
+    [(words, style)] = [line for line in gate_lines(done) if "training rows" in line[0]]
+    assert words.startswith(
+        "⚠ 12 of 22 cases were also in the training rows; accuracy without them "
+    )
+    assert words.endswith(" of 10), by which the gate is judged")
+    assert style == "yellow"
+    found = written(folder)
+    assert (found["learnt"]["cases"], found["learnt"]["others"]) == (12, 10)
+    assert found["learnt"]["left_out_at_the_gate"] is True
+    assert [case["learnt"] for case in found["cases"]] == [True] * 12 + [False] * 10
+
+
+def test_with_too_few_other_cases_the_gate_is_judged_by_all_and_says_so(tmp_path):
+    folder = own_run_without_validation(tmp_path)
+    done = judged_by(folder, [*ROWS[:12], *NEW[:3]])
+    assert done.reached.standing.score.cases == 15
+    assert done.learnt_remark().endswith("too few for the gate, which is judged by all")
+    assert judged_by(folder, ROWS[:3]).learnt_remark() == (
+        "3 of 3 cases were also in the training rows: what was learnt by heart passes"
+    )
+    assert judged_by(folder, NEW[:3]).learnt_remark() == ""
+
+
+def test_where_it_cannot_be_told_which_cases_were_learnt_a_note_says_why(tmp_path):
+    folder = own_run_without_validation(tmp_path)
+    append_a_row(tmp_path)
+    notes = judged_by(folder, NEW[:2]).notes
+    assert any(
+        note.startswith("whether cases were learnt cannot be told: the data changed")
+        for note in notes
+    )
+    write_expert(tmp_path, "unused", {}, rows=ROWS)
+    shutil.rmtree(tmp_path / "datasets_optimized")
+    notes = judged_by(folder, NEW[:2]).notes
+    assert "whether cases were learnt cannot be told: the prepared rows are gone" in notes
+    assert not list(tmp_path.glob("datasets_optimized/tokens-*"))
+
+
+def test_rows_that_stand_twice_in_the_data_are_not_learnt_and_held_out(tmp_path):
+    folder = own_run(tmp_path, rows=[*RUN_ROWS, *RUN_ROWS])
+    done = validate(folder, device="cpu", min_accuracy=0.0)
+    assert done.learnt is None
+    assert len(done.reached.cases) == 10
+    assert len({each.case.prompt for each in done.reached.cases}) == 5

@@ -89,7 +89,8 @@ def test_a_finished_run_tells_where_it_ended(tmp_path):
     status = run_status(a_run(tmp_path / "r", STARTED, STEP, eval_, test, saved, FINISHED))
     assert (status.state, status.step, status.total_steps) == ("finished", 9, 9)
     assert status.eval_loss == 1.6
-    assert status.last_checkpoint == "checkpoints/step-000004"
+    # The path was written where the run was started; it is told as it leads there from here.
+    assert status.last_checkpoint == str(tmp_path / "r" / "checkpoints" / "step-000004")
     assert status.final == str(tmp_path / "r" / "final")
     assert status.fallbacks == ()
 

@@ -125,7 +125,32 @@ def test_the_data_set_may_be_given_as_a_path_that_climbs():
     manifest = _manifest(MINIMAL, "dataset=../rows.jsonl", "output_dir=/runs")
     assert manifest.training.dataset.path == "../rows.jsonl"
     assert manifest.training.config.output_dir == "/runs"
-    assert "may lead out" in error_of("base_model: X\ndataset: ../rows.jsonl")
+    assert "may not climb out of its folder" in error_of("base_model: X\ndataset: ../rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("override", "home"),
+    [
+        ("max_bad_rows=10", "training.dataset.max_bad_rows"),
+        ("temperature=0.5", "training.decoding.temperature"),
+        ("validate_json=true", "training.dataset.validation.validate_json"),
+        ("packaging_checkpoint=best", "training.packaging_checkpoint"),
+        ("revision=main", "base_models[0].revision"),
+    ],
+)
+def test_a_key_of_any_section_is_understood_by_its_name_alone(override: str, home: str):
+    key = override.partition("=")[0]
+    assert f"--set {key}: read as {home}" in notices_of(MINIMAL, overrides=[override])
+    assert _manifest(MINIMAL, override) == _manifest(MINIMAL, f"{home}={override.split('=')[1]}")
+
+
+def test_a_name_that_two_keys_have_is_refused_with_both():
+    with pytest.raises(OverrideError) as caught:
+        read(MINIMAL, overrides=["validation={deduplicate: true}"])
+    assert str(caught.value) == (
+        "--set validation={deduplicate: true}: several keys are called so  (name one: "
+        "training.dataset.validation, training.decoding.validation)"
+    )
 
 
 def test_a_renamed_override_is_told():

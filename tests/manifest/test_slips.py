@@ -121,6 +121,7 @@ TRAINING, DATASET, CONFIG = ("training",), ("training", "dataset"), ("training",
         (TOP, "trainning", "training"),
         (TRAINING, "lerning_rate", "training.config.learning_rate"),
         (TRAINING, "decodin", "decoding"),
+        (TRAINING, "epoch", "training.config.epochs"),
         (DATASET, "max_bad_row", "max_bad_rows"),
         (DATASET, "field_maping", "field_mapping"),
         (DATASET, "validation_splitt", "validation_split"),
@@ -208,6 +209,30 @@ def test_a_misspelt_top_level_setting_is_refused_without_strict(tmp_path):
     assert str(caught.value).splitlines()[1:] == [
         "  - line 3: lerning_rate: unknown key  (did you mean 'training.config.learning_rate'?)",
         "  line 2: dataset: note: kept as metadata, without effect: splt",
+    ]
+
+
+@pytest.mark.parametrize("more", ["", "lr: 0.1\ntraining: {config: {seed: 1}}\n"])
+@pytest.mark.parametrize(
+    ("key", "meant"), [("epoch", "epochs"), ("sed", "seed"), ("warmup_step", "warmup_steps")]
+)
+def test_a_key_near_a_setting_is_refused_where_settings_stand_at_the_top(
+    tmp_path, more, key, meant
+):
+    path = tmp_path / "manifest.yaml"
+    path.write_text(f"base_model: X\ndataset: a.jsonl\n{key}: 1\n{more}")
+    with pytest.raises(ManifestError) as caught:
+        read_manifest(path)
+    assert [str(problem) for problem in caught.value.problems] == [
+        f"line 3: {key}: unknown key  (did you mean 'training.config.{meant}'?)"
+    ]
+
+
+def test_a_key_near_a_setting_is_asked_about_where_settings_stand_elsewhere(tmp_path):
+    path = tmp_path / "manifest.yaml"
+    path.write_text("base_model: X\ntraining: {dataset: a.jsonl}\nepoch: 1\n")
+    assert [notice.path for notice in read_manifest(path).notices if notice.kind == "warning"] == [
+        "epoch"
     ]
 
 

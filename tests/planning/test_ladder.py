@@ -177,3 +177,58 @@ def test_settings_become_overrides_as_json():
         'training.config.attention="auto"',
         "training.config.micro_batch_size=4",
     )
+
+
+def with_memory(made: RunPlan, peak: int | None, budget: int = 100) -> RunPlan:
+    memory = made.memory.model_copy(update={"peak_bytes": peak, "budget_bytes": budget})
+    return made.model_copy(update={"memory": memory})
+
+
+def with_kernels(made: RunPlan, **values: Any) -> RunPlan:
+    return made.model_copy(update={"kernels": made.kernels.model_copy(update=values)})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "costs"),
+    [
+        (40, 60, True),
+        (40, 43, False),  # the estimate is no better
+        (10, 45, False),  # half of the budget is still free
+        (None, 60, False),
+        (60, 40, False),
+    ],
+)
+def test_a_rung_costs_memory_where_it_needs_more_of_what_is_short(before, after, costs):
+    made = planned({})
+    found = ladder.cost_of(with_memory(made, before), with_memory(made, after))
+    assert (found != "") == costs
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ({"precision": "fp32"}, {"precision": "bf16"}, "computes in bf16 instead of fp32"),
+        ({"precision": "fp16"}, {"precision": "bf16", "tf32": True}, ""),  # as few bits
+        (
+            {"precision": "fp32", "tf32": False},
+            {"precision": "fp32", "tf32": True},
+            "computes in TF32 instead of fp32",
+        ),
+        ({"precision": "bf16"}, {"precision": "fp32"}, ""),
+    ],
+)
+def test_a_rung_costs_precision_where_it_computes_with_fewer_bits(before, after, words):
+    made = planned({})
+    assert ladder.cost_of(with_kernels(made, **before), with_kernels(made, **after)) == words
+
+
+def test_rungs_fit_together_when_the_sum_of_their_peaks_does():
+    made = planned({})
+    small, large = with_memory(made, 40), with_memory(made, 61)
+    assert ladder.fit_together(small, small)
+    assert not ladder.fit_together(small, large)
+    assert not ladder.fit_together(small, small, small)
+    unknown = with_memory(made, None)
+    assert not ladder.fit_together(unknown, small)  # of a card
+    on_cpu = with_kernels(unknown, device="cpu")
+    assert ladder.fit_together(on_cpu, on_cpu)

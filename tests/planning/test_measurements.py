@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from expert.planning.measurements import MeasuredRate, read_rates, remember_rate
+from expert.planning.measurements import MeasuredRate, forget_rates, read_rates, remember_rate
 from tests.planning.planning import decision, manifest, plan
 
 WON = {
@@ -101,6 +101,24 @@ def test_a_damaged_file_is_put_aside_and_not_lost(home):
     assert len(read_rates(home)) == 1
     [aside] = home.parent.glob("measurements.json.damaged-*")
     assert aside.read_text(encoding="utf-8") == '[{"card": "half'
+
+
+def test_what_was_measured_is_forgotten_of_one_model_or_of_all(home):
+    assert forget_rates(home) == 0
+    for each in (rate(), rate(max_seq_length=512), rate(model="tiny")):
+        remember_rate(home, each)
+    assert forget_rates(home, "qwen3-0.6b") == 2
+    assert [each.model for each in read_rates(home)] == ["tiny"]
+    assert forget_rates(home) == 1
+    assert not home.exists()
+
+
+def test_forgetting_keeps_what_another_version_wrote(home):
+    home.parent.mkdir()
+    home.write_text(json.dumps([{"from": "the future"}]), encoding="utf-8")
+    remember_rate(home, rate())
+    assert forget_rates(home) == 1
+    assert json.loads(home.read_text(encoding="utf-8")) == [{"from": "the future"}]
 
 
 def test_many_writers_at_once_lose_nothing(home):

@@ -324,9 +324,8 @@ def test_a_short_run_is_not_compiled_and_a_long_one_is(tmp_path):
     assert plan(manifest(), folder=tmp_path).kernels.compile
 
 
-def test_a_measured_rate_gives_the_time(tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 1000, encoding="utf-8")
-    rate = {
+def measured_rate(**changes: object) -> dict[str, object]:
+    return {
         "card": "rtx-4090",
         "model": "qwen3-0.6b",
         "adapter": "lora",
@@ -334,14 +333,48 @@ def test_a_measured_rate_gives_the_time(tmp_path):
         "tokens_per_second": 1000.0,
         "measured_on": "2026-01-01",
         "command": "expert benchmark",
+        "max_seq_length": 2048,
+        "packing": "best-fit",
+        "parameters": 596_049_920,
+        "settings": {"kernels.attention": "sdpa"},
+        **changes,
     }
-    (tmp_path / "measurements.json").write_text(json.dumps([rate]), encoding="utf-8")
-    made = plan(manifest(), folder=tmp_path, environ={"EXPERT_HOME": str(tmp_path)})
+
+
+def planned_with(tmp_path, config: dict[str, object] | None = None, **changes: object):
+    (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 1000, encoding="utf-8")
+    rate = json.dumps([measured_rate(**changes)])
+    (tmp_path / "measurements.json").write_text(rate, encoding="utf-8")
+    return plan(manifest(config or {}), folder=tmp_path, environ={"EXPERT_HOME": str(tmp_path)})
+
+
+def test_a_measured_rate_gives_the_time(tmp_path):
+    made = planned_with(tmp_path)
     seconds, because, source = decision(made, "length.seconds")
     assert source == "measurement"
     assert because == "1,000 tokens/s measured on 2026-01-01"
     assert made.length.tokens_per_epoch is not None
     assert seconds == pytest.approx(3 * made.length.tokens_per_epoch / 1000)
+    assert made.length.tokens_per_second == 1000.0
+
+
+@pytest.mark.parametrize(
+    ("config", "changes"),
+    [
+        ({}, {"max_seq_length": 512}),
+        ({}, {"max_seq_length": None, "packing": None, "settings": {}}),  # of older versions
+        ({}, {"packing": "none"}),
+        ({}, {"parameters": 5}),
+        ({}, {"adapter": "dora"}),
+        ({"packing": False}, {}),
+        ({"attention": "eager"}, {}),  # another kernel than was measured
+    ],
+    ids=str,
+)
+def test_a_rate_of_another_kind_of_run_gives_no_time(tmp_path, config, changes):
+    made = planned_with(tmp_path, config, **changes)
+    assert made.length.seconds is None
+    assert made.length.tokens_per_second is None
 
 
 def test_without_a_measured_rate_the_time_is_unknown_and_the_reason_says_so(tmp_path):
@@ -349,7 +382,8 @@ def test_without_a_measured_rate_the_time_is_unknown_and_the_reason_says_so(tmp_
     made = plan(manifest(), folder=tmp_path)
     assert decision(made, "length.seconds")[:2] == (
         None,
-        "unknown, because no rate was measured for qwen3-0.6b on rtx-4090 yet",
+        "unknown, because no rate of a run like this one was measured for qwen3-0.6b on rtx-4090 "
+        "yet",
     )
 
 

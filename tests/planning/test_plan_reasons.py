@@ -108,13 +108,6 @@ def test_choices_leave_a_margin_where_they_can():
             "an update has only 3 sequences; the rest stays empty",
         ),
         (
-            {"batch_size": 64, "packing": False},
-            "rtx-3060",
-            "superseded",
-            "batch_size 64 sets the 64 rows of an update, not those at once: memory decides them, "
-            "or micro_batch_size",
-        ),
-        (
             {"eval_batch_size": 4096},
             "rtx-3060",
             "warning",
@@ -151,7 +144,8 @@ def test_too_many_workers_for_the_cores_are_told():
 def test_no_rows_at_all_are_told(tmp_path):
     (tmp_path / "train.jsonl").write_text("", encoding="utf-8")
     made = plan(manifest(), folder=tmp_path)
-    assert "length.rows: there are no rows to train on" in remarks(made, "warning")
+    told = "length.rows: there are no rows to train on: train.jsonl is empty"
+    assert told in remarks(made, "warning")
     assert decision(made, "length.seconds")[1] == "unknown, because there are no rows"
 
 
@@ -307,3 +301,19 @@ def test_fractional_epochs_are_counted_exactly(tmp_path):
 def test_targets_that_no_layer_has_are_planned_with_nothing_to_train(kind):
     made = plan(manifest({"adapter_type": kind, "target_modules": ["nonsense"]}))
     assert made.adapter.trainable_parameters == 0
+
+
+def test_a_batch_size_that_memory_splits_is_honoured_and_calls_for_no_remark():
+    made = plan(manifest({"batch_size": 64, "packing": False}), "rtx-3060")
+    assert made.batch.micro_batch < made.batch.examples_per_update == 64
+    assert not remarks(made, "superseded")
+
+
+def test_a_share_for_validation_that_nobody_wrote_is_a_preset():
+    def source(**dataset):
+        made = plan(with_data(**dataset), "rtx-4090")
+        return next(d.source for d in made.decisions if d.path == "data.validation")
+
+    assert source() == "preset"
+    assert source(validation_split=0.2) == "manifest"
+    assert source(validation_path="held.jsonl") == "manifest"

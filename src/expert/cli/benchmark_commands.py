@@ -13,12 +13,14 @@ from expert.cli.asked_manifest import NotAsked, asked_manifest, flag_overrides
 from expert.cli.options import (
     AllowRemoteCode,
     BaseModelName,
+    ManifestFile,
     MemoryLimit,
     Overrides,
     ResultAsJson,
     Rows,
     WhereToTrain,
     manifest_option,
+    one_manifest,
     output_option,
 )
 from expert.core.interrupts import Interrupted
@@ -45,8 +47,17 @@ NoRemember = Annotated[
     bool, typer.Option("--no-remember", help="Later plans shall not use what won.")
 ]
 
+Forget = Annotated[
+    bool,
+    typer.Option(
+        "--forget",
+        help="Measure nothing: later plans forget what won, of the manifest's model or all.",
+    ),
+]
+
 
 def benchmark(
+    file: ManifestFile = None,
     manifest: Annotated[Path | None, manifest_option("The manifest to measure")] = None,
     dataset: Rows = None,
     quick: Quick = False,
@@ -60,6 +71,7 @@ def benchmark(
     model: BaseModelName = None,
     vram: MemoryLimit = None,
     no_remember: NoRemember = False,
+    forget: Forget = False,
     remote_code: AllowRemoteCode = False,
     overrides: Overrides = None,
     as_json: ResultAsJson = False,
@@ -73,9 +85,13 @@ def benchmark(
     if compare is not None:
         show_compared(compare[0], compare[1], console, as_json=as_json)
         return
+    manifest = one_manifest(file, manifest)
     flags = flag_overrides(dataset=dataset, output=output, epochs=None, device=device)
     told = (*flags, *(overrides or ()))
     if manifest is None and dataset is None:
+        if forget:
+            _forget(None, console)
+            return
         raise NotAsked(
             "nothing to measure is named  (expert benchmark --manifest FILE; or a text for the "
             "built-in character GPT: expert benchmark --dataset shakespeare)"
@@ -90,7 +106,22 @@ def benchmark(
         remember=not no_remember,
         allow_remote_code=remote_code,
     )
+    if forget:
+        _forget(asked, console)
+        return
     _measure(asked, to, console, as_json=as_json)
+
+
+def _forget(asked: Asked | None, console: Console) -> None:
+    from expert.cli.run_view import say
+    from expert.jobs.benchmarking import forget
+
+    file, count = forget(asked)
+    if count:
+        ladders = "1 ladder" if count == 1 else f"{count} ladders"
+        say(console, f"later plans know nothing of {ladders} any more: {file}")
+    else:
+        say(console, f"nothing was remembered: {file}")
 
 
 def _measure(asked: Asked, to: Path | None, console: Console, *, as_json: bool) -> None:

@@ -12,16 +12,8 @@ from typing import TYPE_CHECKING
 from expert.cli.display import Sheet, show_bars, show_sheet, write_line
 from expert.cli.run_view import PreparingView, say
 from expert.cli.words import duration
-from expert.insight.ladder import (
-    COLUMNS,
-    Ladder,
-    RungResult,
-    compare,
-    headline,
-    how_measured,
-    outcome,
-    table_rows,
-)
+from expert.insight.ladder import MARKS, STAND, Ladder, RungResult, compare, outcome
+from expert.insight.ladder_table import COLUMNS, gain_words, headline, how_measured, table_rows
 from expert.jobs.benchmarking import Watcher
 
 if TYPE_CHECKING:
@@ -39,8 +31,7 @@ class ClimbView(Watcher):
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock = console, clock
-        self._began = clock()
-        self._measured = 0
+        self._ends_at = clock()
         self._number, self._of, self._name = 0, 1, ""
         self._open = ExitStack()
         self._tell: Callable[[str, int, int], None] | None = None
@@ -59,16 +50,27 @@ class ClimbView(Watcher):
         if self._tell is not None:
             self._tell(name, rows, tokens)
 
-    def begins(self, rung: Rung, number: int, of: int) -> None:
+    def begins(self, rung: Rung, number: int, of: int, left: float) -> None:
         """Shows which rung it is."""
-        if self._tell is not None:
-            self._open.close()
-            self._tell, self._began = None, self._clock()
-            self._open_bar()
+        self._open_climb()
         self._number, self._of, self._name = number, of, rung.name
+        self._ends_at = self._clock() + left
         if self._bar is None:
             say(self._console, f"[{number}/{of}] {rung.name}: {rung.adds}{self._left()}")
         self.goes_on("", 0, 0)
+
+    def compares(self, name: str, left: float) -> None:
+        """Shows that the end is near."""
+        self._number, self._name = self._of + 1, f"{name} against the baseline"
+        self._ends_at = self._clock() + left
+        if self._bar is None:
+            say(self._console, f"'{name}' against the baseline, in turns{self._left()}")
+        self.goes_on("", 0, 0)
+
+    def crowded(self, words: str) -> None:
+        """Warns while something can still be done about it."""
+        fix = "end them, or measure again when the machine is free"
+        say(self._out, f"! {words}: rates and gains are uncertain  ({fix})", "yellow")
 
     def goes_on(self, doing: str, done: int, of: int) -> None:
         """Moves the bar; no line of its own elsewhere."""
@@ -82,27 +84,34 @@ class ClimbView(Watcher):
 
     def ends(self, result: RungResult) -> None:
         """Prints what came of the rung."""
-        self._measured += result.status != "not here"
-        style = {"kept": "green", "not here": "dim"}.get(result.status, "yellow")
-        say(self._bar.console if self._bar else self._console, line_of(result), style)
+        style = {"kept": "green", "no difference": "green", "not here": "dim"}
+        say(self._out, line_of(result), style.get(result.status, "yellow"))
 
     def remembered(self, file: Path) -> None:
         """Says what becomes of it."""
         say(
             self._console,
-            "later plans use what won where the manifest says auto: expert plan --all",
+            "later plans use what won where the manifest says auto: expert plan --all\n"
+            f"it is kept in {file}, and forgotten with: expert benchmark --forget",
         )
 
     def not_remembered(self, because: str) -> None:
         """Says why plans stay as they are."""
         say(self._console, f"! later plans will not know what won: {because}", "yellow")
 
+    @property
+    def _out(self) -> Console:
+        return self._bar.console if self._bar else self._console
+
     def _left(self) -> str:
-        """Time that is left, as if every rung took as long as those before."""
-        if not self._measured:
-            return ""
-        each = (self._clock() - self._began) / max(1, self._number - 1)
-        return f"  (about {duration(each * (self._of - self._number + 1))} left)"
+        """Time that is left, as the climb has shared it out."""
+        return f"  (about {duration(max(1.0, self._ends_at - self._clock()))} left)"
+
+    def _open_climb(self) -> None:
+        if self._tell is not None:
+            self._open.close()
+            self._tell = None
+            self._open_bar()
 
     def _open_bar(self) -> None:
         if not self._console.is_terminal:
@@ -125,10 +134,11 @@ def line_of(result: RungResult) -> str:
     """One rung in a line."""
     seen = result.measured
     if seen is None:
-        return f"  {result.name}: {result.status}: {result.because}"
+        word = MARKS[result.status][1] or result.status
+        return f"  {result.name}: {word}: {result.because}"
     parts = [f"{seen.tokens_per_second:,.0f} tokens/s"]
     if result.gain is not None:
-        parts.append(f"{result.gain:.2f}x")
+        parts.append(gain_words(result))
     if result.cumulative is not None and result.gain is not None:
         parts.append(f"in all {result.cumulative:.2f}x")
     if seen.loss is not None:
@@ -147,7 +157,7 @@ def show_ladder(ladder: Ladder, console: Console) -> None:
         bars = [
             (rung.name, one.tokens_per_second, f"{one.tokens_per_second:,.0f}")
             for rung, one in seen
-            if rung.status == "kept"
+            if rung.status in STAND
         ]
         show_bars(bars, most, console)
     rows = table_rows(ladder)

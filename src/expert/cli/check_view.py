@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from expert.cli.display import Sheet, show_bars, show_sheet
 from expert.cli.run_view import say
-from expert.core.words import duration, gib
+from expert.core.words import duration, gib, loss
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -178,7 +178,7 @@ def _measured(run: Measured) -> tuple[str, ...]:
         _memory(run),
         f"{run.updates}",
         f"{run.examples:,}",
-        "–" if run.loss is None else f"{run.loss:.4f}",
+        "–" if run.loss is None else loss(run.loss),
         "; ".join(run.fallbacks) or "no",
     )
 

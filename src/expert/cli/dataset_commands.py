@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from expert.cli.options import BaseModelName, Overrides, json_option, manifest_option
+from expert.cli.options import (
+    BaseModelName,
+    ManifestFile,
+    Overrides,
+    json_option,
+    manifest_option,
+    one_manifest,
+)
 from expert.core.errors import EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -27,7 +34,8 @@ def _dataset() -> None:
 
 @app.command()
 def check(
-    manifest: Annotated[Path, manifest_option("Whose data is looked at")],
+    file: ManifestFile = None,
+    manifest: Annotated[Path | None, manifest_option("Whose data is looked at")] = None,
     model: BaseModelName = None,
     overrides: Overrides = None,
     as_json: Annotated[bool, json_option("Findings as JSON.")] = False,
@@ -36,7 +44,10 @@ def check(
     from expert.cli.display import make_console, show_problems, write_line
     from expert.jobs.datasets import check_dataset
 
-    report = check_dataset(manifest, model=model, overrides=tuple(overrides or ()))
+    chosen = one_manifest(file, manifest)
+    if chosen is None:
+        raise typer.BadParameter("name a manifest: expert dataset check FILE")
+    report = check_dataset(chosen, model=model, overrides=tuple(overrides or ()))
     if as_json:
         import json
         from dataclasses import asdict
@@ -75,8 +86,9 @@ def _show_report(report: DatasetReport, console: Console) -> None:
     for line in warnings:
         inner = line.startswith(" ")
         console.print(Text(line if inner else f"warning: {line}", style="" if inner else "yellow"))
-    if not warnings and not report.problems:
-        console.print(Text("✓ nothing is wrong with the data", style="bold green"))
+    if not report.problems:
+        style = "bold yellow" if warnings else "bold green"
+        console.print(Text(report.verdict(), style=style))
 
 
 def _facts(split: SplitReport, max_seq_length: int) -> dict[str, str]:
@@ -99,9 +111,8 @@ def _facts(split: SplitReport, max_seq_length: int) -> dict[str, str]:
         "examples": f"{lengths['examples']:,}",
         "tokens": count(lengths["tokens"]),
         "learnt": f"{lengths['learnt_share']:.1%}",
-        "lengths p50 / p90 / p95 / p99 / max": " / ".join(
-            str(lengths[key]) for key in ("p50", "p90", "p95", "p99", "longest")
-        ),
+        "lengths p50 / p90 / p95": " / ".join(str(lengths[key]) for key in ("p50", "p90", "p95")),
+        "lengths p99 / longest": f"{lengths['p99']} / {lengths['longest']}",
         f"longer than {max_seq_length} tokens": "–" if over is None else f"{over:.1%}",
         "duplicates": f"{split.duplicates.count:,}" if split.duplicates else "0",
         "also in train": f"{leaked:,}" if split.leaks else "–",
@@ -145,7 +156,7 @@ def find_datasets(
         if as_json:
             write_line(_as_json("datasets", found, unread))
         else:
-            _show_found(found, console)
+            _show_found(found, console, with_users=manifests is not None)
     if unread and not as_json:
         show_problems("\n".join(["some manifests were passed over", *unread]))
 
@@ -158,7 +169,7 @@ def _as_json(name: str, entries: list[FoundDataset] | list[Gathered], unread: li
     return json.dumps(data, indent=2, ensure_ascii=False)
 
 
-def _show_found(found: list[FoundDataset], console: Console) -> None:
+def _show_found(found: list[FoundDataset], console: Console, *, with_users: bool) -> None:
     from datetime import datetime
 
     from expert.cli.display import Sheet, show_sheet
@@ -179,14 +190,14 @@ def _show_found(found: list[FoundDataset], console: Console) -> None:
                 amount,
                 gib(entry.size),
                 f"{used:%Y-%m-%d %H:%M}" if used else "–",
-                ", ".join(entry.used_by) or "–",
+                *([", ".join(entry.used_by) or "–"] if with_users else []),
             )
         )
     if not rows:
         console.print("no data sets were found")
         return
-    columns = ("kind", "name", "splits", "rows", "size", "last used", "used by")
-    show_sheet(Sheet(columns, [rows]), console)
+    columns = ("kind", "name", "splits", "rows", "size", "last used")
+    show_sheet(Sheet((*columns, *(["used by"] if with_users else [])), [rows]), console)
 
 
 def _show_gathered(gathered: list[Gathered], console: Console) -> None:

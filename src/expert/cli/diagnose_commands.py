@@ -13,6 +13,7 @@ from expert.cli.options import (
     Overrides,
     json_option,
     manifest_option,
+    one_manifest,
     remote_code_option,
 )
 
@@ -22,7 +23,10 @@ DIAGNOSE_EPILOG = (
 )
 
 
-WhichRun = Annotated[Path | None, typer.Argument(help=f"{RUN_HELP} Without: this machine.")]
+WhichRun = Annotated[
+    Path | None,
+    typer.Argument(help=f"{RUN_HELP} A file: a manifest. Without: this machine."),
+]
 Card = Annotated[str | None, typer.Option(help="Check for this card; no kernel is tried.")]
 CardMemory = Annotated[str | None, typer.Option(help='Memory to check for, such as "16GB".')]
 NoKernels = Annotated[bool, typer.Option("--no-kernels", help="Do not run each kernel once.")]
@@ -66,6 +70,8 @@ def diagnose(
         try_first_fix,
     )
 
+    if run is not None and run.is_file():  # a run is a folder: this can only be a manifest
+        run, manifest = None, one_manifest(run, manifest)
     asked = Asked(
         run=run,
         manifest=manifest,

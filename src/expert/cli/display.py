@@ -112,7 +112,9 @@ def plain_lines(sheet: Sheet) -> list[str]:
         return lines + _aligned([list(sheet.columns), *rows], narrowed)
     short = [n for n, width in enumerate(widths) if n == 0 or width <= NARROWEST]
     kept = [widths[n] for n in short]
-    lines += _aligned([[sheet.columns[n] for n in short]], kept)
+    heads = [sheet.columns[n] for n in short]
+    # The other columns are named in their paragraphs; one name alone heads nothing.
+    lines += _aligned([heads], kept) if sum(map(bool, heads)) > 1 else []
     for row in rows:
         lines += _aligned([[row[n] for n in short]], kept)
         long = [n for n in range(len(row)) if n not in short and row[n]]
@@ -125,9 +127,21 @@ def _aligned(rows: Sequence[Row], widths: Sequence[int]) -> list[str]:
     for row in rows:
         cells = [_wrapped(cell, width) for cell, width in zip(row, widths, strict=True)]
         for parts in zip_longest(*cells, fillvalue=""):
-            padded = [part.ljust(width) for part, width in zip(parts, widths, strict=True)]
-            lines.append(GAP.join(padded).rstrip())
+            lines += _in_columns(parts, widths)
     return lines
+
+
+def _in_columns(parts: Row, widths: Sequence[int]) -> list[str]:
+    """One line, or several: what follows a word that is longer than its column, such as a path,
+    stands in its own column on the next."""
+    lines, line, start = [], "", 0
+    for part, width in zip(parts, widths, strict=True):
+        if part and line and len(line) > start - len(GAP):
+            lines.append(line)
+            line = ""
+        line = line.ljust(start) + part if part else line
+        start += width + len(GAP)
+    return [*lines, line.rstrip()]
 
 
 def _narrowed(widths: Sequence[int]) -> list[int] | None:

@@ -73,7 +73,8 @@ def would_prepare(read: ReadManifest, plan: RunPlan) -> dict[str, Any]:
             sources.append({"split": split, "text": text, "files": files})
     cache = plan.data.cache or str(read.folder / "datasets_optimized")
     made = len(list(Path(cache).glob("tokens-*"))) if Path(cache).is_dir() else 0
-    state = f"{made} sets are there and used where their content fits" if made else "none yet"
+    there = "1 set is" if made == 1 else f"{made} sets are"
+    state = f"{there} there and used where the content fits" if made else "none yet"
     return {"sources": sources, "cache": f"{cache} ({state})"}
 
 

@@ -22,13 +22,15 @@ from expert.cli.event_words import (
     whole,
     worded,
 )
-from expert.cli.words import value_in_words
+from expert.cli.words import loss, value_in_words
 
 Event = Mapping[str, Any]
 Line = tuple[str, str]
 """A line of text and its style in a terminal."""
 
 GAP = "  "
+NOTICEABLE = 0.02
+"""A share by which a rate may be off from what stands beside it without a word."""
 
 
 def step_parts(event: Event, *, total: int | None, epochs: float | None) -> dict[str, str]:
@@ -36,7 +38,7 @@ def step_parts(event: Event, *, total: int | None, epochs: float | None) -> dict
     step, epoch = whole(event, "step"), number(event, "epoch")
     parts = {
         "step": f"{step}/{total}" if total is not None else f"{step}",
-        "loss": worded(number(event, "loss"), "loss {:.4f}"),
+        "loss": worded(number(event, "loss"), "loss {}", loss),
         "rate": worded(number(event, "rate"), "lr {:.1e}"),
         "speed": worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"),
         "gpu": worded(number(event, "gpu_utilization"), "GPU {:.0f} %"),
@@ -63,9 +65,9 @@ def lines_of(event: Event) -> list[Line]:
 
 def _started(event: Event) -> list[Line]:
     parameters, tokens = number(event, "trainable_parameters"), number(event, "tokens_per_epoch")
-    epochs = number(event, "epochs")
+    epochs, steps = number(event, "epochs"), whole(event, "total_steps")
     facts = [
-        worded(whole(event, "total_steps"), "{:,} steps"),
+        worded(steps, "1 step" if steps == 1 else "{:,} steps"),
         worded(epochs, "1 epoch" if epochs == 1 else "{:g} epochs"),
         worded(tokens, "{} tokens an epoch", counted),
         worded(parameters, "{} parameters learn", counted),
@@ -90,23 +92,35 @@ def _compiled(event: Event) -> list[Line]:
 
 def _epoch(event: Event) -> list[Line]:
     which = f"epoch {whole(event, 'epoch')}" + worded(number(event, "epochs"), "/{:g}")
-    loss = worded(number(event, "loss"), "loss {}", loss_in_words)
+    learnt = worded(number(event, "loss"), "loss {}", loss_in_words)
     validation = worded(number(event, "eval_loss"), "(validation {})", loss_in_words)
     parts = (
         which,
-        " ".join(filter(None, (loss, validation))),
+        " ".join(filter(None, (learnt, validation))),
         worded(number(event, "seconds"), "{}", time_in_words),
         worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"),
-        worded(number(event, "samples_per_second"), "{:,.1f} samples/s"),
+        joined(
+            worded(number(event, "samples_per_second"), "{:,.1f} samples/s"), _without_warmup(event)
+        ),
     )
     return [(GAP.join(filter(None, parts)), "bold")]
+
+
+def _without_warmup(event: Event) -> str:
+    """Says so where the rates are not those of all tokens and seconds: the first updates, which
+    compile and settle, are left out of them."""
+    tokens, seconds = number(event, "tokens"), number(event, "seconds")
+    rate = number(event, "tokens_per_second")
+    if not tokens or not seconds or not rate or abs(tokens / seconds / rate - 1) < NOTICEABLE:
+        return ""
+    return "after the warm-up"
 
 
 def _eval(event: Event) -> list[Line]:
     split = event.get("split") or "validation"
     parts = (
         worded(whole(event, "step"), "step {}"),
-        worded(number(event, "loss"), f"{split} loss {{:.4f}}"),
+        worded(number(event, "loss"), f"{split} loss {{}}", loss),
         worded(number(event, "perplexity"), "perplexity {:.4g}"),
         worded(number(event, "token_accuracy"), "token accuracy {:.1f} %", percent),
         worded(number(event, "seconds"), "{}", time_in_words),
@@ -152,9 +166,9 @@ def _spike(event: Event) -> list[Line]:
         worded(number(event, "median"), "median {}", loss_in_words),
         worded(number(event, "z"), "z {:.1f}"),
     )
-    loss = worded(number(event, "loss"), "loss {}", loss_in_words)
+    leap = worded(number(event, "loss"), "loss {}", loss_in_words)
     known = ", ".join(filter(None, parts))
-    text = f"step {event.get('step')}: the loss leaps: {loss}"
+    text = f"step {event.get('step')}: the loss leaps: {leap}"
     return [(f"{text} ({known})" if known else text, "yellow")]
 
 
@@ -200,9 +214,9 @@ def _stopped(event: Event) -> list[Line]:
 def _finished(event: Event) -> list[Line]:
     parts = (
         joined("finished", worded(number(event, "seconds"), "in {}", time_in_words)),
-        worded(number(event, "loss"), "loss {:.4f}"),
-        worded(number(event, "eval_loss"), "validation {:.4f}"),
-        worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"),
+        worded(number(event, "loss"), "mean loss {}", loss),
+        worded(number(event, "eval_loss"), "best validation loss {}", loss),
+        joined(worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"), _without_warmup(event)),
     )
     lines = [(GAP.join(filter(None, parts)), "bold green")]
     if event.get("final"):

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,12 +27,14 @@ from expert.cli import (
 )
 from expert.cli.options import (
     BaseModelName,
+    ManifestFile,
     Overrides,
     Strict,
     json_option,
     manifest_option,
-    named_file,
+    one_manifest,
 )
+from expert.cli.usage_words import CommandsInWords
 from expert.core.errors import (
     EXIT_DOES_NOT_FIT,
     EXIT_INTERNAL,
@@ -42,10 +44,26 @@ from expert.core.errors import (
     ExpertError,
 )
 
-_EPILOG = "Exit codes: " + "; ".join(f"{code} {text}" for code, text in EXIT_MEANINGS.items()) + "."
+IN_ORDER_OF_USE = (
+    *("new", "find-datasets", "manifest", "dataset", "machine", "presets", "plan", "pretokenize"),
+    *("train", "watch", "sample", "validate", "export", "report", "diagnose", "benchmark"),
+    "clear-cuda-cache",
+)
+_EPILOG = "\n".join(
+    ["Exit codes:", *(f"{code:<3}  {text}" for code, text in EXIT_MEANINGS.items())]
+)
+
+
+class _InOrderOfUse(CommandsInWords):
+    """Lists commands as somebody with new rows comes to need them."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=IN_ORDER_OF_USE.index)
+
 
 app = typer.Typer(
     name="expert",
+    cls=_InOrderOfUse,
     help="Fine-tune small language-model experts at the full speed of the card you have.",
     epilog=_EPILOG,
     no_args_is_help=True,
@@ -116,9 +134,7 @@ def machine(
 
 @app.command()
 def plan(
-    file: Annotated[
-        Path | None, typer.Argument(help="The manifest, as with --manifest.", callback=named_file)
-    ] = None,
+    file: ManifestFile = None,
     manifest: Annotated[Path | None, manifest_option("The manifest to plan")] = None,
     gpu: Annotated[
         list[str] | None,
@@ -133,14 +149,19 @@ def plan(
 ) -> None:
     """Settle every "auto" for a card, with reasons, before a weight is loaded."""
     from expert.cli.display import make_console, write_line
-    from expert.cli.plan_view import show_plan, show_remarks, show_side_by_side
+    from expert.cli.plan_view import (
+        show_doubts,
+        show_plan,
+        show_remarks,
+        show_side_by_side,
+    )
     from expert.jobs.planning import plan as plan_job
     from expert.manifest.reader import read_manifest
     from expert.planning.machine import describe_machine
 
-    chosen = manifest or file
-    if chosen is None or (manifest and file):
-        raise typer.BadParameter("name one manifest: expert plan --manifest FILE")
+    chosen = one_manifest(file, manifest)
+    if chosen is None:
+        raise typer.BadParameter("name a manifest: expert plan FILE")
     read = read_manifest(chosen, overrides=overrides or (), strict=strict)
     cards: list[str | None] = [*gpu] if gpu else [None]
     here = describe_machine(read.folder)
@@ -157,12 +178,15 @@ def plan(
         for one in plans:
             if not one.fits:
                 show_remarks(one, console)
+        if all(one.fits for one in plans):
+            show_doubts(plans[0], console)
     if not all(one.fits for one in plans):
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
 @app.command()
 def pretokenize(
+    file: ManifestFile = None,
     manifest: Annotated[Path | None, manifest_option("The manifest whose data is prepared")] = None,
     everything: Annotated[
         Path | None,
@@ -180,20 +204,21 @@ def pretokenize(
     from expert.jobs.preparing import manifests_below, prepare
     from expert.jobs.preparing_all import attempt
 
-    if (manifest is None) == (everything is None):
-        raise typer.BadParameter("name one manifest with --manifest, or a folder with --all")
+    chosen = one_manifest(file, manifest)
+    if (chosen is None) == (everything is None):
+        raise typer.BadParameter("name one manifest, or a folder with --all")
     console = make_console()
     changes = tuple(overrides or ())
-    if manifest is not None:
+    if chosen is not None:
         with progress(console) as tell:
-            done = prepare(manifest, model=model, overrides=changes, tell=tell)
+            done = prepare(chosen, model=model, overrides=changes, tell=tell)
         show_prepared(done, console)
         return
     outcomes = []
-    for file in manifests_below(everything or Path()):
-        say(console, f"\n{file}", "bold")
+    for each in manifests_below(everything or Path()):
+        say(console, f"\n{each}", "bold")
         with progress(console) as tell:
-            outcome = attempt(file, model=model, overrides=changes, tell=tell)
+            outcome = attempt(each, model=model, overrides=changes, tell=tell)
         if outcome.data is not None:
             show_prepared(outcome.data, console)
         outcomes.append(outcome)

@@ -13,6 +13,7 @@ from expert.core.errors import EXIT_USAGE
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from expert.manifest.notices import Notice
     from expert.manifest.reader import ReadManifest
 
 app = typer.Typer(
@@ -43,6 +44,8 @@ def check(
                 show_problems(str(result.error))
             elif result.read is not None:
                 show_notices(result.read, console, brief=False)
+                for doubt in result.doubts:
+                    show_notice(doubt, console)
     if any(result.error is not None for result in results):
         raise typer.Exit(EXIT_USAGE)
 
@@ -56,7 +59,10 @@ def _as_json(results: list) -> str:  # type: ignore[type-arg]
             {
                 "source": result.source,
                 "problems": [asdict(p) for p in result.error.problems] if result.error else [],
-                "notices": [asdict(n) for n in result.read.notices] if result.read else [],
+                "notices": [
+                    asdict(n)
+                    for n in (*(result.read.notices if result.read else ()), *result.doubts)
+                ],
             }
             for result in results
         ],
@@ -68,15 +74,24 @@ def show_notices(read: ReadManifest, console: Console, *, brief: bool) -> None:
     """What became of keys that were not simply honoured; brief: only what changes the run."""
     from rich.text import Text
 
-    styles = {"warning": "bold yellow", "superseded": "cyan", "read as": "", "note": "dim"}
+    from expert.cli.words import counted
+
     console.print(Text(f"✓ {read.source}: {read.manifest.name} reads", style="bold green"))
     shown = [n for n in read.notices if not brief or n.kind in ("warning", "superseded")]
     for one in shown:
-        console.print(Text(f"  {one}", style=styles[one.kind]))
+        show_notice(one, console)
     if brief and len(read.notices) > len(shown):
         rest = len(read.notices) - len(shown)
-        text = f"  {rest} more notices: expert manifest check {read.source}"
+        text = f"  {counted(rest, 'more notice')}: expert manifest check {read.source}"
         console.print(Text(text, style="dim"))
+
+
+def show_notice(notice: Notice, console: Console) -> None:
+    """One line, in the colour of its kind."""
+    from rich.text import Text
+
+    styles = {"warning": "bold yellow", "superseded": "cyan", "read as": "", "note": "dim"}
+    console.print(Text(f"  {notice}", style=styles[notice.kind]))
 
 
 @app.command()

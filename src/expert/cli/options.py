@@ -68,6 +68,18 @@ def named_file(place: Path | None) -> Path | None:
     return file
 
 
+ManifestFile = Annotated[
+    Path | None, typer.Argument(help="The manifest, as with --manifest.", callback=named_file)
+]
+
+
+def one_manifest(file: Path | None, manifest: Path | None) -> Path | None:
+    """The manifest that was named, with the option or without."""
+    if file is not None and manifest is not None:
+        raise typer.BadParameter(f"{file} and --manifest {manifest}: name one manifest")
+    return file or manifest
+
+
 def output_option(what: str) -> Any:
     """`--output PATH`, with what goes there."""
     return typer.Option("--output", "-o", help=what)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _NOT_IN_THE_TABLE = {"memory.parts", "memory.workload", "decoding", "data.dataset"}
 _DEFAULT = "the default"
 _STYLES = {"warning": "bold yellow", "superseded": "dim", "advice": "cyan"}
+_NAMED_BY_THE_MANIFEST = ("training.dataset.", "base_models[")
 _SIDE_BY_SIDE = (
     "model.quantization",
     "kernels.precision",
@@ -114,6 +115,16 @@ def show_remarks(plan: RunPlan, console: Console) -> None:
     else:
         words = f"✗ does not fit: {gib(peak)} needed, {gib(budget)} on {plan.target}"
         console.print(Text(words, style="bold red"))
+
+
+def show_doubts(plan: RunPlan, console: Console) -> None:
+    """Warnings of what the manifest names and is not there: the same for every card."""
+    from rich.text import Text
+
+    for remark in plan.remarks:
+        if remark.kind == "warning" and remark.path.startswith(_NAMED_BY_THE_MANIFEST):
+            line = Text("warning: ", style=_STYLES["warning"])
+            console.print(line.append(f"{remark.path}: {remark.text}", style=""))
 
 
 def show_side_by_side(plans: Sequence[RunPlan], console: Console) -> None:

@@ -43,10 +43,15 @@ def progress(console: Console) -> Iterator[Tell]:
 
 def show_prepared(data: PreparedData, console: Console) -> None:
     """Hit or miss and why, the counts of every split, and the lengths of the training rows."""
+    from expert.cli.run_view import say
+
     for split in data.splits():
         for prepared in split.folders:
             word = "hit" if prepared.hit else "miss"
             console.print(f"{split.name}: cache {word}: {prepared.because}: {prepared.folder}")
+    made = {each.folder: each.left_out for split in data.splits() for each in split.folders}
+    for text in filter(None, made.values()):
+        say(console, f"warning: {text}", "yellow")
     columns = ("", *(split.name for split in data.splits()))
     rows = [[_facts(split) for split in data.splits()]]
     names = list(rows[0][0])

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from expert.cli.event_lines import GAP, Event, lines_of, step_parts
-from expert.cli.event_words import number, whole
+from expert.cli.event_words import number, time_in_words, whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,6 +49,8 @@ class ProgressView:
         self._parts: dict[str, str] = {}
         self._said: float | None = None
         self._gone = False
+        self._first: tuple[int, float] | None = None
+        """The first update that was told of, and when: what comes after it tells the pace."""
 
     def __enter__(self) -> ProgressView:
         return self
@@ -78,6 +80,7 @@ class ProgressView:
         now = self._clock()
         if self._gone:
             return
+        self._first = self._first or (step, now)
         too_soon = now - self._drawn < SECONDS_BETWEEN_FRAMES
         if self._console.is_terminal and too_soon and step != self._started.get("total_steps"):
             self._undrawn = step
@@ -90,6 +93,8 @@ class ProgressView:
     def _moved(self, step: int, now: float) -> None:
         total = whole(self._started, "total_steps")
         parts = {**self._parts, "step": f"{step}/{total}" if total is not None else f"{step}"}
+        if not self._parts:
+            parts |= self._time_left(step, total, now)
         if self._console.is_terminal:
             self._draw(step, total, parts)
             return
@@ -99,6 +104,15 @@ class ProgressView:
         if self._said is not None or whole(self._started, "logging_steps") != 1:
             self._console.out(f"step {parts['step']}", highlight=False)
         self._said = now
+
+    def _time_left(self, step: int, total: int | None, now: float) -> dict[str, str]:
+        """By the pace of the updates so far, until the first step line tells it: that may be ten
+        updates away. The first one, which loads and compiles, is left out."""
+        first, began = self._first or (step, now)
+        if total is None or step <= first or now <= began:
+            return {}
+        left = (now - began) / (step - first) * (total - step)
+        return {"eta": f"ETA {time_in_words(left)}"}
 
     def close(self) -> None:
         """Leaves the bar where the run stands."""
@@ -115,7 +129,7 @@ class ProgressView:
         if kind == "started":
             self.close()
             self._started = dict(event)
-            self._parts, self._said = {}, None
+            self._parts, self._said, self._first = {}, None, None
         if kind == "step":
             self._step(event)
             return

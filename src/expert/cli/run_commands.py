@@ -218,6 +218,10 @@ def exported_lines(done: Exported) -> list[tuple[str, str]]:
             "dim",
         ),
     ]
+    judged = (
+        f"  validated: {done.judged}" if done.judged else "  not validated: no accuracy is known"
+    )
+    lines.append((judged, "dim"))
     return lines + [(f"warning: {warning}", "yellow") for warning in done.warnings()]
 
 

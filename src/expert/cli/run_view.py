@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from expert.cli.display import Sheet
 from expert.cli.event_lines import Line
 from expert.cli.progress_view import ProgressView
-from expert.cli.words import count, duration
+from expert.cli.words import count, counted, duration, loss
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,7 +105,7 @@ class PreparingView:
             self._bars(name, rows, tokens)
         elif self._clock() - self._said >= SECONDS_BETWEEN_LINES:
             self._said = self._clock()
-            say(self._console, f"preparing {name}: {rows:,} rows, {count(tokens)} tokens")
+            say(self._console, f"preparing {name}: {counted(rows, 'row')}, {count(tokens)} tokens")
 
 
 def quiet_libraries() -> None:
@@ -142,9 +142,9 @@ def status_sheet(status: RunStatus) -> Sheet:
         "model": status.model and f"{status.model} on {status.device}",
         "step": None if status.step is None else f"{status.step:,}{total}",
         "epoch": None if status.epoch is None else _epoch(status),
-        "loss": _number(status.loss, "{:.4f}"),
-        "mean loss": _number(status.mean_loss, "{:.4f}"),
-        "validation loss": _number(status.eval_loss, "{:.4f}"),
+        "loss": _loss(status.loss),
+        "mean loss": _loss(status.mean_loss),
+        "validation loss": _loss(status.eval_loss),
         "learning rate": _number(status.rate, "{:.3g}"),
         "tokens/s": _number(status.tokens_per_second, "{:,.0f}"),
         "time left": _time_left(status),
@@ -160,6 +160,10 @@ def status_sheet(status: RunStatus) -> Sheet:
 
 def _epoch(status: RunStatus) -> str:
     return f"{status.epoch:.2f}" + (f" of {status.epochs:g}" if status.epochs else "")
+
+
+def _loss(value: object) -> str | None:
+    return loss(value) if isinstance(value, int | float) else _number(value, "{}")
 
 
 def _number(value: object, form: str) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,15 +18,17 @@ from expert.cli.options import (
     RESUME,
     AllowRemoteCode,
     BaseModelName,
+    ManifestFile,
     MemoryLimit,
     Overrides,
     ResultAsJson,
     Rows,
     WhereToTrain,
     manifest_option,
+    one_manifest,
     output_option,
 )
-from expert.core.errors import EXIT_OK
+from expert.core.errors import EXIT_OK, ExpertError
 from expert.core.interrupts import Interrupted
 
 if TYPE_CHECKING:
@@ -61,7 +64,8 @@ def with_resume_value(args: list[str]) -> list[str]:
     return filled
 
 
-Epochs = Annotated[float | None, typer.Option(help="Passes over the data.")]
+EPOCHS = "--epochs"
+Epochs = Annotated[float | None, typer.Option(EPOCHS, help="Passes over the data.")]
 Resume = Annotated[
     str | None,
     typer.Option(
@@ -77,6 +81,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show plan and data, wri
 
 
 def train(
+    file: ManifestFile = None,
     manifest: Annotated[Path | None, manifest_option("The manifest to train")] = None,
     dataset: Rows = None,
     output: Annotated[Path | None, output_option("Where run folders go; runs/ by default.")] = None,
@@ -96,11 +101,14 @@ def train(
     from expert.jobs.planning import plan as plan_job
 
     flags = flag_overrides(dataset=dataset, output=output, epochs=epochs, device=device)
-    read = asked_manifest(manifest, dataset, (*flags, *(overrides or ())))
+    read = asked_manifest(one_manifest(file, manifest), dataset, (*flags, *(overrides or ())))
     if vram is not None and read.manifest.training.config.device == "cpu":
         raise NotAsked("--vram: limits the memory of a card, and device is cpu  (leave one out)")
-    if resume not in (None, "auto") and not Path(resume or "").exists():
-        raise NotAsked(f"{RESUME} {resume}: there is no such folder  (name one under runs/)")
+    if resume not in (None, "auto") and not Path(resume or "").is_dir():
+        what = "is no folder" if Path(resume or "").exists() else "there is no such folder"
+        raise NotAsked(
+            f"{RESUME} {resume}: {what}  (name one under runs/; a manifest stands before {RESUME})"
+        )
     plan = plan_job(read, model=model, vram=vram, look=dry_run)
     if read.manifest.training.config.device == "cuda" and plan.kernels.device == "cpu":
         raise NotAsked(
@@ -143,7 +151,7 @@ def _run(
             view(event)
 
         try:
-            return train_job(
+            result = train_job(
                 read,
                 **options,
                 sinks=(show,),
@@ -151,6 +159,13 @@ def _run(
                 acknowledge=_say_stopping,
                 progress=view.progress,
             )
+        except ExpertError as error:
+            started_with = getattr(error, "started_with", None)
+            if not started_with:
+                raise
+            run = None if options["resume"] == "auto" else Path(options["resume"])
+            command = command_to_go_on(sys.argv, run, started_with)
+            raise ExpertError(f"{error}\n  go on as it was started: {command}") from None
         except Interrupted as end:  # before the run itself listens for it
             before.close()
             left = "no run was begun" if options["resume"] is None else "the run is as it was"
@@ -158,6 +173,8 @@ def _run(
             say(console, f"stopped by {end.by} before the first update: {left}; {kept}")
             end.told = True
             raise
+        before.close()
+        return result
 
 
 def _say_stopping() -> None:
@@ -172,7 +189,7 @@ def _show_warnings(read: ReadManifest, plan: RunPlan, console: Console) -> None:
 
     for notice in read.notices:
         if notice.kind == "warning":
-            say(console, f"warning: {notice}", "yellow")
+            say(console, f"warning: {read.source}: {notice.where}: {notice.text}", "yellow")
     for remark in plan.remarks:
         if remark.kind == "warning":
             say(console, f"warning: {remark.path}: {remark.text}", "yellow")
@@ -188,9 +205,15 @@ def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json:
 
     if as_json:
         write_line(json.dumps(asdict(result), indent=2, default=str))
-    elif result.final is not None:
+        return
+    if result.nothing_left:
+        longer = command_to_go_on(sys.argv, result.folder, [("training.config.epochs", "N")])
+        say(console, f"✓ nothing left to do: {result.folder} is finished")
+        say(console, f"to train it longer: {longer} --allow-changed")
+    if result.final is not None:
         # A model that was made from scratch gives no answers to judge and has no base beside it.
-        judge = f"expert validate --expert {result.folder} --baseline base"
+        rows = "" if result.held_out else " --test-set FILE"  # it has learnt all it was given
+        judge = f"expert validate --expert {result.folder}{rows} --baseline base"
         commands = [] if plan.model.name == CHAR_GPT else [judge]
         commands.append(f'expert sample {result.folder} --prompt "…"')
         commands.append(f"expert export {result.folder} --to FOLDER")
@@ -200,8 +223,13 @@ def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json:
         say(console, f"go on with: {command_to_go_on(sys.argv, result.folder)}")
 
 
-def command_to_go_on(argv: list[str], folder: Path) -> str:
-    """The command that was given, whole, with the run to resume; under make nobody saw it."""
+def command_to_go_on(
+    argv: list[str], folder: Path | None, options: Sequence[tuple[str, Any]] = ()
+) -> str:
+    """The command that was given, whole, with the run to resume; under make nobody saw it.
+
+    `folder`: None for the newest run. `options`: keys of the manifest to set, and to what.
+    """
     import shlex
     import shutil
 
@@ -215,4 +243,22 @@ def command_to_go_on(argv: list[str], folder: Path) -> str:
     if RESUME in words:
         place = words.index(RESUME)
         del words[place : place + 2]
-    return f"{program} {shlex.join([*words, RESUME, str(folder)])}"
+    for path, value in options:
+        words = _with_option(words, path, value)
+    return f"{program} {shlex.join([*words, RESUME, *([str(folder)] if folder else [])])}"
+
+
+def _with_option(words: list[str], path: str, value: Any) -> list[str]:
+    """A command with a key of the manifest set; what sets it last counts, and --epochs is one."""
+    import json
+
+    from expert.jobs.resuming import option_name
+
+    text = value if isinstance(value, str) else json.dumps(value)
+    if option_name(path) != "epochs":
+        return [*words, "--set", f"{option_name(path)}={text}"]
+    if EPOCHS in words:
+        place = words.index(EPOCHS)
+        words = words[:place] + words[place + 2 :]
+    text = f"{value:g}" if isinstance(value, float) else text
+    return [*words, EPOCHS, text]

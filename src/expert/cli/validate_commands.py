@@ -63,6 +63,7 @@ RowLimit = Annotated[int | None, typer.Option(min=1, help="So many rows, spread 
 
 
 def validate(
+    run: Annotated[Path | None, typer.Argument(help="The expert, as with --expert.")] = None,
     expert: ExpertPlace = None,
     test_set: TestSetFile = None,
     baseline: Baseline = None,
@@ -84,10 +85,12 @@ def validate(
     from expert.cli.validate_view import ValidatingView, show_validation
     from expert.jobs.validating import validate as validate_job
 
+    if run is not None and expert is not None:
+        raise typer.BadParameter(f"{run} and --expert {expert}: name one expert")
     quiet_libraries()
     with ValidatingView(make_console(error=as_json)) as view:
         done = validate_job(
-            expert,
+            run or expert,
             test_set=test_set,
             baseline=baseline,
             min_accuracy=min_accuracy,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.cli.display import Sheet, show_sheet
 from expert.cli.run_view import say
-from expert.cli.words import duration
+from expert.cli.words import counted, duration, loss
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -104,7 +104,8 @@ def score_sheet(done: Validation) -> Sheet:
     tasks = list(done.reached.by_task())
     below = [[f"  {task}", *(_share(side.by_task().get(task)) for side in sides)] for task in tasks]
     title = (
-        f"{done.expert} on {done.model}: {len(done.reached.cases)} cases, judged as {done.domain}"
+        f"{done.expert} on {done.model}: {counted(len(done.reached.cases), 'case')}, "
+        f"judged as {done.domain}"
     )
     return Sheet(("", *heads), [rows, below], title=f"{title} ({done.test_set})")
 
@@ -114,7 +115,7 @@ def checkpoint_sheet(done: Validation) -> Sheet:
     rows = [
         (
             f"{each.name}{' ← best' if each is done.best else ''}",
-            f"{each.rows.loss:.4f}",
+            loss(each.rows.loss),
             _percent(each.score.accuracy),
             _interval(each.score.interval),
             f"{each.score.passed} of {each.score.judged}",
@@ -127,12 +128,14 @@ def checkpoint_sheet(done: Validation) -> Sheet:
 def gate_lines(done: Validation) -> list[tuple[str, str]]:
     """Notes, the verdict with its reasons, and where all of it lies."""
     lines = [(f"note: {note}", "dim") for note in done.notes]
+    remark = done.learnt_remark()
+    lines += [(f"⚠ {remark}", "yellow")] if remark else []
     if done.gate.passed:
         lines.append(("✓ the gate is passed", "bold green"))
     else:
         lines.append(("✗ the gate is not passed", "bold red"))
         lines += [(f"  - {reason}", "") for reason in done.gate.reasons]
-    lines.append((f"wrote {done.folder / 'validation.json'}", "dim"))
+    lines.append((f"wrote {done.file}", "dim"))
     return lines
 
 
@@ -148,7 +151,7 @@ def _facts(side: Reached) -> dict[str, str]:
         "match but for blanks": _percent(
             _ratio(sum(each.normalised for each in side.cases), count)
         ),
-        "loss on the rows": f"{rows.loss:.4f}",
+        "loss on the rows": loss(rows.loss),
         "perplexity": f"{rows.perplexity:.4g}",
         "token accuracy": _percent(rows.token_accuracy),
     }
@@ -164,7 +167,8 @@ def _example_lines(done: Validation) -> list[tuple[str, str]]:
     compared = done.comparison
     if compared is None or compared.difference is None:
         wrong = [each for each in done.reached.cases if each.judgement.passed is False]
-        return _cases(wrong[:SHOWN], f"{len(wrong)} wrong answers", "yellow") if wrong else []
+        head = counted(len(wrong), "wrong answer")
+        return _cases(wrong[:SHOWN], head, "yellow") if wrong else []
     low, high = compared.interval or (0.0, 0.0)
     lines = [
         (

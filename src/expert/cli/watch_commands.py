@@ -40,6 +40,7 @@ def watch(
         show_sheet(status_sheet(status), console)
     elif status.state == "gone":
         last = f" after step {status.step}" if status.step else ""
-        go_on = f"expert train --manifest {manifest_of(folder)} {RESUME} {folder.path}"
-        text = f"{status.because}{last}  (to go on: {go_on})"
-        say(console, text, "bold red")
+        say(console, f"{status.because}{last}", "bold red")
+    if status.state in ("gone", "stopped", "failed"):
+        command = f"expert train --manifest {manifest_of(folder)} {RESUME} {folder.path}"
+        say(console, f"go on with: {command}")

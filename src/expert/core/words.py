@@ -13,7 +13,9 @@ def gib(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`0.4 s`, `45 s`, `12 min`, `3 h 20 min`."""
+    """`4 ms`, `0.4 s`, `45 s`, `12 min`, `3 h 20 min`; `0.0 s` for nothing at all."""
+    if 0 < seconds < 0.05:  # "0.0 s" would say that it takes no time
+        return f"{1000 * seconds:.0f} ms" if seconds >= 0.001 else "below 1 ms"
     if seconds < 90:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -25,6 +27,16 @@ def count(number: int) -> str:
     if number >= 10**9:
         return f"{number / 10**9:.2f} B"
     return f"{number / 10**6:.1f} M" if number >= 10**6 else f"{number:,}"
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `1,200 rows`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def loss(value: float) -> str:
+    """`1.7100`, `0.1438`; below a tenth three digits, where four decimals say less: `2.10e-05`."""
+    return f"{value:.4f}" if not abs(value) < 0.1 else f"{value:#.3g}"
 
 
 # What None means for keys where it is a choice rather than a gap.
@@ -52,5 +64,16 @@ def value_in_words(path: str, value: Any) -> str:
             return ", ".join(f"{entry['name']} ({entry['tokens']} tokens)" for entry in value)
         return ", ".join(str(entry) for entry in value) or "none"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {entry}" for key, entry in value.items()) or "none"
+        return ", ".join(f"{key} {_inside(entry)}" for key, entry in value.items()) or "none"
     return str(value)
+
+
+def _inside(value: Any) -> str:
+    """A value inside another: what it is made of stands in brackets."""
+    if isinstance(value, dict):
+        return f"({', '.join(f'{key} {_inside(entry)}' for key, entry in value.items())})"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(map(_inside, value))})"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "–" if value is None else str(value)

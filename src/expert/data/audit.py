@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from expert.core.words import counted
 from expert.data.encoder import EncodedBatch
-from expert.data.records import BadRow, Example
+from expert.data.records import BadRow, Example, place_of
 from expert.data.statistics import percentiles
 
 DIGEST_BYTES = 16
-SHOWN_ROWS = 10
+SHOWN_ROWS = 100
 SHOWN_PAIRS = 5
 COLUMNS = ("whole", "near", "prompt", "line", "length", "learnt")
 NO_PROMPT = bytes(DIGEST_BYTES)
@@ -121,7 +122,7 @@ class Documents:
         return len(self.length)
 
     def place(self, number: int) -> str:
-        return f"{self.files[self.file[number]]}:{self.line[number]}"
+        return place_of(self.files[self.file[number]], int(self.line[number]))
 
     def take(self, numbers: npt.NDArray[np.integer[Any]]) -> Documents:
         """Only these examples, in this order."""
@@ -306,8 +307,3 @@ class SplitReport:
         if over:
             found.append(f"{self.name}: {counted(over, 'example')} longer than max_seq_length")
         return found
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 row`, `1,200 rows`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

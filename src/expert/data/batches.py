@@ -103,6 +103,15 @@ class BatchArrays:
             target_places=np.empty(shape.places, np.int32),
         )
 
+    def shorter(self, length: int) -> BatchArrays:
+        """The beginning of the same memory as rows of so many places."""
+        shape = BatchShape(self.shape.rows, length, self.shape.max_documents)
+        flat = {
+            name: getattr(self, name)[: shape.places]
+            for name in ("tokens", "labels", "positions", "soft_mask", "target_places")
+        }
+        return BatchArrays(shape, boundaries=self.boundaries, **flat)
+
 
 def fill_batch(
     out: BatchArrays, index: PackIndex, bins: Bins, store: Documents, *, pad_id: int
@@ -113,10 +122,11 @@ def fill_batch(
     another one, and none is longer than a row.
     """
     shape = out.shape
-    if len(bins) > shape.rows or index.length > shape.length:
+    numbers = np.asarray(bins, dtype=np.int64)
+    too_long = index.length > shape.length and index.longest_of(numbers) > shape.length
+    if len(bins) > shape.rows or too_long:
         what = f"{len(bins)} bins of {index.length} places"
         raise ValueError(f"{what} do not go into {shape.rows} rows of {shape.length}")
-    numbers = np.asarray(bins, dtype=np.int64)
     row_starts = np.arange(shape.rows + 1) * shape.length
     out.tokens.fill(pad_id)
     ends, counts = _fill_rows(out, row_starts[: len(numbers)], index, numbers, store, shape.places)

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from expert.data.records import DataError
-from expert.manifest.dataset import FieldMapping
+from expert.data.records import DataError, Row
+from expert.manifest.dataset import DatasetSpec, FieldMapping
+from expert.manifest.slips import neighbour_of
 
 Kind = Literal["instruction", "messages", "text", "multi_task"]
 
@@ -23,6 +24,10 @@ INPUT_COLUMNS = ("input", "context", "schema")
 MESSAGE_COLUMNS = ("messages", "conversations")
 
 PREFERENCE = "preference rows need DPO; only supervised fine-tuning is built"
+
+
+class ColumnsNotFound(DataError):
+    """A file whose columns do not hold what is looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,17 @@ def understand_columns(
         if found:
             return found
     raise _not_understood(names, plain, asked)
+
+
+def columns_of(row: Row, spec: DatasetSpec) -> Columns:
+    """The columns of the rows that this one is the first of, as the manifest's data set says;
+    what is wrong with them names the file."""
+    try:
+        return understand_columns(
+            list(row.values), row.values, mapping=spec.field_mapping, text_field=spec.text_field
+        )
+    except DataError as error:
+        raise ColumnsNotFound(f"{row.file}: {error}") from None
 
 
 def _other_kinds(known: Mapping[str, str], first_row: Mapping[str, Any]) -> Columns | None:
@@ -111,8 +127,11 @@ def _asked_columns(
     for part, column in asked.items():
         if column not in names:
             key = f"field_mapping.{part}" if mapped.get(part) else "text_field"
+            near = near_column(column, names)
+            meant = f"did you mean {near!r}? " if near else ""
             raise DataError(
-                f"training.dataset.{key}: there is no column {column!r}  ({columns_found(names)})"
+                f"training.dataset.{key}: there is no column {column!r}  "
+                f"({meant}{columns_found(names)})"
             )
     if "text" in asked and asked.keys() & {"instruction", "response"}:
         raise DataError(
@@ -192,6 +211,13 @@ def _not_understood(
         "training.dataset.field_mapping: instruction and response, or text where the rows are "
         "already formatted)"
     )
+
+
+def near_column(column: str, names: Iterable[str]) -> str | None:
+    """The column whose name is nearly this one."""
+    by_letters = {name.lower(): name for name in names}
+    near = neighbour_of(column.lower(), by_letters)
+    return by_letters[near] if near is not None else None
 
 
 def columns_found(names: Iterable[str]) -> str:

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
 from expert.data.order import Draw, shuffled
+from expert.data.row_keys import Keys, RowKeys
 from expert.data.sources import split_rows
 
 Numbers = NDArray[np.int32]
 
 
 def draw_documents(
-    counts: Sequence[int], weights: Sequence[float], *, held_out_share: float, seed: int
+    counts: Sequence[int],
+    weights: Sequence[float],
+    *,
+    held_out_share: float,
+    seed: int,
+    keys: RowKeys | None = None,
 ) -> tuple[Numbers, Numbers]:
     """(training, validation): numbers of documents, those of the tasks one after the other.
 
     Rows are held out before weights are applied, so a row that a weight takes twice is never on
     both sides. A weight below 1 draws a share of a task's rows, one above 1 takes them again.
+    With `keys`, rows that stand in the data twice stay on one side too.
     """
     total = sum(counts)
     held_out = np.zeros(total, np.bool_)
     if held_out_share > 0 and total > 1:
-        held_out = split_rows(total, held_out_share, seed)
+        held_out = _held_out(total, held_out_share, seed, keys)
     drawn, first = [np.zeros(0, np.int32)], 0
     for number, (count, weight) in enumerate(zip(counts, weights, strict=True)):
         here = (first + np.flatnonzero(~held_out[first : first + count])).astype(np.int32)
@@ -35,3 +44,48 @@ def draw_documents(
             here = np.sort(np.concatenate([*[here] * whole, here[order[:rest]]]))
         drawn.append(here)
     return np.concatenate(drawn), np.flatnonzero(held_out).astype(np.int32)
+
+
+def _held_out(total: int, share: float, seed: int, keys: RowKeys | None) -> NDArray[np.bool_]:
+    """Marks the rows that are held out.
+
+    Rows with one prompt stay together where about as many as asked for can be held out so; where
+    the data has too few prompts for that, rows that are wholly equal do; where nearly all rows are
+    equal, there is nothing to keep apart. Without a repeated row it is the same draw in each case.
+    """
+    wanted = math.ceil(total * Fraction(str(share)))
+    if keys is not None:
+        assert len(keys.whole) == total, "a key for every document"
+        by_prompt = _whole_groups(keys.prompt, wanted, seed)
+        if wanted <= 2 * by_prompt.sum() <= 4 * wanted:
+            return by_prompt
+        by_row = _whole_groups(keys.whole, wanted, seed)
+        if by_row.any():
+            return by_row
+    return split_rows(total, share, seed)
+
+
+def _whole_groups(keys: Keys, wanted: int, seed: int) -> NDArray[np.bool_]:
+    """Marks about `wanted` rows: groups of equal keys, in the order of the draw, that fit; where
+    none does the smallest, unless it is more than half of all."""
+    _, first, group = np.unique(keys, return_index=True, return_inverse=True)
+    # Groups are counted by their first rows, not by their keys, so that single rows are drawn as
+    # split_rows draws them.
+    rank = np.empty(len(first), np.int64)
+    rank[np.argsort(first, kind="stable")] = np.arange(len(first))
+    group = rank[group]
+    sizes = np.bincount(group)
+    order = np.random.Generator(np.random.PCG64(seed)).permutation(len(sizes))
+    taken = np.zeros(len(sizes), np.bool_)
+    left, waiting = wanted, order
+    while left and len(waiting):
+        fits = int(np.searchsorted(np.cumsum(sizes[waiting]), left, side="right"))
+        taken[waiting[:fits]] = True
+        left -= int(sizes[waiting[:fits]].sum())
+        waiting = waiting[fits:]
+        waiting = waiting[sizes[waiting] <= left]
+    if not taken.any():
+        smallest = order[np.argmin(sizes[order])]
+        taken[smallest] = 2 * sizes[smallest] <= len(keys)
+    marks: NDArray[np.bool_] = taken[group]
+    return marks

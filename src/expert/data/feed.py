@@ -26,6 +26,8 @@ from expert.data.pack_index import PackIndex
 
 ALIGNMENT = 16  # int32 numbers: every array of a buffer begins on a 64-byte line
 POLL_SECONDS = 0.2
+TRIMMED_TO = 64
+"""Rows that need not all be of one length are cut to multiples of so many places."""
 
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
@@ -172,9 +174,23 @@ class _Slot:
             self.released.record(torch.cuda.current_stream())
 
 
+def _in_shorter_rows(tensors: dict[str, Tensor | None], length: int) -> dict[str, Tensor | None]:
+    """The same memory as rows of so many places."""
+    rows = tensors["tokens"].shape[0]  # type: ignore[union-attr]
+    found = dict(tensors)
+    for name in ("tokens", "labels", "positions", "soft_mask"):
+        tensor = tensors[name]
+        if tensor is not None:
+            found[name] = tensor.flatten()[: rows * length].view(rows, length)
+    places = tensors["target_places"]
+    found["target_places"] = None if places is None else places[: rows * length]
+    return found
+
+
 class _Filled(NamedTuple):
     slot: _Slot
     update: Update
+    lengths: list[int]
     counts: list[BatchCounts]
     bins: list[NDArray[np.int64]]
     seconds: float
@@ -195,9 +211,12 @@ class PackedFeed:
         whole_rows: bool = False,
         ready_ahead: int = 2,
         pin: bool = True,
+        trim: bool = False,
         new_event: Callable[[], Any] | None = None,
     ) -> None:
+        """`trim`: rows are as long as the fullest of a batch, not all of one length."""
         self._new_event = new_event
+        self._trim = trim
         self._works = iter(works)
         self._shape = shape
         self._pad_id = pad_id
@@ -256,12 +275,14 @@ class PackedFeed:
         self._held = slot
         batches = tuple(
             Batch(
-                **tensors,  # type: ignore[arg-type]
+                **_in_shorter_rows(tensors, length),  # type: ignore[arg-type]
                 counts=counts,
                 whole_rows=self._whole_rows,
                 bins=tuple(bins.tolist()),
             )
-            for tensors, counts, bins in zip(slot.tensors, filled.counts, filled.bins, strict=False)
+            for tensors, length, counts, bins in zip(
+                slot.tensors, filled.lengths, filled.counts, filled.bins, strict=False
+            )
         )
         return FedUpdate(
             update=filled.update,
@@ -300,12 +321,20 @@ class PackedFeed:
     def _fill(self, slot: _Slot, work: UpdateWork, found_seconds: float) -> _Filled:
         began = time.perf_counter()
         bins = micro_batches(work.update.bins, self._shape.rows)
+        lengths = [self._length(work.index, some) for some in bins]
         counts = [
-            fill_batch(out, work.index, some, work.store, pad_id=self._pad_id)
-            for out, some in zip(slot.arrays, bins, strict=False)
+            fill_batch(out.shorter(length), work.index, some, work.store, pad_id=self._pad_id)
+            for out, length, some in zip(slot.arrays, lengths, bins, strict=False)
         ]
         if len(counts) < len(bins):
             raise ValueError(f"{len(bins)} batches in an update with room for {len(slot.arrays)}")
         seconds = found_seconds + time.perf_counter() - began
         slot.send(len(counts), self._stream, self._new_event)
-        return _Filled(slot, work.update, counts, bins, seconds)
+        return _Filled(slot, work.update, lengths, counts, bins, seconds)
+
+    def _length(self, index: PackIndex, bins: NDArray[np.int64]) -> int:
+        """Places in the rows of a batch."""
+        if not self._trim:
+            return self._shape.length
+        needed = -(-index.longest_of(bins) // TRIMMED_TO) * TRIMMED_TO
+        return min(self._shape.length, max(TRIMMED_TO, needed))

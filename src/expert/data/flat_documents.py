@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -54,6 +54,12 @@ class FlatDocuments:
 
     def __len__(self) -> int:
         return self._first[-1]
+
+    def shards(self) -> Iterator[Shard]:
+        """The documents as they lie: views of the tokens and spans of one shard after the other."""
+        for number, (tokens, spans) in enumerate(zip(self._tokens, self._spans, strict=True)):
+            here = slice(self._first[number] + number, self._first[number + 1] + number + 1)
+            yield Shard(tokens, self._offsets[here], spans, self._span_offsets[here])
 
     def tokens(self, document: int) -> Ids:
         """The ids of a document, as a view."""

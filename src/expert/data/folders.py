@@ -23,6 +23,7 @@ _ASKED_FORMATS = {"text": ("txt",), "csv": ("csv", "tsv")}
 _NOT_DATA = {
     *("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"),
     *("metadata.json", "license.txt", "readme.txt", "requirements.txt"),
+    *("manifest.json", "test_cases.json"),  # of an expert that lies there
 }
 
 

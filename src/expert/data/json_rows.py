@@ -10,9 +10,10 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
-from expert.data.records import BadRow, Row
+from expert.data.records import BadRow, Row, place_of
 from expert.data.row_text import (
     DECODER,
     RowFault,
@@ -109,13 +110,18 @@ def _has_array(values: dict[str, Any]) -> bool:
 
 
 def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:
-    """Every element up to the closing bracket; the window stands behind the opening one."""
+    """Every element up to the closing bracket; the window stands behind the opening one.
+
+    A row that begins on the line of the one before it is told by its number.
+    """
+    before = window.line()
     if window.next_character() == "]":
         window.advance(1)
         return
-    while True:
+    for number in count(1):
         window.next_character()
-        line = window.line()
+        began = window.line()
+        line, before = began if began != before else -number, began
         start = window.place
         found = _value_at(window, start)
         if found is not None and window.next_character(found[1]) in (",", "]"):
@@ -134,7 +140,9 @@ def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:
             return
         if after != ",":
             what = "a bracket too many after the row" if after else "the array ends within a row"
-            raise unusable(f"{file}:{line}", what, "the file is cut off or damaged; write it again")
+            raise unusable(
+                place_of(file, line), what, "the file is cut off or damaged; write it again"
+            )
 
 
 def _value_at(window: _Window, start: int) -> tuple[Any, int] | None:

@@ -123,7 +123,7 @@ class RowsTokenisedLate(Dataset[Any]):
         row = self._rows[number]
         made = self._segments_of(row)
         if not isinstance(made, list) or not all(isinstance(part, Segment) for part in made):
-            raise DataError(f"{row.file}:{row.line}: cannot be used: {made}")
+            raise DataError(f"{row.place}: cannot be used: {made}")
         return self._encoder.encode([made])
 
     def together(self, documents: list[EncodedBatch]) -> PaddedTensors:

@@ -115,6 +115,13 @@ def pack_best_fit(
     )
 
 
+def bins_for(
+    sizes: NDArray[np.int32], length: int, *, most_pieces: int | None = None, window: int = WINDOW
+) -> int:
+    """How many bins pieces of these sizes fill, in this order."""
+    return _fit_windows(sizes, length, window, most_pieces)[1]
+
+
 def _by_bin(order: NDArray[np.int32], bin_of: NDArray[np.int32], bins: int) -> NDArray[np.int32]:
     """The pieces of the first bin, of the second, ..., each in their order.
 
@@ -163,8 +170,10 @@ def _fit_windows(
         if not last:
             loads = np.bincount(placed, weights=sizes[here], minlength=used)
             emptiest = np.argsort(loads, kind="stable")[: max(1, used // _TAKEN_APART)]
-            full = np.bincount(placed, minlength=used) == room.pieces
-            kept[emptiest] = (loads[emptiest] >= _FULL * length) | full[emptiest]
+            kept[emptiest] = loads[emptiest] >= _FULL * length
+            if most_pieces is not None:
+                full = np.bincount(placed, minlength=used) == most_pieces
+                kept[emptiest] |= full[emptiest]
         stays = kept[placed]
         bin_of[here[stays]] = (bins - 1 + np.cumsum(kept))[placed[stays]]
         bins += int(kept.sum())

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.files import sha256_of, sync_file, sync_folder, write_text_atomically
+from expert.core.words import counted
 from expert.data.documents import write_dataset_files
 from expert.data.records import DataError
 from expert.data.shards import Rejects, Work, make_shards, shard_name
@@ -95,6 +96,13 @@ class Prepared:
     statistics: DocumentStatistics
     key: str
     """What the content follows from, whatever the folder is called."""
+
+    @property
+    def left_out(self) -> str:
+        """What there is to say of bad rows that were tolerated; "" where there were none."""
+        count = self.statistics.bad_rows
+        rows = "1 bad row was" if count == 1 else f"{count:,} bad rows were"
+        return f"{rows} left out, and kept in {self.folder / REJECTS}" if count else ""
 
 
 def prepare(work: Work, recipe: Recipe, folder: Path) -> Prepared:
@@ -248,7 +256,7 @@ def _publish(
             RECIPE: json.dumps(asdict(recipe), indent=2),
             STATISTICS: json.dumps(total.to_json(), indent=2),
             MADE_FOR: made_for + "\n",
-            REJECTS: "".join(json.dumps(asdict(row)) + "\n" for row in bad.rows),
+            REJECTS: "".join(json.dumps(row.to_json()) + "\n" for row in bad.rows),
         }
         for name, text in texts.items():
             (temporary / name).write_text(text, encoding="utf-8")
@@ -295,7 +303,7 @@ def _rename(temporary: Path, folder: Path) -> None:
 
 def _nothing_to_learn(total: DocumentStatistics) -> str:
     left_out = ", ".join(f"{count} {reason}" for reason, count in total.dropped.items())
-    detail = f"{total.rows_in} rows read, {total.bad_rows} bad"
+    detail = f"{counted(total.rows_in, 'row')} read, {total.bad_rows} bad"
     detail += f", left out: {left_out}" if left_out else ""
     return (
         f"there is nothing to learn: {detail}, no token of the rest is an answer  "

@@ -30,7 +30,12 @@ class Row:
     values: Mapping[str, Any]
     file: str
     line: int
-    """Line of a text file, or number of the row where a format has no lines; from 1."""
+    """Line of a text file, or number of the row where a format has no lines; from 1. Below 0 it is
+    the number of the row in a file whose lines hold several: -17 is the seventeenth."""
+
+    @property
+    def place(self) -> str:
+        return place_of(self.file, self.line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +50,17 @@ class BadRow:
     """The beginning of the row, for rejects.jsonl."""
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.reason}"
+        return f"{place_of(self.file, self.line)}: {self.reason}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As rejects.jsonl has it."""
+        number = {"line": self.line} if self.line > 0 else {"row": -self.line}
+        return {"file": self.file, **number, "reason": self.reason, "raw": self.raw}
+
+
+def place_of(file: str, line: int) -> str:
+    """Where a row stands, in words: `rows.jsonl:17`, `rows.json: row 17`."""
+    return f"{file}:{line}" if line > 0 else f"{file}: row {-line}"
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,9 @@ from expert.data.statistics import DocumentStatistics
 SHARD_ROWS = 4096
 # A tokenizer holds about 150 bytes for each token while it encodes: this bounds it at 0.15 GB.
 SHARD_CHARACTERS = 4_000_000
-SHOWN_BAD_ROWS = 10
+SHOWN_BAD_ROWS = 5
+LOOKED_AT_FURTHER = 100_000
+"""Rows behind the first bad one that are looked at, to tell how many are: some seconds."""
 
 
 @dataclass
@@ -39,6 +42,8 @@ class Work:
     made_for: str = ""
     """The split and its source, as people name them; a miss is explained by others of the same."""
     max_bad_rows: int = 0
+    listed_by: str = ""
+    """The command that lists all bad rows."""
     tell: Callable[[int, int], None] = field(default=lambda rows, tokens: None)
     shard_rows: int = SHARD_ROWS
     with_helper: bool = False
@@ -112,32 +117,52 @@ class _Shard:
 
 
 class Rejects:
-    """Bad rows: counted, kept for rejects.jsonl, and fatal when there are too many."""
+    """Bad rows: counted, kept for rejects.jsonl, and refused when there are too many."""
 
     def __init__(self, allowed: int) -> None:
         self.allowed = allowed
         self.rows: list[BadRow] = []
         self.count = 0
 
+    @property
+    def too_many(self) -> bool:
+        return self.count > self.allowed
+
     def add(self, bad: BadRow) -> None:
         self.count += 1
         self.rows.append(bad)
-        if self.count > self.allowed:
-            shown = "\n".join(f"  - {row}" for row in self.rows[-SHOWN_BAD_ROWS:])
-            words = "a row" if self.count == 1 else f"{self.count} rows"
-            raise DataError(
-                f"{words} cannot be used\n{shown}\n"
-                "  (mend the data, or tolerate some: --set training.dataset.max_bad_rows=100)"
-            )
+
+    def refusal(self, coming: Iterator[Row | BadRow], work: Work) -> DataError:
+        """What is said of too many: the first of them, and how many there are. Rows that come are
+        looked at for that, so that not each costs an attempt of its own."""
+        looked_at = 0
+        for row in islice(coming, LOOKED_AT_FURTHER):
+            looked_at += 1
+            made = row if isinstance(row, BadRow) else work.segments_of(row)
+            if isinstance(made, BadRow):
+                self.add(made)
+        least = "at least " if looked_at == LOOKED_AT_FURTHER else ""
+        words = "a row" if self.count == 1 else f"{least}{self.count:,} rows"
+        lines = [f"  - {row}" for row in self.rows[:SHOWN_BAD_ROWS]]
+        rest = self.count - len(lines)
+        lines += [f"  … and {rest:,} more" + (f": {work.listed_by}" if work.listed_by else "")]
+        shown = "\n".join(lines if rest else lines[:-1])
+        return DataError(
+            f"{words} cannot be used\n{shown}\n  (mend the data, or leave them out: --set "
+            f"training.dataset.max_bad_rows={self.count})"
+        )
 
 
 def _shards(work: Work, bad: Rejects) -> Iterator[_Shard]:
     shard = _Shard()
-    for number, row in enumerate(work.rows()):
+    coming = work.rows()
+    for number, row in enumerate(coming):
         shard.rows_in += 1
         made = row if isinstance(row, BadRow) else work.segments_of(row)
         if isinstance(made, BadRow):
             bad.add(made)
+            if bad.too_many:
+                raise bad.refusal(coming, work)
         elif isinstance(made, Dropped):
             shard.dropped[made.reason] = shard.dropped.get(made.reason, 0) + 1
         else:

@@ -26,6 +26,8 @@ from expert.manifest.names import CORPORA
 from expert.manifest.slips import neighbour_of
 from expert.planning.survey import local_path, looks_local
 
+SHOWN_BAD_ROWS = 3
+
 
 @dataclass(frozen=True)
 class Source:
@@ -115,6 +117,33 @@ def iterate(source: Source) -> Iterator[Row | BadRow]:
             if is_text and left is not None and isinstance(row, Row):
                 left -= len(row.values["text"])
             yield row
+
+
+def first_row(source: Source) -> Row:
+    """The first row that can be read, by which the columns are understood; DataError where there is
+    none."""
+    bad: list[BadRow] = []
+    for row in iterate(source):
+        if isinstance(row, Row):
+            return row
+        bad = [*bad[:SHOWN_BAD_ROWS], row]
+    if bad:
+        shown = "\n".join(f"  - {row}" for row in bad[:SHOWN_BAD_ROWS])
+        raise unusable(source.name, f"no row of it can be read\n{shown}\n", "mend the data")
+    raise unusable(source.name, _what_is_empty(source), "put rows into it, or name another file")
+
+
+def _what_is_empty(source: Source) -> str:
+    """Why there are no rows, in words."""
+    if len(source.files) > 1:
+        return f"its {len(source.files)} files have no rows"
+    if not source.files or not source.files[0].is_file():
+        return "has no rows"
+    file = source.files[0]
+    if not file.stat().st_size:
+        return "is empty"
+    headed = file_format(file, source.format) in ("csv", "tsv")
+    return "has a header and no rows" if headed else "has no rows"
 
 
 def content_hash(source: Source) -> str:
@@ -252,7 +281,7 @@ def _is_hub_split(path: str) -> bool:
 def _no_such_file(path: str, file: Path) -> DataError:
     """A path that is not there. With a name beside it that is nearly the same, it is misspelt and
     nothing is missing."""
-    what = f"there is no {file}"
+    what = f"there is no {file}" if str(file) != path else "there is no such file"
     try:
         beside = [entry.name for entry in file.parent.iterdir()]
     except OSError:

@@ -21,6 +21,8 @@ PHASES = ("data_wait", "copy", "forward", "backward", "optimizer", "other")
 NOT_COMPUTING = ("data_wait", "copy", "other")
 SETTLING_UPDATES = 3
 """Updates after a start or a change of plan that compile and fill caches, as the meter counts."""
+SITTINGS = ("started", "resumed", "rejected")
+"""What a trainer says first: before such an event nobody may have been at work."""
 BEGINNINGS = ("started", "resumed", "fell_back", "rolled_back", "compiled")
 
 
@@ -265,10 +267,10 @@ def run_times(events: Sequence[Event], usual_update: float = 0.0) -> RunTimes:
 
 
 def _sessions(events: Sequence[Event]) -> list[list[Event]]:
-    """The events from each start to the next."""
+    """The events from each start to the next; what was said of resuming stands before a start."""
     found: list[list[Event]] = []
     for event in events:
-        if event.get("event") == "started" or not found:
+        if event.get("event") in SITTINGS or not found:
             found.append([])
         found[-1].append(event)
     return found

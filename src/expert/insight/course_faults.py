@@ -180,21 +180,23 @@ def logs_often(found: Evidence) -> Finding | None:
 
 
 def below_measured_rate(found: Evidence) -> Finding | None:
-    """Slower than this card was on this model before."""
-    decision, step = found.decision("length.seconds"), found.step
-    seconds, tokens = found.amount("length.seconds"), found.amount("length.tokens_per_epoch")
-    epochs = found.amount("length.epochs")
-    measured = decision.get("source") == "measurement" and not found.amount("length.max_steps")
-    if not measured or not seconds or not tokens or not epochs or step is None:
+    """Slower than this card was in a run like this one: the plan has looked for the same model,
+    length, packing and settings, and here the threads must be those of a free machine."""
+    expected, step = found.amount("length.tokens_per_second"), found.step
+    reached = step.tokens_per_second if step is not None else None
+    if not expected or reached is None or reached >= BELOW_MEASURED * expected:
         return None
-    expected, reached = tokens * epochs / seconds, step.tokens_per_second
-    if reached is None or reached >= BELOW_MEASURED * expected:
-        return None
+    told = found.newest("threads")
+    threads, own = number(told, "threads"), number(told, "own")
+    fewer = threads is not None and own is not None and threads < own
+    if fewer or told.get("lowered") or found.crowded is not None:
+        return None  # neighbours are another finding
+    because = found.decision("length.tokens_per_second").get("because")
     return Finding(
         name="below-measured-rate",
         severity="warning",
         title="slower than this card was before",
-        evidence=f"{reached:,.0f} tokens/s; {decision.get('because')}",
+        evidence=f"{reached:,.0f} tokens/s; {expected:,.0f} tokens/s {because}",
         consequence=f"{percent(reached / expected)} of the speed it had",
         fix="expert diagnose --manifest FILE looks at the machine; expert benchmark measures anew",
         gain=expected / reached if reached else None,

@@ -1,31 +1,38 @@
-"""What a benchmark found: the ladder as a file, as Markdown, and two of them side by side."""
+"""What a benchmark found: the ladder as a file, what becomes of a rung, and two side by side."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from expert.core.errors import ExpertError
+from expert.insight.pairs import Paired
 from expert.insight.record import RunRecord, read_run
-from expert.planning.ladder import AS_FAST
 
-FORMAT = 1
-"""Version of the file; a reader refuses what is newer."""
+FORMAT = 2
+"""Version of the file; a reader refuses what is newer, and reads what is older. 2: rungs are timed
+in turns with the one they are held against (`paired`), neighbours and threads are told."""
 FILE = "ladder.json"
 
-Status = Literal["kept", "slower", "disagrees", "failed", "not here"]
+Status = Literal[
+    "kept", "no difference", "no gain", "slower", "disagrees", "failed", "not here", "no time"
+]
 MARKS: dict[Status, tuple[str, str]] = {
     "kept": ("✓", ""),
+    "no difference": ("=", "no difference measured, stays"),
+    "no gain": ("≈", "no difference measured, left out"),
     "slower": ("↓", "slower"),
     "disagrees": ("≠", "another loss"),
     "failed": ("✗", "failed"),
     "not here": ("–", ""),
+    "no time": ("–", "not measured"),
 }
+STAND = ("kept", "no difference")
+"""What later rungs stand on."""
 """A sign and a word for what became of a rung."""
 
 
@@ -75,6 +82,13 @@ class Measured(Facts):
     micro_batch: int
     accumulation: int
     fallbacks: list[str]
+    others: float | None = None
+    """Cores that processes of others used while it was timed: the median over the windows."""
+    cores: int | None = None
+    threads: int | None = None
+    """Of a CPU; None on a card."""
+    lowered: bool | None = None
+    """Fewer threads than cores, because others used them when the climb began."""
 
 
 class RungResult(Facts):
@@ -84,7 +98,8 @@ class RungResult(Facts):
     adds: str
     status: Status
     because: str
-    """Why it was left out; empty for one that was kept."""
+    """Why it was left out, or what was measured where no difference was; empty for one that was
+    kept."""
     changes: dict[str, tuple[Any, Any]]
     """What it does otherwise than the rung below, by path of the plan: before and after."""
     settings: dict[str, Any]
@@ -95,9 +110,13 @@ class RungResult(Facts):
     below: str | None = None
     """The rung it was held against."""
     gain: float | None = None
-    """Times as fast as the rung below."""
+    """Times as fast as the rung below: the median of the pairs."""
+    paired: Paired | None = None
+    """How that was found; None in results of format 1, where rates of different minutes were
+    divided."""
     cumulative: float | None = None
-    """Times as fast as the baseline."""
+    """Times as fast as the baseline: the gains below it multiplied. Of the one that won it is what
+    `against_baseline` of the ladder says, where that was measured."""
     loss_difference: float | None = None
     """From the rung below, as a share of its loss."""
     own_difference: float | None = None
@@ -135,11 +154,15 @@ class Ladder(Facts):
     environment: dict[str, Any]
     notes: list[str]
     rungs: list[RungResult]
+    against_baseline: Paired | None = None
+    """The one that won and the baseline, timed beside each other at the end."""
+    doubts: list[str] = []
+    """Why what won is not to be relied on: then no later plan uses it."""
 
     @property
     def kept(self) -> list[RungResult]:
-        """The rungs that held, from the bottom to the top."""
-        return [rung for rung in self.rungs if rung.status == "kept"]
+        """The rungs that stand, from the bottom to the top."""
+        return [rung for rung in self.rungs if rung.status in STAND]
 
     @property
     def winner(self) -> RungResult | None:
@@ -151,8 +174,14 @@ def read_ladder(path: Path) -> Ladder:
     file = path / FILE if path.is_dir() else path
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise NoLadder(f"{path}: no result of expert benchmark: {error}") from None
+    except OSError as error:
+        gone = isinstance(error, FileNotFoundError)
+        why = "there is no such file" if gone else error.strerror
+        raise NoLadder(
+            f"{file}: no result of expert benchmark: {why}  (name a {FILE}, or a run folder)"
+        ) from None
+    except ValueError as error:
+        raise NoLadder(f"{file}: no result of expert benchmark: {error}") from None
     newer = isinstance(data, dict) and isinstance(data.get("format"), int)
     if newer and data["format"] > FORMAT:
         raise NoLadder(
@@ -168,31 +197,37 @@ def read_ladder(path: Path) -> Ladder:
         ) from None
 
 
-def spread_of(windows: Sequence[float]) -> float:
-    """Distance of the quartiles; 0 for a single window."""
-    if len(windows) < 2:
-        return 0.0
-    low, _, high = statistics.quantiles(windows, n=4, method="inclusive")
-    return high - low
-
-
 # --- judging -------------------------------------------------------------------------------------
 
 
 def verdict(
-    below: Measured, here: Measured, allowed: float, *, comparable: bool = True
+    below: Measured,
+    here: Measured,
+    allowed: float,
+    *,
+    paired: Paired,
+    cost: str = "",
+    comparable: bool = True,
 ) -> tuple[Status, str]:
-    """Whether a rung holds against the one below: its loss first, then its speed."""
+    """What becomes of a rung: its loss first, then its speed.
+
+    One that is faster beyond the spread of the pairs is kept, one that is slower beyond it is left
+    out. Where no difference can be told it stays, as the rungs above are made for it and chance
+    would decide otherwise; unless it costs memory or precision (`cost`), which nobody pays for
+    nothing.
+    """
     difference = loss_difference(below, here) if comparable else own_difference(here)
     if difference is None and below.loss is not None:
         return "disagrees", "the loss on the held-out rows is not a number"
     if difference is not None and abs(difference) > allowed:
         way = "" if comparable else " when it is computed in this way"
         return "disagrees", f"the loss differs by {difference:+.2%}{way}, allowed is {allowed:.1%}"
-    rate, before = here.tokens_per_second, below.tokens_per_second
-    noise = max(AS_FAST * before, (here.spread + below.spread) / 2)
-    if rate < before - noise:
-        return "slower", f"{rate / before:.2f}x as fast as the rung below"
+    found = paired.difference
+    if found == "slower":
+        return "slower", f"{paired.words} as fast as '{paired.against}', the last that stays"
+    if found == "none":
+        words = f"{paired.words} of '{paired.against}'"
+        return ("no gain", f"{words}, and it {cost}") if cost else ("no difference", words)
     return "kept", ""
 
 
@@ -208,108 +243,6 @@ def own_difference(here: Measured) -> float | None:
     if here.own_loss is None or not here.loss or here.own_loss != here.own_loss:
         return None
     return (here.own_loss - here.loss) / abs(here.loss)
-
-
-# --- tables --------------------------------------------------------------------------------------
-
-COLUMNS: tuple[str, ...] = (
-    *("rung", "tokens/s", "±", "gain", "in all", "rows/s"),
-    *("GPU", "memory", "MFU", "epoch", "loss", "off by", ""),
-)
-
-
-def table_rows(ladder: Ladder) -> list[tuple[str, ...]]:
-    """Every rung as one row of text in the order of COLUMNS."""
-    return [_row(rung) for rung in ladder.rungs]
-
-
-def _row(rung: RungResult) -> tuple[str, ...]:
-    name, why = f"{MARKS[rung.status][0]} {rung.name}", outcome(rung)
-    seen = rung.measured
-    if seen is None:
-        return (name, *("–",) * (len(COLUMNS) - 2), why)
-    return (
-        name,
-        f"{seen.tokens_per_second:,.0f}",
-        f"{seen.spread / seen.tokens_per_second:.1%}",
-        f"{rung.gain:.2f}x" if rung.gain is not None else "–",
-        f"{rung.cumulative:.2f}x" if rung.cumulative is not None else "–",
-        f"{seen.samples_per_second:,.1f}",
-        f"{seen.gpu_utilization:.0f} %" if seen.gpu_utilization is not None else "–",
-        f"{seen.peak_memory_bytes / 2**30:.2f} GiB" if seen.peak_memory_bytes else "–",
-        f"{seen.mfu:.1%}" if seen.mfu is not None else "–",
-        _time(seen.seconds_per_epoch),
-        f"{seen.loss:.4f}" if seen.loss is not None else "–",
-        _off_by(rung),
-        why,
-    )
-
-
-def _off_by(rung: RungResult) -> str:
-    """How far the loss is off, and how far it may be; a star where it is held to itself."""
-    difference, star = rung.loss_difference, ""
-    if rung.own_difference is not None:
-        difference, star = rung.own_difference, "*"
-    if difference is None or rung.tolerance is None:
-        return "–"
-    return f"{difference:+.2%}{star} (±{rung.tolerance:.1%})"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def headline(ladder: Ladder) -> str:
-    """One sentence: what the ladder came to."""
-    won = ladder.winner
-    if won is None or won.measured is None:
-        return f"{ladder.name} on {ladder.card}: nothing could be measured"
-    rate = f"{won.measured.tokens_per_second:,.0f} tokens/s"
-    times = f", {won.cumulative:.1f} times the baseline" if won.cumulative is not None else ""
-    agree = [rung for rung in ladder.kept if rung.loss_difference is not None]
-    loss = f"; the loss agrees on all {len(agree)} rungs that were kept" if agree else ""
-    return f"{ladder.name} on {ladder.card}: {rate}{times}{loss}"
-
-
-def as_markdown(ladder: Ladder, *, level: int = 1) -> str:
-    """The ladder as a document: sentence, table, and how it was measured."""
-    rows = [COLUMNS, ("---", *("---:",) * (len(COLUMNS) - 2), "---"), *table_rows(ladder)]
-    table = [f"| {' | '.join(_cell(cell) for cell in row)} |" for row in rows]
-    facts = [f"- {line}" for line in how_measured(ladder)]
-    title = f"{'#' * level} {_cell(ladder.name)}: {_cell(ladder.model)} on {_cell(ladder.card)}"
-    return "\n".join([title, "", f"{_cell(headline(ladder))}.", "", *table, "", *facts, ""])
-
-
-def how_measured(ladder: Ladder) -> list[str]:
-    """What a reader must know to believe the table, or to make it again."""
-    versions = ladder.environment.get("versions") or {}
-    named = [f"{name} {versions[name]}" for name in ("torch", "transformers") if versions.get(name)]
-    first = next((rung.measured for rung in ladder.rungs if rung.measured), None)
-    learnt = first.updates_learnt if first else 0
-    return [
-        f"{ladder.date}, `{ladder.command}`, expert {ladder.version}, {', '.join(named)}",
-        f"{ladder.dataset}: {ladder.training_rows:,} rows, {ladder.examples_per_update} to an "
-        f"update on every rung, at most {ladder.max_seq_length} tokens each; {ladder.adapter}",
-        "tokens/s: real tokens (no padding), median over windows of updates after warm-up, clock "
-        "stopped outside the steps; ± is the distance of the quartiles",
-        f"loss: {ladder.held_out_rows:,} held-out rows ({ladder.held_out_tokens:,} tokens) after "
-        f"{learnt} updates from the same start, evaluated in one way; off by: from the rung below, "
-        "in brackets what is allowed",
-        *(
-            f"* {rung.name}: {rung.tolerance_because}, to its weights' loss computed as it trains"
-            for rung in ladder.rungs
-            if rung.own_difference is not None
-        ),
-        *ladder.notes,
-    ]
-
-
-def _cell(text: str) -> str:
-    """Text that stays inside its cell, whatever a name holds."""
-    plain = " ".join(text.replace("|", "\\|").split())
-    return plain.replace("<", "&lt;")
 
 
 # --- two side by side ----------------------------------------------------------------------------

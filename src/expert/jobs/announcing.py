@@ -18,13 +18,14 @@ def write_down(folder: RunFolder, plan: RunPlan, manifest: Manifest, data: RunDa
     from expert.core.publish import sweep
     from expert.core.rundir import RunFolderError
     from expert.jobs.building import environment
+    from expert.jobs.run_places import as_recorded
 
     for place in (folder.path, folder.checkpoints):
         if place.is_dir():
             sweep(place, alone=True)
     try:
         folder.write_json("manifest.json", manifest.model_dump(mode="json"))
-        folder.write_json("plan.json", plan.model_dump(mode="json"))
+        folder.write_json("plan.json", as_recorded(plan))
         folder.write_json("environment.json", environment())
         characters = getattr(data.encoder, "characters", None)
         if characters is not None:  # checkpoints of a character model are read with it

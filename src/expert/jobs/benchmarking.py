@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.interrupts import Interrupted
-from expert.jobs.climbing import Asked, CannotClimb, Climb, Watcher
+from expert.jobs.asked_climb import Asked, CannotClimb, Watcher
+from expert.jobs.climbing import Climb
 from expert.planning.ladder import BASELINE, RUNGS, value_at
 
 if TYPE_CHECKING:
@@ -57,14 +58,22 @@ def benchmark(
             f"no rung could be measured: {last.because if last else 'none was tried'}"
         )
     if asked.remember and not asked.only:
-        try:
-            kept = remember(climb, ladder)
-        except OSError as error:  # what was measured is worth more than the memory of it
-            climb.watcher.not_remembered(f"{error.filename}: {error.strerror}")
-        else:
-            if kept is not None:
-                climb.watcher.remembered(kept)
+        _keep(climb, ladder)
     return ladder
+
+
+def _keep(climb: Climb, ladder: Ladder) -> None:
+    """Remember what won where it can be relied on, and say what becomes of it."""
+    if ladder.doubts:
+        climb.watcher.not_remembered("; ".join(ladder.doubts))
+        return
+    try:
+        kept = remember(climb, ladder)
+    except OSError as error:  # what was measured is worth more than the memory of it
+        climb.watcher.not_remembered(f"{error.filename}: {error.strerror}")
+    else:
+        if kept is not None:
+            climb.watcher.remembered(kept)
 
 
 @contextmanager
@@ -120,7 +129,7 @@ def check_result_file(file: Path) -> None:
 def write_result(ladder: Ladder, file: Path) -> list[Path]:
     """The result as JSON, and beside it as Markdown and as a page."""
     from expert.core.files import write_text_atomically
-    from expert.insight.ladder import as_markdown
+    from expert.insight.ladder_table import as_markdown
     from expert.insight.page.contents import ladder_page
     from expert.insight.page.html import page_html
 
@@ -159,16 +168,30 @@ def remember(climb: Climb, ladder: Ladder) -> Path | None:
         packing=plan.data.packing,
         settings=settings,
         gains={path: gains[path] for path in settings if path in gains},
+        threads=won.measured.threads,
     )
     remember_rate(measurements_file(), rate)
     return measurements_file()
+
+
+def forget(asked: Asked | None) -> tuple[Path, int]:
+    """Let later plans forget what ladders found: of the model of a manifest, or everything; the
+    file, and how many records went."""
+    from expert.planning.measurements import forget_rates, measurements_file
+    from expert.planning.plan import choose_model
+    from expert.planning.resolve import basename
+
+    file, model = measurements_file(), None
+    if asked is not None:
+        model = basename(choose_model(asked.read(()).manifest, asked.model).name).lower()
+    return file, forget_rates(file, model)
 
 
 def tried_paths(ladder: Ladder) -> list[str]:
     """Values of the plan that were tried both ways, of those that a ladder may settle."""
     from expert.planning.measurements import REMEMBERED
 
-    tried = {rung.name for rung in ladder.rungs if rung.status != "not here"}
+    tried = {rung.name for rung in ladder.rungs if rung.status not in ("not here", "no time")}
     about = [path for rung in (BASELINE, *RUNGS) if rung.name in tried for path in rung.about]
     return [path for path in REMEMBERED if path in about]
 

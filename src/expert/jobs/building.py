@@ -216,5 +216,6 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "versions": versions,
         "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
         "machine": machine_as_dict(describe_machine()),
     }

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_OK, EXIT_USAGE, ExpertError
-from expert.core.words import duration
+from expert.core.words import counted, duration
 from expert.insight.finding import Finding, worst_first
 
 if TYPE_CHECKING:
@@ -209,7 +209,9 @@ def _remarks(plan: RunPlan) -> list[Finding]:
             evidence=remark.text,
         )
         for remark in plan.remarks
-        if remark.kind == "warning" and remark.path not in SPOKEN_OF
+        if remark.kind == "warning"
+        and remark.path not in SPOKEN_OF
+        and not remark.path.startswith("training.dataset.")
     ]
     overruled = [remark for remark in plan.remarks if remark.kind == "superseded"]
     if overruled:
@@ -217,7 +219,7 @@ def _remarks(plan: RunPlan) -> list[Finding]:
             Finding(
                 name="overruled",
                 severity="note",
-                title="keys that something better has replaced",
+                title="keys that do nothing here, and why",
                 evidence="; ".join(remark.text for remark in overruled),
             )
         )
@@ -299,7 +301,7 @@ def _length(plan: RunPlan, band: Band | None) -> list[Finding]:
     numbers: dict[str, float] = {}
     steps = "the number of updates is known when the data has been read"
     if length.total_steps is not None:
-        steps = f"{length.total_steps:,} updates"
+        steps = counted(length.total_steps, "update")
         numbers["updates"] = length.total_steps
     words = [steps]
     tokens = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.jobs.building import Built
     from expert.jobs.feeding import RunData
+    from expert.jobs.resuming import Option
     from expert.planning.run_plan import RunPlan
+    from expert.training.checkpoint import CheckpointError
     from expert.training.recorder import Emit
     from expert.training.state import TrainState
 
@@ -149,8 +151,19 @@ class Checkpoints:
             self._emit("rejected", path=str(bad), reason=reason)
         return None if found.path is None else load(found.path)
 
-    def chosen(self, checkpoint: Path, plan: RunPlan, data: RunData, *, allow: bool) -> Loaded:
-        """The checkpoint to go on from; CheckpointError where there is none of this run."""
+    def chosen(
+        self,
+        checkpoint: Path,
+        plan: RunPlan,
+        data: RunData,
+        *,
+        options: Sequence[Option] = (),
+        allow: bool,
+    ) -> Loaded:
+        """The checkpoint to go on from; CheckpointError where there is none of this run.
+
+        `options`: what was asked for at its start and is not asked for now.
+        """
         from expert.training.checkpoint import CheckpointError, put_aside_after, state_difference
 
         found = load(checkpoint) if checkpoint.name.startswith(NAME) else self.newest()
@@ -160,11 +173,7 @@ class Checkpoints:
             )
         changed = state_difference(found.identity, identity(plan, data))
         if _is_another_run(changed, found.identity, plan) and not allow:
-            lines = "\n".join(f"  - {line}" for line in changed)
-            raise CheckpointError(
-                f"{found.path}: belongs to another run\n{lines}\n  (undo the change, or go on all "
-                "the same with --allow-changed)"
-            )
+            raise _another_run(found, changed, options, plan, data)
         put_aside_after(found.path.parent, found.state.done)
         self._emit("resumed", step=found.state.done, path=str(found.path), changed=changed)
         return found
@@ -183,6 +192,26 @@ class Checkpoints:
         # One more than is kept: the new one is whole before an old one goes.
         needed = (bytes_needed(groups) + state_to_come(built, plan)) * max(1, kept + 1 - there)
         check_space(self.folder, needed)
+
+
+def _another_run(
+    found: Loaded, changed: list[str], options: Sequence[Option], plan: RunPlan, data: RunData
+) -> CheckpointError:
+    """What is said of a run that was started otherwise: the causes first, then what they change."""
+    from expert.jobs.resuming import what_changed
+    from expert.training.checkpoint import AnotherRun
+
+    tokens = found.identity.get("data", {}).get("tokens")
+    causes = what_changed(options, tokens, plan, data)
+    seen = {cause.partition(":")[0] for cause in causes}
+    rest = [line for line in changed if line.partition(":")[0] not in seen]
+    why = ": it was started with other options" if options else ""
+    lines = "\n".join(f"  - {line}" for line in [*causes, *rest])
+    return AnotherRun(
+        f"{found.path}: belongs to another run{why}\n{lines}\n  (undo the change, or go on all the "
+        "same with --allow-changed)",
+        [(path, then) for path, then, _ in options],
+    )
 
 
 def _is_another_run(changed: list[str], saved: Mapping[str, Any], plan: RunPlan) -> bool:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import datetime
 import json
-import time
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.core.errors import ExpertError, ManifestError
-from expert.jobs.footing import ReadWith, find_footing
+from expert.core.errors import ManifestError
+from expert.insight.ladder import STAND
+from expert.insight.pairs import Paired
+from expert.jobs.asked_climb import Asked, CannotClimb, Watcher, wanted_rungs
+from expert.jobs.climb_time import LEARNING_SHARE, ClimbTime
+from expert.jobs.footing import find_footing
+from expert.jobs.holding import Timed, hold_against, time_against_baseline
+from expert.jobs.rig import RungLost
 from expert.planning.ladder import (
     BASELINE,
     RUNGS,
@@ -19,63 +25,20 @@ from expert.planning.ladder import (
     Rung,
     as_overrides,
     changes,
-    find_rung,
+    cost_of,
     not_comparable,
     not_here,
     plan_hash,
     tolerance,
 )
+from expert.planning.threads import choose_threads
 
 if TYPE_CHECKING:
-    from expert.insight.ladder import Ladder, Measured, RungResult, Status
+    from expert.insight.ladder import Ladder, RungResult, Status
     from expert.jobs.rig import Rig, Seen
     from expert.jobs.rungs import Pace, Work
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
-
-SAME_ROWS_AN_UPDATE = 0.02
-"""How far the rows of an update may be from those of the other rungs, as a share."""
-
-
-class CannotClimb(ExpertError):
-    """A ladder that cannot be begun."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What is to be measured, and how."""
-
-    read: ReadWith
-    command: str
-    model: str | None = None
-    vram: str | None = None
-    quick: bool = False
-    only: tuple[str, ...] = ()
-    """Names of rungs; the others are taken as they are. None: all are measured."""
-    remember: bool = True
-    allow_remote_code: bool = False
-
-
-class Watcher:
-    """Told how a climb goes; this one says nothing."""
-
-    def preparing(self, name: str, rows: int, tokens: int) -> None:
-        """Rows are being tokenised."""
-
-    def begins(self, rung: Rung, number: int, of: int) -> None:
-        """A rung begins, one of so many that may be measured."""
-
-    def goes_on(self, doing: str, done: int, of: int) -> None:
-        """What the rung is doing, and how far it is."""
-
-    def ends(self, result: RungResult) -> None:
-        """A rung has ended, or was passed over."""
-
-    def remembered(self, file: Path) -> None:
-        """What won is kept for later plans."""
-
-    def not_remembered(self, because: str) -> None:
-        """What won could not be kept."""
 
 
 @dataclass
@@ -83,11 +46,13 @@ class Standing:
     """The rung that the next one is held against."""
 
     values: dict[str, Any]
-    """Keys of training.config of all rungs that held."""
+    """Keys of training.config of all rungs that stand."""
     plan: RunPlan | None = None
     result: RungResult | None = None
     learnt: int | None = None
     gains: dict[str, float] = field(default_factory=dict)
+    timed: Timed | None = None
+    """How it can be timed again; None where it was never measured."""
 
 
 class Climb:
@@ -113,10 +78,18 @@ class Climb:
         """The plan without a ladder: every choice left to it."""
         self.footing = find_footing(asked.read, self.top, model=asked.model, tell=watcher.preparing)
         self.standing = Standing(BASELINE.values(self.footing.ground))
+        self.expected = self._expected()
+        """Names of the rungs that are likely to be measured: those that change something here."""
         self.named = self._named()
-        self.started = time.monotonic()
+        self.time = ClimbTime(self.pace.total_seconds)
         self.results: list[RungResult] = []
         self.counts: dict[str, int] = {}
+        self.threads: int | None = None
+        """Of a CPU: settled by the first rung, and the same for all."""
+        self.lowered = False
+        self.base: Timed | None = None
+        self.against_baseline: Paired | None = None
+        self.warned = False
 
     # --- planning ------------------------------------------------------------------------------
 
@@ -135,23 +108,33 @@ class Climb:
     # --- climbing ------------------------------------------------------------------------------
 
     def run(self, rig: Rig, place: Path) -> Ladder:
-        """Try every rung from the bottom to the top."""
+        """Try every rung from the bottom to the top, and what won against the bottom."""
+        self.time = ClimbTime(self.pace.total_seconds)
+        try:
+            for rung in (BASELINE, *RUNGS):
+                result = self._try(rung, rig, place)
+                if result is None:
+                    continue
+                self.results.append(result)
+                self.watcher.ends(result)
+                self._write(rig, place)
+            self._hold_against_baseline(rig)
+        finally:
+            for each in (self.standing.timed, self.base):
+                if each is not None:
+                    each.leave()
+        return self._write(rig, place)
+
+    def _write(self, rig: Rig, place: Path) -> Ladder:
         from expert.insight.ladder import FILE
+        from expert.jobs.climb_result import ladder_of
 
-        number, of = 0, len(self.named)
-        for rung in (BASELINE, *RUNGS):
-            number += rung.name in self.named
-            result = self._try(rung, number, of, rig, place)
-            if result is None:
-                continue
-            self.results.append(result)
-            self.watcher.ends(result)
-            ladder = self._ladder(rig.environment)
-            text = json.dumps(ladder.model_dump(mode="json"), indent=2, ensure_ascii=False)
-            (place / FILE).write_text(text + "\n", encoding="utf-8")
-        return self._ladder(rig.environment)
+        ladder = ladder_of(self, rig.environment)
+        text = json.dumps(ladder.model_dump(mode="json"), indent=2, ensure_ascii=False)
+        (place / FILE).write_text(text + "\n", encoding="utf-8")
+        return ladder
 
-    def _try(self, rung: Rung, number: int, of: int, rig: Rig, place: Path) -> RungResult | None:
+    def _try(self, rung: Rung, rig: Rig, place: Path) -> RungResult | None:
         """Measure a rung where that means something; None for one that nobody asked about."""
         here = self.standing
         ground = self._ground_of(here)
@@ -167,26 +150,112 @@ class Climb:
             here.values = values  # it changes nothing here, but a later choice may look at it
             return self._passed_over(rung, reason)
         if rung.name not in self.named:
+            if here.timed is not None:
+                here.timed.leave()
             self.standing = Standing(values, plan, None, here.learnt, here.gains)
             return None
-        began = time.monotonic()
-        self.watcher.begins(rung, number, of)
-        seen = rig.measure(self._work(rung, plan, read, place), self.watcher.goes_on)
-        self.counts = self.counts or seen.counts
-        result = self._judge(rung, plan, seen, time.monotonic() - began)
-        if result.status == "kept":
-            self._stand_on(rung, result, values, plan)
-        elif here.result is None:
-            # Nothing below could be measured, so that this rung cannot be blamed.
-            self.standing = Standing(values, plan, None, here.learnt, here.gains)
+        if self.time.is_up:
+            words = f"the climb took {self.time.elapsed:.0f} s so far"
+            more = " (without --quick there is more time)" if self.asked.quick else ""
+            return self._result(rung, "no time", words + more, plan, 0.0)
+        return self._tried(rung, values, self._work(rung, plan, read, place), plan, rig)
+
+    def _tried(
+        self, rung: Rung, values: dict[str, Any], work: Work, plan: RunPlan, rig: Rig
+    ) -> RungResult:
+        """Measure the rung beside the one that stands, and stand on it where it holds."""
+        here, to_come = self.standing, self._to_come(rung)
+        number = len([r for r in self.results if r.measured or r.status == "failed"]) + 1
+        whole = number + len(to_come) - 1
+        self.watcher.begins(rung, number, whole, self.time.left(len(to_come) + 1))
+        share = self.time.begin_rung(len(to_come) + 1)
+        pace = replace(
+            self.pace, learn_seconds=min(self.pace.learn_seconds, LEARNING_SHARE * share)
+        )
+        new = Timed(name=rung.name, work=replace(work, pace=asdict(pace)), plan=plan)
+        hold = partial(hold_against, pace=pace, time=self.time, tell=self.watcher.goes_on)
+        try:
+            seen, paired = hold(here.timed, new, rig)
+            if self._with_fewer_threads(seen):
+                new.leave()
+                new.work = replace(new.work, threads=self.threads)
+                seen, paired = hold(here.timed, new, rig)
+        except RungLost as lost:
+            new.leave()
+            result = self._result(rung, "failed", str(lost), plan, self.time.end_rung())
+            if here.result is None:
+                # Nothing below could be measured, so that this rung cannot be blamed.
+                self.standing = Standing(values, plan, None, here.learnt, here.gains)
+            return result
+        seen = self._heeded(seen)
+        result = self._judge(rung, plan, seen, paired, self.time.end_rung())
+        if rung is BASELINE:
+            self.base = new
+        if result.status in STAND:
+            self._stand_on(rung, result, values, plan, new)
+        elif new is not self.base:
+            new.leave()
         return result
 
-    def _named(self) -> set[str]:
-        """Rungs to be measured: all, or those that were named and the one below each of them."""
-        order = [rung.name for rung in (BASELINE, *RUNGS)]
-        if not self.asked.only:
-            return set(order)
-        wanted = [rung.name for rung in wanted_rungs(self.asked.only)]
+    def _with_fewer_threads(self, seen: Seen) -> bool:
+        """Whether the first rung has shown that others use the cores: then all compute with fewer
+        threads. One look before it began may have missed that, and threads that wait for each
+        other on crowded cores are slowed down more than anything a rung could gain: of one rung
+        windows of 104 and of 635 tokens a second were seen with two threads on two such cores."""
+        first, self.threads = self.threads is None, self.threads or seen.measured.threads
+        if not first or self.threads is None:
+            return False
+        cores, busy = seen.measured.cores or self.threads, seen.measured.others or 0.0
+        chosen = choose_threads(
+            own=self.threads, granted=cores, cores=cores, busy=busy, environ=os.environ
+        )
+        self.lowered = bool(seen.measured.lowered) or chosen.lowered
+        self.threads = chosen.count
+        return chosen.lowered
+
+    def _heeded(self, seen: Seen) -> Seen:
+        """With what all rungs have in common; warns of neighbours once."""
+        from expert.insight.doubts import crowded
+
+        measured = seen.measured.model_copy(update={"lowered": self.lowered})
+        self.counts = self.counts or seen.counts
+        words = crowded(measured)
+        if words and not self.warned:
+            self.warned = True
+            self.watcher.crowded(words)
+        return replace(seen, measured=measured)
+
+    def _hold_against_baseline(self, rig: Rig) -> None:
+        """Time what won and the baseline in turns: a product of gains multiplies their errors."""
+        won, base = self.standing.timed, self.base
+        result = self.standing.result
+        if won is None or base is None or won is base or result is None:
+            return
+        if result.below == BASELINE.name and result.paired is not None:
+            self.against_baseline = result.paired
+            return
+        if self.time.is_up:
+            return
+        self.watcher.compares(won.name, self.time.left(1))
+        self.time.begin_rung(1)
+        try:
+            self.against_baseline = time_against_baseline(
+                won, base, rig, pace=self.pace, time=self.time, tell=self.watcher.goes_on
+            )
+        except RungLost:
+            return
+        better = result.model_copy(update={"cumulative": self.against_baseline.gain})
+        self.results = [better if one is result else one for one in self.results]
+        self.standing.result = better
+
+    def _to_come(self, rung: Rung) -> list[str]:
+        """This rung and those after it that are likely to be measured."""
+        order = [one.name for one in (BASELINE, *RUNGS)]
+        after = order[order.index(rung.name) + 1 :]
+        return [rung.name, *(n for n in after if n in self.expected and n in self.named)]
+
+    def _expected(self) -> list[str]:
+        """Rungs that change something here, if each of them stands."""
         there, standing = [BASELINE.name], Standing(BASELINE.values(self.footing.ground))
         standing.plan = self._planned(standing.values)[1]
         for rung in RUNGS:
@@ -201,6 +270,14 @@ class Climb:
             if not not_here(rung, standing.plan, plan):
                 standing = Standing(values, plan)
                 there.append(rung.name)
+        return there
+
+    def _named(self) -> set[str]:
+        """Rungs to be measured: all, or those that were named and the one below each of them."""
+        if not self.asked.only:
+            return {rung.name for rung in (BASELINE, *RUNGS)}
+        wanted = [rung.name for rung in wanted_rungs(self.asked.only)]
+        there = self.expected
         below = [there[place - 1] for place, name in enumerate(there) if place and name in wanted]
         return {*wanted, *below}
 
@@ -224,6 +301,7 @@ class Climb:
             learnt=self.standing.learnt,
             judged_in=self.top.kernels.precision,
             own_way=self._not_comparable(plan) != "",
+            threads=self.threads,
             allow_remote_code=self.asked.allow_remote_code,
         )
 
@@ -232,13 +310,17 @@ class Climb:
         return not_comparable(before, plan) if before is not None else ""
 
     def _stand_on(
-        self, rung: Rung, result: RungResult, values: dict[str, Any], plan: RunPlan
+        self, rung: Rung, result: RungResult, values: dict[str, Any], plan: RunPlan, timed: Timed
     ) -> None:
         assert result.measured is not None
+        below = self.standing.timed
+        if below is not None:
+            below.leave()
         gains = dict(self.standing.gains)
         if result.gain is not None:
             gains |= dict.fromkeys(rung.about, result.gain)
-        self.standing = Standing(values, plan, result, result.measured.updates_learnt, gains)
+        learnt = result.measured.updates_learnt
+        self.standing = Standing(values, plan, result, learnt, gains, timed)
 
     # --- judging -------------------------------------------------------------------------------
 
@@ -247,20 +329,26 @@ class Climb:
             return None
         return self._result(rung, "not here", reason, None, 0.0)
 
-    def _judge(self, rung: Rung, plan: RunPlan, seen: Seen, seconds: float) -> RungResult:
+    def _judge(
+        self, rung: Rung, plan: RunPlan, seen: Seen, paired: Paired | None, seconds: float
+    ) -> RungResult:
         from expert.insight.ladder import loss_difference, own_difference, verdict
 
-        if seen.measured is None:
-            return self._result(rung, "failed", seen.because, plan, seconds)
-        here = seen.measured
-        below, base = self.standing.result, self._baseline()
-        if below is None or below.measured is None or self.standing.plan is None:
+        here, below = seen.measured, self.standing.result
+        if paired is None or below is None or below.measured is None or self.standing.plan is None:
             alone = {"cumulative": 1.0 if rung is BASELINE else None}
             return self._result(rung, "kept", "", plan, seconds, measured=here, **alone)
-        allowed, because = tolerance(self.standing.plan, plan)
+        before = self.standing.plan
+        allowed, because = tolerance(before, plan)
         reason = self._not_comparable(plan)
-        status, why = verdict(below.measured, here, allowed, comparable=not reason)
-        others = "data.packing" in changes(self.standing.plan, plan)
+        status, why = verdict(
+            below.measured,
+            here,
+            allowed,
+            paired=paired,
+            cost=cost_of(before, plan),
+            comparable=not reason,
+        )
         return self._result(
             rung,
             status,
@@ -269,18 +357,15 @@ class Climb:
             seconds,
             measured=here,
             below=below.name,
-            gain=here.tokens_per_second / below.measured.tokens_per_second,
-            cumulative=here.tokens_per_second / base.tokens_per_second if base else None,
+            gain=paired.gain,
+            paired=paired,
+            cumulative=below.cumulative * paired.gain if below.cumulative is not None else None,
             loss_difference=loss_difference(below.measured, here),
             own_difference=own_difference(here) if reason else None,
             tolerance=allowed,
             tolerance_because=f"{reason}: held to itself" if reason else because,
-            same_rows=not others,
+            same_rows="data.packing" not in changes(before, plan),
         )
-
-    def _baseline(self) -> Measured | None:
-        first = self.results[0] if self.results else None
-        return first.measured if first is not None and first.name == BASELINE.name else None
 
     def _result(
         self,
@@ -305,60 +390,3 @@ class Climb:
             seconds=seconds,
             **more,
         )
-
-    # --- the result ----------------------------------------------------------------------------
-
-    def _ladder(self, environment: Mapping[str, Any]) -> Ladder:
-        from expert import __version__
-        from expert.insight.ladder import Ladder
-
-        top, counts = self.top, self.counts
-        return Ladder(
-            name=top.expert,
-            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            command=self.asked.command,
-            version=__version__,
-            card=top.target,
-            device=top.kernels.device,
-            model=top.model.name,
-            parameters=top.model.parameters,
-            adapter=top.adapter.type,
-            quantization=top.model.quantization,
-            dataset=str(top.data.dataset.get("path") or "several tasks"),
-            training_rows=counts.get("training_rows", 0),
-            max_seq_length=top.data.max_seq_length,
-            examples_per_update=self.footing.examples,
-            held_out_rows=counts.get("held_out_rows", 0),
-            held_out_tokens=counts.get("held_out_tokens", 0),
-            quick=self.asked.quick,
-            seconds=time.monotonic() - self.started,
-            environment=dict(environment),
-            notes=[*self.footing.notes, *self._rows_an_update()],
-            rungs=self.results,
-        )
-
-    def _rows_an_update(self) -> list[str]:
-        """Whether every rung had as many rows in an update, and which did not."""
-        planned, said = self.footing.examples, []
-        for result in self.results:
-            if result.measured is None:
-                continue
-            rows = result.measured.examples_per_update
-            # Packed sequences hold a number of rows on average that is seldom a whole one.
-            if abs(rows - planned) > max(0.5, SAME_ROWS_AN_UPDATE * planned):
-                said.append(f"{result.name}: {rows:.1f} rows an update, not {planned}")
-            elif result.same_rows is False:
-                said.append(f"{result.name}: {rows:.1f} rows an update on average, other ones")
-        return said
-
-
-def wanted_rungs(names: tuple[str, ...]) -> list[Rung]:
-    """The rungs of these names; an error names those that there are."""
-    found = []
-    for name in names:
-        rung = find_rung(name)
-        if rung is None:
-            known = ", ".join(rung.name for rung in (BASELINE, *RUNGS))
-            raise CannotClimb(f"--only {name}: there is no such rung  (rungs: {known})")
-        found.append(rung)
-    return found

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.words import counted
 from expert.jobs.preparing import Builder
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class _OnlyLooking(Builder):
             raise _NotPrepared
         return Prepared(folder, True, "prepared", read_statistics(folder), recipe.key())
 
-    def _index(self, name: str, lengths: Any, seed: int, soft: int, packing: Any) -> Any:
+    def _index(self, name: str, lengths: Any, seed: int, packing: Any) -> Any:
         raise _NotPrepared
 
 
@@ -123,7 +124,7 @@ def _sampled(builder: _OnlyLooking, sources: Sources) -> Counts | None:
     kept = [length > 0 for length in lengths]
     if not any(kept):
         return None
-    how = "counted" if spread.whole else f"counted on a sample of {sum(kept)} rows"
+    how = "counted" if spread.whole else f"counted on a sample of {counted(sum(kept), 'row')}"
     rows, tokens = spread.lines * spread.share(kept), spread.total(lengths)
     return Counts(Survey(round(rows), round(tokens), spread.because, how))
 
@@ -141,7 +142,7 @@ def _of_first_rows(builder: _OnlyLooking, source: Source) -> Counts | None:
     if not known:
         return None
     rows = sum(each.rows or 0 for each in files)
-    how = f"counted on the first {len(known)} rows"
+    how = f"counted on the first {counted(len(known), 'row')}"
     return Counts(Survey(rows, round(sum(known) / len(known) * rows), files[0].because, how))
 
 

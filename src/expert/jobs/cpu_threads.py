@@ -22,7 +22,9 @@ def settle_threads(session: Session) -> None:
     from expert.planning.threads import Threads
 
     before = torch.get_num_threads()
-    chosen = _as_before(session, before) or look_for_threads(before)
+    given = session.given_threads
+    chosen = Threads(given, "as given") if given else _as_before(session, before)
+    chosen = chosen or look_for_threads(before, session.look_seconds or LOOK_SECONDS)
     if session.plan.kernels.deterministic:
         chosen = Threads(before, "deterministic: the same parts are added every time")
     if chosen.count != before:
@@ -40,7 +42,7 @@ def settle_threads(session: Session) -> None:
     )
 
 
-def look_for_threads(own: int) -> Threads:
+def look_for_threads(own: int, seconds: float = LOOK_SECONDS) -> Threads:
     """The number for this moment; where the user has said one, nothing is looked at."""
     from expert.planning.threads import NAMES, choose_threads
     from expert.telemetry.cpu import busy_seconds
@@ -48,7 +50,7 @@ def look_for_threads(own: int) -> Threads:
     busy = 0.0
     if own > 1 and not any(os.environ.get(name) for name in NAMES):
         began, worked = time.monotonic(), busy_seconds()
-        time.sleep(LOOK_SECONDS)
+        time.sleep(seconds)
         busy = (busy_seconds() - worked) / (time.monotonic() - began)
     return choose_threads(
         own=own, granted=_granted(own), cores=_cores(), busy=max(0.0, busy), environ=os.environ

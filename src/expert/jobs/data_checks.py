@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.words import counted, gib
 from expert.insight.finding import Finding
 
 if TYPE_CHECKING:
@@ -297,13 +298,13 @@ def _size(plan: RunPlan, files: Sequence[Path], size: int) -> list[Finding]:
                 name="no-rows",
                 severity="error",
                 title="there are no rows to train on",
-                evidence=f"{len(files)} files, {size / 1e6:.1f} MB",
+                evidence=f"{counted(len(files), 'file')}, {gib(size)}",
                 consequence="the run would not start",
                 fix="look at training.dataset.path",
             )
         ]
-    parts = [f"{len(files)} files, {size / 1e6:.1f} MB"] if files else []
-    parts += [f"{length.rows:,} training rows"] if length.rows is not None else []
+    parts = [f"{counted(len(files), 'file')}, {gib(size)}"] if files else []
+    parts += [counted(length.rows, "training row")] if length.rows is not None else []
     if length.tokens_per_epoch is not None:
         told = next((d for d in plan.decisions if d.path == "length.tokens_per_epoch"), None)
         exact = told is not None and told.source == "measurement"

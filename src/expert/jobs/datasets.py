@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from expert.data.audit import Documents, SplitReport
+    from expert.data.audit import DocumentCollector, Documents, SplitReport
+    from expert.data.row_keys import RowKeys
     from expert.data.sources import Source
     from expert.jobs.preparing import Builder
 
 # Examples, or characters, that are tokenised together: what is in memory at a time.
 _BATCH_EXAMPLES = 1024
 _BATCH_CHARACTERS = 8_000_000
+TOO_FEW = (
+    "train: {}, too few to hold any out: nothing will show whether the expert has learnt more than "
+    "its rows by heart  (add rows, or name rows to judge it by in training.dataset.test_path)"
+)
 
 
 @dataclass
@@ -28,9 +33,19 @@ class DatasetReport:
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """How the files were read where that is not what their names say."""
+    doubts: list[str] = field(default_factory=list)
+    """Warnings that are of no single split."""
 
     def warnings(self) -> list[str]:
-        return [line for split in self.splits for line in split.warnings()]
+        return [*self.doubts, *(line for split in self.splits for line in split.warnings())]
+
+    def verdict(self) -> str:
+        """In one line, where nothing stands in the way of preparing."""
+        count = sum(not line.startswith(" ") for line in self.warnings())
+        if not count:
+            return "✓ nothing is wrong with the data"
+        words = "1 warning: look at it" if count == 1 else f"{count} warnings: look at them"
+        return f"✓ usable, {words} before training"
 
 
 def check_dataset(
@@ -62,12 +77,16 @@ class _Checker:
         soft = sum(prompt["tokens"] for prompt in builder.plan.adapter.soft_prompts)
         whole = builder.template is None or data.packing == "concat"
         self.room = None if whole else data.max_seq_length - soft
+        self.keys: list[RowKeys] = []
+        """Of the examples of the split that is being read, batch by batch."""
 
     def check(self) -> None:
         import numpy as np
 
+        from expert.core.words import counted
         from expert.data.audit import SplitReport, joined
         from expert.data.drawing import draw_documents
+        from expert.data.row_keys import RowKeys
 
         sources, tasks = self.builder.sources, self.builder.sources.tasks
         trains: list[Source | None] = [task.train for task in tasks]
@@ -84,10 +103,16 @@ class _Checker:
             [task.weight for task in tasks] or [1.0],
             held_out_share=0.0 if any(others["validation"]) else spec.validation_split,
             seed=self.builder.plan.optim.seed,
+            keys=RowKeys.joined(self.keys) if self.keys else None,
         )
         # A weight above 1 takes rows several times: that is no duplicate in the data.
         train = every.take(np.unique(chosen))
         self._sum_up(split, train)
+        is_text = self.builder.template is None  # the end of one text may be held out
+        if spec.validation_split and not len(held_out) and not any(map(any, others.values())):
+            self.report.doubts += (
+                [] if is_text else [TOO_FEW.format(counted(len(every), "example"))]
+            )
         if len(held_out):
             drawn = SplitReport("validation", split_off=True)
             self._sum_up(drawn, every.take(held_out), train)
@@ -135,17 +160,25 @@ class _Checker:
             else:
                 example = example_in(row)
                 collector.add(example, row.file, row.line)
-                split.note_remnants(example, f"{row.file}:{row.line}")
+                split.note_remnants(example, row.place)
                 waiting.append(made)
                 characters += sum(len(segment.text) for segment in made)
             if len(waiting) >= _BATCH_EXAMPLES or characters >= _BATCH_CHARACTERS:
-                collector.add_tokens(self.builder.encoder.encode(waiting))
+                self._encode(waiting, collector)
                 waiting, characters = [], 0
         if waiting:
-            collector.add_tokens(self.builder.encoder.encode(waiting))
+            self._encode(waiting, collector)
         documents = collector.documents()
         self._judge(f"{split.name} {source.name}", bad_rows, documents)
         return documents
+
+    def _encode(self, examples: Sequence[Any], collector: DocumentCollector) -> None:
+        """Count the tokens of some examples, and keep what preparing recognises them by."""
+        from expert.data.row_keys import keys_of_batch
+
+        batch = self.builder.encoder.encode(examples)
+        collector.add_tokens(batch)
+        self.keys.append(keys_of_batch(batch))
 
     def _note_separators(self, source: Source) -> None:
         from expert.data.rows import unusual_separator
@@ -156,7 +189,7 @@ class _Checker:
                 self.report.notes.append(f"{file.name}: {found} separate its columns")
 
     def _judge(self, where: str, bad_rows: int, documents: Documents) -> None:
-        from expert.data.audit import counted
+        from expert.core.words import counted
 
         allowed = self.builder.spec.max_bad_rows
         if bad_rows > allowed:
@@ -174,17 +207,12 @@ class _Checker:
 
     def _understood(self, source: Source) -> tuple[Any, str]:
         """How the example in a good row is found, and the column with the answers."""
-        from expert.data.columns import understand_columns
+        from expert.data.columns import columns_of
         from expert.data.formats import example_of
-        from expert.data.records import Example, Row
-        from expert.data.sources import iterate
+        from expert.data.records import Example
+        from expert.data.sources import first_row
 
         if self.builder.template is None:
             return lambda row: Example(text=str(row.values.get("text", ""))), ""
-        first = next((row for row in iterate(source) if isinstance(row, Row)), None)
-        values = first.values if first else {}
-        spec = self.builder.spec
-        columns = understand_columns(
-            list(values), values, mapping=spec.field_mapping, text_field=spec.text_field
-        )
+        columns = columns_of(first_row(source), self.builder.spec)
         return lambda row: example_of(row, columns), columns.response

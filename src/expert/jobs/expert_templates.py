@@ -142,7 +142,9 @@ TEMPLATES = {
 }
 
 
-def manifest_of(name: str, template: Template, dataset: Mapping[str, Any]) -> dict[str, Any]:
+def manifest_of(
+    name: str, template: Template, dataset: Mapping[str, Any], *, epochs: int
+) -> dict[str, Any]:
     """A 2.0 manifest: a small model that comes along first, then larger ones."""
     decoding: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 256}
     if template.grammar:
@@ -163,7 +165,7 @@ def manifest_of(name: str, template: Template, dataset: Mapping[str, Any]) -> di
             "dataset": dict(dataset),
             "config": {
                 "adapter_type": "lora",
-                "epochs": 3,
+                "epochs": epochs,
                 "learning_rate": 5e-4,
                 "batch_size": 16,
                 "packing": True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from expert.core.errors import ExpertError
+from expert.jobs.standing_verdict import read_verdict
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -26,23 +26,28 @@ class CannotExport(ExpertError):
 
 
 def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str:
-    """What the run's validation makes worth saying; CannotExport where its gate was not passed."""
-    if not folder.validation.is_file():
+    """What the run's validation makes worth saying; CannotExport where its gate was not passed, or
+    by too few cases to say so."""
+    found = read_verdict(folder)
+    if found is None:
         return ""
-    try:
-        found = json.loads(folder.validation.read_text(encoding="utf-8"))
-        passed, judged = found["gate"]["passed"] is True, str(found.get("checkpoint") or "")
-        reasons = "; ".join(map(str, found["gate"].get("reasons") or ())) or "no reason is given"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        passed, judged, reasons = False, "", "the file cannot be read"
-    if not passed:
-        said = f"{folder.validation}: the gate is not passed: {reasons}"
+    if not found.passed:
+        said = f"{folder.validation}: the gate is not passed: {found.reasons}"
         if not allow_failed:
             raise CannotExport(
                 f"{said}  (train further, judge another state with expert validate --checkpoint, "
                 "or export it all the same with --allow-failed)"
             )
         return said
+    if found.is_too_small:
+        said = f"{folder.validation}: the gate is passed by {found.cases} of {found.of} rows only"
+        if not allow_failed:
+            raise CannotExport(
+                f"{said}  (judge them all with expert validate --expert {folder.path}, or export "
+                "it all the same with --allow-failed)"
+            )
+        return said
+    judged = found.checkpoint
     if judged and judged != choice.name:
         return (
             f"the gate was passed by {judged}, and {choice.name} is exported  (judge it with "

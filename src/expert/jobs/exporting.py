@@ -56,6 +56,8 @@ class Exported:
     """How far the base as it was quantised in training lies from the full one, as a share."""
     validation: str = ""
     """What is to be said of its validation; "" where it passed the gate or was not validated."""
+    judged: str = ""
+    """What the validation found, in words; "" where there was none."""
     base: str = ""
     """What is to be said of its base; "" where it is known to be the one that was trained upon."""
 
@@ -116,6 +118,7 @@ def _carry_out(
     """Load, write and compare; `remarks` are on its validation and on its base."""
     from expert.core.publish import publishing
     from expert.jobs.comparing import CHECKED_TEXTS
+    from expert.jobs.standing_verdict import read_verdict
     from expert.jobs.trained import pick_device
     from expert.model.load import without_progress_bar
 
@@ -131,6 +134,8 @@ def _carry_out(
         found = work.check(temporary)
         validation, base = remarks
         done = replace(work.report(to, temporary, found), validation=validation, base=base)
+        verdict = read_verdict(work.folder)
+        done = replace(done, judged=verdict.in_words() if verdict is not None else "")
         work.write_card(temporary, done)
     return done
 
@@ -250,11 +255,11 @@ class _Export:
                 shutil.copyfile(path, target / name, follow_symlinks=False)
 
     def _name_base_here(self, target: Path) -> None:
-        """A base that comes with Expert lies elsewhere on every machine; PEFT is told where it is
-        on this one, whichever the run comes from."""
+        """A base that comes with Expert, or lies beside the manifest, lies elsewhere on every
+        machine; PEFT is told where it is on this one, wherever the run was moved from."""
         from expert.model.base_folder import base_reference
 
-        if self.plan.model.place != "built-in":
+        if self.plan.model.place in ("hub", "hf cache"):
             return
         here, _ = base_reference(self.plan.model)
         for file in target.rglob("adapter_config.json"):
@@ -359,10 +364,11 @@ class _Export:
     def write_card(self, target: Path, done: Exported) -> None:
         from expert.core.events import read_events
         from expert.jobs.model_card import model_card
+        from expert.jobs.standing_verdict import read_verdict
 
         events = list(read_events(self.folder.events)) if self.folder.events.is_file() else []
         environment: dict[str, Any] = {}
         if self.folder.environment.is_file():
             environment = json.loads(self.folder.environment.read_text(encoding="utf-8"))
-        text = model_card(self.plan, events, environment, done)
+        text = model_card(self.plan, events, environment, done, read_verdict(self.folder))
         (target / "README.md").write_text(text, encoding="utf-8")

@@ -78,6 +78,10 @@ def settled_by_data(plan: RunPlan, order: DataOrder, split: PreparedSplit) -> Ru
         "length.steps_per_epoch": order.steps_per_epoch,
         "length.total_steps": total,
     }
+    rate = plan.length.tokens_per_second
+    if rate is not None:
+        tokens = values["length.tokens_per_epoch"] * total / order.steps_per_epoch
+        values["length.seconds"] = tokens / rate
     micro = plan.batch.micro_batch
     source = next((d.source for d in plan.decisions if d.path == "batch.micro_batch"), "machine")
     if source == "machine":
@@ -201,6 +205,8 @@ def _packed_feed(
         whole_rows=whole_rows,
         ready_ahead=plan.loader.prefetch,
         pin=plan.loader.pin_memory,
+        # A card wants one shape for its compiled kernels, and memory that does not vary.
+        trim=device.type == "cpu",
         new_event=new_event,
     )
 

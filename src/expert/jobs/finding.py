@@ -18,6 +18,8 @@ from expert.core.files import sha256_of
 Kind = Literal["hub cache", "datasets cache", "file", "saved", "prepared"]
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
 # JSON and text files that lie beside data and models and hold no rows.
+BENCHMARK_BYTES = 4_000_000
+"""A larger file of JSON is no benchmark, and is not read to see that."""
 _NOT_DATA = re.compile(
     r"(manifest|config|.*_config|tokenizer.*|special_tokens_map|added_tokens|vocab|package.*"
     r"|dataset_infos?|dataset_dict|state|metadata|.*\.index)\.json"
@@ -55,7 +57,7 @@ class DatasetUser:
 def read_users(folder: Path) -> tuple[list[DatasetUser], list[str]]:
     """The manifests below a folder, and what is wrong with those that cannot be read."""
     from expert.core.errors import ManifestError
-    from expert.data.audit import counted
+    from expert.core.words import counted
     from expert.jobs.preparing import manifests_below
     from expert.manifest.reader import read_manifest
     from expert.planning.plan import folder_name
@@ -182,8 +184,16 @@ def _in_folder(top: Path) -> Iterator[FoundDataset]:
         for path in sorted(folder / name for name in files if not name.startswith(".")):
             if suffix_format(path) in (None, "arrow") or _NOT_DATA.fullmatch(path.name.lower()):
                 continue
+            if _is_benchmark(path):
+                continue
             splits = _splits_in_names([path.name])
             yield _found("file", path.name, path, splits, count_rows(path), [path])
+
+
+def _is_benchmark(path: Path) -> bool:
+    """Whether a file is what `expert benchmark` wrote, under whatever name."""
+    small = path.suffix.lower() == ".json" and path.stat().st_size < BENCHMARK_BYTES
+    return small and _read_json(path).get("kind") == "ladder"
 
 
 def _found(

@@ -55,8 +55,12 @@ class DrawnAgain:
             first += count
 
 
-def draw_again(folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path) -> DrawnAgain:
-    """The rows of a run, from the data as it is now; CannotBeTold where that is another."""
+def draw_again(
+    folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path, *, make: bool = True
+) -> DrawnAgain:
+    """The rows of a run, from the data as it is now; CannotBeTold where that is another, or where
+    its tokens are gone and not to be made again."""
+    from expert.data.prepare import look
     from expert.data.sources import resolve_sources
     from expert.jobs.preparing import Builder
     from expert.manifest.reader import ReadManifest
@@ -69,10 +73,12 @@ def draw_again(folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path)
     own_trains = [sources.train] if sources.train is not None else []
     trains = [task.train for task in sources.tasks] or own_trains
     learnt = learnt_rows(folder)
-    recipes = [builder.recipe_of(source, "train")[0] for source in trains]
-    unlike = learnt.unlike(recipes, builder.cache)
+    recipes = [builder.recipe_of(source, "train") for source in trains]
+    unlike = learnt.unlike([recipe for recipe, _ in recipes], builder.cache)
     if unlike:
         raise CannotBeTold(unlike)
+    if not make and any(look(tokens, recipe) for recipe, tokens in recipes):
+        raise CannotBeTold("the prepared rows are gone")
     made = builder.build()
     if not learnt.has_index(made.train.index_file.name):
         raise CannotBeTold("other rows are drawn from it than in the run")
@@ -133,7 +139,7 @@ def understood(
     rows: Iterable[Row | BadRow], spec: DatasetSpec
 ) -> Iterator[tuple[Row | BadRow, Example | BadRow]]:
     """Rows of one source, each with the example in it as training understands it."""
-    from expert.data.columns import understand_columns
+    from expert.data.columns import columns_of
     from expert.data.formats import example_of
     from expert.data.records import BadRow
 
@@ -142,7 +148,5 @@ def understood(
         if isinstance(row, BadRow):
             yield row, row
             continue
-        columns = columns or understand_columns(
-            list(row.values), row.values, mapping=spec.field_mapping, text_field=spec.text_field
-        )
+        columns = columns or columns_of(row, spec)
         yield row, example_of(row, columns)

@@ -62,14 +62,14 @@ class LearntRows:
         gone = self.tokens.difference(today)
         found = {}
         for folder in (*self.folders, *(cache / tokens_folder(key) for key in gone)):
-            made_by = _recipe_in(folder)
+            made_by = recipe_in(folder)
             if made_by is not None:
                 key, recipe = made_by
                 found[key] = recipe
         return [recipe for key, recipe in sorted(found.items()) if key in gone]
 
 
-def _recipe_in(folder: Path) -> tuple[str, dict[str, Any]] | None:
+def recipe_in(folder: Path) -> tuple[str, dict[str, Any]] | None:
     """First digits of the key and the recipe of a prepared folder; None where it tells none."""
     from expert.data.prepare import RECIPE, Recipe, short_key
 

@@ -23,12 +23,16 @@ class Checked:
     source: str
     read: ReadManifest | None
     error: ManifestError | None
+    doubts: tuple[Notice, ...] = ()
+    """What it names and is not there."""
 
 
 def check_manifests(
     paths: Sequence[Path], *, overrides: Sequence[str] = (), strict: bool = False
 ) -> Iterator[Checked]:
     """Read every file, one broken one not keeping the others from being checked."""
+    from expert.jobs.places import doubts_about
+    from expert.manifest.notices import Notice
     from expert.manifest.reader import read_manifest
 
     for path in paths:
@@ -37,7 +41,8 @@ def check_manifests(
         except ManifestError as error:
             yield Checked(str(path), None, error)
         else:
-            yield Checked(str(path), read, None)
+            doubts = [Notice("warning", doubt.path, doubt.text) for doubt in doubts_about(read)]
+            yield Checked(str(path), read, None, tuple(doubts))
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from expert import __version__
+from expert.core.words import counted, loss
 from expert.manifest.schema import CHAR_GPT
 from expert.model.base_folder import base_reference
 
 if TYPE_CHECKING:
     from expert.core.events import Event
     from expert.jobs.exporting import Exported
+    from expert.jobs.standing_verdict import Verdict
     from expert.planning.run_plan import RunPlan
 
 _PEFT = """\
@@ -59,7 +61,11 @@ model, characters = load_char_gpt(Path("PATH/TO/THIS/FOLDER"))
 
 
 def model_card(
-    plan: RunPlan, events: Sequence[Event], environment: dict[str, Any], done: Exported
+    plan: RunPlan,
+    events: Sequence[Event],
+    environment: dict[str, Any],
+    done: Exported,
+    verdict: Verdict | None = None,
 ) -> str:
     """The card as Markdown, with the head that model hubs read."""
     parts = [
@@ -71,7 +77,7 @@ def model_card(
         "## How it was trained\n",
         _table(_settings(plan, environment)),
         "## How well\n",
-        _table(_losses(events, done)),
+        _table([*_answers(verdict), *_losses(events)]),
         "The losses are sums over all learnt tokens, divided once. The logits of this export were "
         f"compared with those of the trained model on {done.texts} texts: the largest difference "
         f"is {done.largest_difference:.3g}, {done.share:.2%} of their spread (at most "
@@ -134,7 +140,7 @@ def _settings(plan: RunPlan, environment: dict[str, Any]) -> list[tuple[str, str
     adapter, optim, length, data = plan.adapter, plan.optim, plan.length, plan.data
     spec = data.dataset
     source = str(spec.get("path") or ", ".join(spec.get("tasks") or ()) or "unknown")
-    rows = f", {length.rows:,} rows" if length.rows else ""
+    rows = f", {counted(length.rows, 'row')}" if length.rows else ""
     rank = f", rank {adapter.rank}, alpha {adapter.alpha:g}" if adapter.rank else ""
     comes_with = ", which comes with Expert" if plan.model.place == "built-in" else ""
     versions = environment.get("versions") or {}
@@ -161,7 +167,26 @@ def _settings(plan: RunPlan, environment: dict[str, Any]) -> list[tuple[str, str
     ]
 
 
-def _losses(events: Sequence[Event], done: Exported) -> list[tuple[str, str]]:
+def _answers(verdict: Verdict | None) -> list[tuple[str, str]]:
+    """What `expert validate` found; a reader who cannot judge answers is told that nobody did."""
+    if verdict is None or verdict.cases is None:
+        return [("answers", "not judged: expert validate was not run")]
+    rows = [("answers right", _number(verdict.accuracy, "{:.1%}"))]
+    if verdict.interval is not None:
+        low, high = verdict.interval
+        rows.append(("95 % interval", f"{low:.1%} to {high:.1%}"))
+    part = f", a part of {verdict.of:,} rows" if verdict.of is not None else ""
+    rows.append(("cases", f"{verdict.cases:,}{part} ({verdict.test_set})"))
+    if verdict.learnt:
+        without = _number(verdict.learnt.get("accuracy_of_others"), "{:.1%}")
+        also = f"{verdict.learnt.get('cases')}; answers right without them: {without}"
+        rows.append(("cases that were also learnt", also))
+    gate = "passed" if verdict.passed else f"not passed: {verdict.reasons}"
+    rows.append(("quality gate", f"{gate} ({verdict.checkpoint})"))
+    return rows
+
+
+def _losses(events: Sequence[Event]) -> list[tuple[str, str]]:
     by_split: dict[str, Event] = {}
     finished: Event = {}
     for event in events:
@@ -170,13 +195,18 @@ def _losses(events: Sequence[Event], done: Exported) -> list[tuple[str, str]]:
         elif event["event"] == "finished":
             finished = event
     rows = [
-        ("training loss, mean", _number(finished.get("loss"), "{:.4f}")),
-        ("validation loss, best", _number(finished.get("eval_loss"), "{:.4f}")),
+        ("training loss, mean", _loss(finished.get("loss"))),
+        ("validation loss, best", _loss(finished.get("eval_loss"))),
     ]
     for split, event in by_split.items():
         name = "validation loss, last" if split == "validation" else f"{split} loss"
-        rows.append((name, _number(event.get("loss"), "{:.4f}")))
+        rows.append((name, _loss(event.get("loss"))))
     return rows
+
+
+def _loss(value: Any) -> str:
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return loss(value) if known else "unknown"
 
 
 def _number(value: Any, form: str) -> str:

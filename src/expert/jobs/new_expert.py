@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from expert.data.columns import Columns
     from expert.data.records import BadRow, Example, Row
 
+EPOCHS = 3
+FEW_ROWS, EPOCHS_OF_FEW = 1000, 5
+"""Few rows make few updates: of 360 rows of dates, `tiny` answers 91.7 % right after 3 epochs and
+100 % after 5."""
 LOOKED_AT = 50
 """Rows of a file that are read to tell what it holds."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -77,19 +81,25 @@ def new_expert(
         chosen = chosen or _domain(examples)
     chosen = chosen or "text"
     kind = TEMPLATES[chosen]
-    path = f"datasets/{data.name if data else 'train.jsonl'}"
+    path = f"datasets/{data.resolve().name if data else 'train.jsonl'}"
     rows = folder / path
+    files = _files_in(data, folder) if data is not None and data.is_dir() else []
     rows.parent.mkdir(parents=True)
     if data is None:
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in kind.rows)
         write_text_atomically(rows, "".join(lines))
     elif data.is_dir():
-        shutil.copytree(data, rows)
+        for file in files:
+            copy = rows / file.relative_to(data)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, copy)
     else:
         shutil.copy2(data, rows)
     dataset = {"path": path, **({"field_mapping": mapped} if mapped else {})}
     manifest = folder / "manifest.json"
-    text = json.dumps(manifest_of(folder.name, kind, dataset), indent=2, ensure_ascii=False)
+    epochs = EPOCHS_OF_FEW if len(_first_rows(rows, FEW_ROWS)) < FEW_ROWS else EPOCHS
+    made = manifest_of(folder.name, kind, dataset, epochs=epochs)
+    text = json.dumps(made, indent=2, ensure_ascii=False)
     write_text_atomically(manifest, text + "\n")
     write_text_atomically(folder / "README.md", readme_of(folder.name, kind, path))
     write_text_atomically(folder / ".gitignore", "runs/\ndatasets_optimized/\n")
@@ -134,6 +144,7 @@ def _look(data: Path, mapped: Mapping[str, str]) -> tuple[Columns, Sequence[Exam
     if not rows:
         why = found[0].reason if found and isinstance(found[0], BadRow) else "it is empty"
         raise CannotMake(f"--from {data}: no row can be read: {why}")
+    _refuse_columns(data, mapped, list(rows[0].values))
     try:
         columns = understand_columns(
             list(rows[0].values),
@@ -152,7 +163,21 @@ def _look(data: Path, mapped: Mapping[str, str]) -> tuple[Columns, Sequence[Exam
     return columns, examples
 
 
-def _first_rows(data: Path) -> list[Row | BadRow]:
+def _refuse_columns(data: Path, mapped: Mapping[str, str], names: Sequence[str]) -> None:
+    """Columns that --map names and the rows have not, all at once."""
+    from expert.data.columns import columns_found, near_column
+
+    wrong = []
+    for part, column in mapped.items():
+        if column not in names:
+            near = near_column(column, names)
+            meant = f"  (did you mean {near!r}?)" if near else ""
+            wrong.append(f"--map {part}={column}: {data} has no such column{meant}")
+    if wrong:
+        raise CannotMake("\n".join([*wrong, f"  {columns_found(names)}"]))
+
+
+def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
     """The beginning of a file or folder; CannotMake where it is none that can be read."""
     from expert.data.records import DataError
     from expert.data.rows import FORMATS, suffix_format
@@ -170,9 +195,26 @@ def _first_rows(data: Path) -> list[Row | BadRow]:
     try:
         source = resolve_sources(DatasetSpec(path=str(data.absolute())), Path()).train
         assert source is not None
-        return list(islice(iterate(source), LOOKED_AT))
+        return list(islice(iterate(source), most))
     except DataError as error:
-        raise CannotMake(f"--from {data}: {error}") from None
+        what, gap, fix = str(error).partition("  (")
+        if "training.dataset" in fix:  # there is no manifest yet
+            fix = "name one of the files, or a folder with files of one format)"
+        what = what.removeprefix(f"{data.absolute()}: ").removeprefix(f"{data}: ")
+        raise CannotMake(f"--from {data}: {what}{gap}{fix}") from None
+
+
+def _files_in(data: Path, folder: Path) -> list[Path]:
+    """What is copied of a folder of rows: its data files, or all of a saved data set."""
+    from expert.data.folders import files_by_split, saved_splits
+
+    if saved_splits(data) is None:
+        return [file for files in files_by_split(data, None).values() for file in files]
+    if folder.resolve().is_relative_to(data.resolve()):
+        raise CannotMake(
+            f"--from {data}: the new folder would lie inside of it  (--output says where it goes)"
+        )
+    return [path for path in data.rglob("*") if path.is_file()]
 
 
 def _parts(columns: Columns) -> dict[str, str]:

@@ -83,9 +83,19 @@ def counted_plan(
 
     plan = made(None)
     counts = count_rows(read, plan)
-    if counts is None:
-        return plan, None
-    return _as_packed(made(counts), counts), counts
+    if counts is not None:
+        plan = _as_packed(made(counts), counts)
+    return _with_doubts(plan, read, model), counts
+
+
+def _with_doubts(plan: RunPlan, read: ReadManifest, model: str | None) -> RunPlan:
+    """The plan with a warning of everything it rests on that is not there."""
+    from expert.jobs.places import doubts_about
+    from expert.planning.decisions import Remark
+
+    doubts = doubts_about(read, model=model)
+    told = [Remark(kind="warning", path=doubt.path, text=doubt.text) for doubt in doubts]
+    return plan.model_copy(update={"remarks": (*plan.remarks, *told)})
 
 
 def _as_packed(plan: RunPlan, counts: Counts) -> RunPlan:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.jobs.packing import packed, packing_for, soft_tokens
+from expert.jobs.tokenizer_files import tokenizer_folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from expert.data.pack_index import PackIndex
     from expert.data.prepare import Prepared, Recipe
     from expert.data.records import BadRow, Row
+    from expert.data.row_keys import RowKeys
     from expert.data.sources import Source, Sources
     from expert.data.streaming import Stream
     from expert.data.templates import Template
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from expert.planning.sequences import Packing
 
 Tell = Callable[[str, int, int], None]
-INDEX_FORMAT = 2
+INDEX_FORMAT = 3
 ENOUGH_FOR_TWO = 4_000_000
 """Bytes of data from which a second process pays: loading its own tokenizer takes half a second."""
 
@@ -103,6 +106,9 @@ def manifests_below(folder: Path) -> list[Path]:
     from expert.data.records import DataError
     from expert.manifest.document import FILE_NAMES
 
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else "there is no such folder"
+        raise DataError(f"--all {folder}: {what}  (name a folder of experts)")
     names = FILE_NAMES
     found = [path for name in names for path in [*folder.glob(name), *folder.glob(f"*/{name}")]]
     if not found:
@@ -116,11 +122,13 @@ class Builder:
     def __init__(self, plan: RunPlan, read: ReadManifest, sources: Sources, tell: Tell) -> None:
         self.plan = plan
         self.spec = read.manifest.training.dataset
+        self.folder, self.manifest_file = read.folder, read.source
         self.sources = sources
         self.tell = tell
         self.explicit = read.manifest.training.config.pretokenized_cache is not None
         self.cache = Path(plan.data.cache or read.folder / "datasets_optimized")
         self.encoder, self.template = self._load_encoder()
+        self._window_packing: Packing | None = None
 
     def build(self) -> PreparedData:
         import numpy as np
@@ -131,11 +139,13 @@ class Builder:
         trains = [task.train for task in tasks] or [_only(self.sources.train)]
         tokens = tuple(self._tokenise(source, "train") for source in trains)
         validation = self._given("validation", [t.validation for t in tasks])
+        share = self.spec.validation_split if validation is None else 0.0
         chosen, held_out = draw_documents(
             [prepared.statistics.documents for prepared in tokens],
             [task.weight for task in tasks] or [1.0],
-            held_out_share=self.spec.validation_split if validation is None else 0.0,
+            held_out_share=share,
             seed=self.plan.optim.seed,
+            keys=self.keys_of(tokens) if share else None,
         )
         if self.holds_out_the_end(trains[0]):
             chosen, held_out = np.array([0]), np.array([1])
@@ -145,6 +155,13 @@ class Builder:
         test = self._given("test", [t.test for t in tasks])
         name = self.template.name if self.template else "characters"
         return PreparedData(train, validation, test, self.encoder, name)
+
+    def keys_of(self, tokens: tuple[Prepared, ...]) -> RowKeys:
+        """What the documents of prepared sources are recognised by."""
+        from expert.data.row_keys import RowKeys, saved_keys
+
+        beside = _beside(self.cache, self.explicit)
+        return RowKeys.joined([saved_keys(prepared, beside) for prepared in tokens])
 
     def held_out(self) -> tuple[PreparedSplit | None, PreparedSplit | None]:
         """Validation and test rows that have files of their own: all that is prepared of a run
@@ -168,18 +185,22 @@ class Builder:
             )
         source = _only(self.sources.train)
         segments_of, _ = self.formatter(source)
-        soft = sum(prompt["tokens"] for prompt in self.plan.adapter.soft_prompts)
+        self._window_packing = None
         loader = self.plan.loader
         return Stream(
             StreamedRows(lambda: self.rows_of(source), segments_of, self.encoder),
-            lambda lengths, seed: self._index(
-                "train", lengths, seed, soft, self._packing("train", lengths, soft)
-            ),
+            self._pack_window,
             examples_per_update=self.plan.batch.examples_per_update,
             seed=self.plan.optim.seed,
             options=LoaderOptions(workers=loader.workers, prefetch=loader.prefetch),
             max_bad_rows=self.spec.max_bad_rows,
         )
+
+    def _pack_window(self, lengths: Any, seed: int) -> PackIndex:
+        """Rows of a stream as the first of them were packed: updates are cut by that."""
+        if self._window_packing is None:
+            self._window_packing = self._packing("train", lengths)
+        return self._index("train", lengths, seed, self._window_packing)
 
     def _load_encoder(self) -> tuple[Encoder, Template | None]:
         from expert.data.encoder import CharacterEncoder
@@ -191,7 +212,8 @@ class Builder:
             rows = iterate(_only(self.sources.train))
             text = "".join(str(getattr(row, "values", {}).get("text", "")) for row in rows)
             return CharacterEncoder(text), None
-        return text_tools(_tokenizer_folder(self.plan), self.plan.model.prompt_template)
+        folder = tokenizer_folder(self.plan, self.folder)
+        return text_tools(folder, self.plan.model.prompt_template)
 
     def _tokenise(self, source: Source, name: str) -> Prepared:
         from expert.data.prepare import prepare
@@ -205,6 +227,7 @@ class Builder:
             encoder=self.encoder,
             made_for=f"{name} {source.name}",
             max_bad_rows=self.spec.max_bad_rows,
+            listed_by=f"expert dataset check --manifest {self.manifest_file} lists them",
             tell=lambda rows, tokens: self.tell(f"{name} {source.name}", rows, tokens),
             with_helper=self._pays_for_a_helper(source),
         )
@@ -268,10 +291,10 @@ class Builder:
     def formatter(self, source: Source) -> tuple[Any, str]:
         """How a row of this source becomes segments, and what decides it, as text."""
         from expert.data.checks import RowFilter
-        from expert.data.columns import understand_columns
+        from expert.data.columns import columns_of
         from expert.data.formats import example_of
-        from expert.data.records import BadRow, Dropped, Row, Segment
-        from expert.data.sources import iterate
+        from expert.data.records import BadRow, Dropped, Segment
+        from expert.data.sources import first_row
         from expert.data.templates import TemplateError
 
         template = self.template
@@ -281,11 +304,7 @@ class Builder:
                 lambda row: [Segment(row.values["text"], True)],
                 f"characters, {part:g} at the end apart",
             )
-        first = next((row for row in iterate(source) if isinstance(row, Row)), None)
-        values = first.values if first else {}
-        columns = understand_columns(
-            list(values), values, mapping=self.spec.field_mapping, text_field=self.spec.text_field
-        )
+        columns = columns_of(first_row(source), self.spec)
         rows = RowFilter(self.spec.validation)
         learn_prompt = self.plan.data.train_on_prompt
 
@@ -326,14 +345,13 @@ class Builder:
         from expert.data.pack_index import PackIndex
 
         data, seed = self.plan.data, self.plan.optim.seed
-        soft = sum(prompt["tokens"] for prompt in self.plan.adapter.soft_prompts)
         # Only the lengths are kept while packing: this is where preparing takes most memory a row.
         lengths = DocumentStore(*(prepared.folder for prepared in tokens)).lengths[documents]
-        packing = self._packing(name, lengths, soft)
+        packing = self._packing(name, lengths)
         decides = {
             "tokens": [prepared.key for prepared in tokens],
             "documents": hashlib.sha256(np.ascontiguousarray(documents).data).hexdigest(),
-            "rule": [data.packing, packing.length, data.overlong, soft, seed],
+            "rule": [data.packing, packing.length, data.overlong, soft_tokens(self.plan), seed],
             "format": INDEX_FORMAT,
         }
         if packing.most_rows is not None:
@@ -342,7 +360,7 @@ class Builder:
         file = _beside(self.cache, self.explicit) / f"index-{name}-{key}.arrow"
         if file.is_file():
             return self._not_empty(PreparedSplit(name, tokens, PackIndex.open(file), file, True))
-        made = self._index(name, lengths, seed, soft, packing)
+        made = self._index(name, lengths, seed, packing)
         del lengths
         made = replace(made, piece_document=documents[made.piece_document].astype("int32"))
         made.save(file)
@@ -362,46 +380,16 @@ class Builder:
             "max_seq_length)"
         )
 
-    def _packing(self, name: str, lengths: Any, soft: int) -> Packing:
-        """Sequences as long as the rows may be; of training rows, such as hold whole updates."""
-        from expert.data.pack import cut_pieces
-        from expert.planning.sequences import Packing, packing_of
+    def _index(self, name: str, lengths: Any, seed: int, packing: Packing) -> PackIndex:
+        return packed(self.plan, name, lengths, seed, packing, is_text=self.template is not None)
 
-        data = self.plan.data
-        length = data.max_seq_length
-        if name != "train" or self.template is None or data.packing != "best-fit":
-            return Packing(1, length, None)
-        pieces = cut_pieces(lengths, length - soft, data.overlong)
-        if not len(pieces):
-            return Packing(1, length, None)
-        sizes = pieces.stop - pieces.start + soft
-        return packing_of(
-            self.plan.batch.examples_per_update,
-            mean=float(sizes.mean()),
-            longest=float(sizes.max()),
-            length=length,
-            shorter=not self.spec.streaming,  # every window of a stream is as long as the first
-        )
-
-    def _index(self, name: str, lengths: Any, seed: int, soft: int, packing: Packing) -> PackIndex:
-        from expert.data.pack import pack_best_fit, pack_blocks, pack_concat, pack_none
-
-        data, length = self.plan.data, packing.length
-        if self.template is None:
-            if name == "train":
-                return pack_blocks(lengths, length)
-            return pack_none(lengths, length, overlong="split")
-        if data.packing == "concat":
-            return pack_concat(lengths, length, seed, overlong="split", soft_tokens=soft)
-        if data.packing == "none":
-            return pack_none(lengths, length, overlong=data.overlong, soft_tokens=soft)
-        return pack_best_fit(
+    def _packing(self, name: str, lengths: Any) -> Packing:
+        return packing_for(
+            self.plan,
+            name,
             lengths,
-            length,
-            seed,
-            overlong=data.overlong,
-            soft_tokens=soft,
-            most_pieces=packing.most_rows,
+            is_text=self.template is not None,
+            streaming=self.spec.streaming,
         )
 
 
@@ -413,31 +401,3 @@ def _only(source: Source | None) -> Source:
 def _beside(cache: Path, explicit: bool) -> Path:
     """Where indexes and further splits go: in the cache, or beside a folder that is the cache."""
     return cache.parent if explicit else cache
-
-
-def _tokenizer_folder(plan: RunPlan) -> Path:
-    """The model's folder on this machine; for a hub model its tokenizer files are fetched."""
-    from expert.data.records import DataNotHere
-
-    if plan.model.place != "hub":
-        return Path(plan.model.location)
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-    except ImportError:
-        raise DataNotHere(
-            f"{plan.model.location} is not on this machine  (put its folder into models/, or "
-            "pip install 'expert-cli[hub]' to fetch it)"
-        ) from None
-    files = ["tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt"]
-    try:
-        found = snapshot_download(
-            plan.model.location, revision=plan.model.revision, allow_patterns=files
-        )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataNotHere(
-            f"{plan.model.location} could not be fetched from the hub: {reason}  "
-            "(put its folder into models/ beside the manifest)"
-        ) from None
-    return Path(found)

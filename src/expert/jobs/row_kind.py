@@ -45,7 +45,7 @@ def trained_on_text(plan: RunPlan) -> bool:
 
 def _by_first_row(plan: RunPlan, spec: DatasetSpec) -> bool | None:
     """What the first row is; None where it cannot be read here."""
-    from expert.data.columns import understand_columns
+    from expert.data.columns import columns_of
     from expert.data.formats import example_of
     from expert.data.records import BadRow, DataError
 
@@ -53,9 +53,7 @@ def _by_first_row(plan: RunPlan, spec: DatasetSpec) -> bool | None:
         row = next(_rows_here(plan, spec), None)
         if row is None:
             return None
-        columns = understand_columns(
-            list(row.values), row.values, mapping=spec.field_mapping, text_field=spec.text_field
-        )
+        columns = columns_of(row, spec)
         example = example_of(row, columns)
     except (DataError, OSError):  # moved or changed since the run
         return None

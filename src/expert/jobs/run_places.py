@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from expert.core.events import read_events
+from expert.core.recorded_paths import found_again
 from expert.core.rundir import RunFolder, RunFolderError, latest_run, named_manifest
 from expert.jobs.watching import find_run, newest_run
+
+if TYPE_CHECKING:
+    from expert.planning.run_plan import RunPlan
 
 
 def find_trained(place: Path | None) -> RunFolder:
@@ -45,7 +52,44 @@ def manifest_of(folder: RunFolder) -> str:
         started = [e for e in read_events(folder.events) if e.get("event") == "started"]
     except OSError:
         started = []
-    return named_manifest(started[-1] if started else {})
+    told = started[-1] if started else {}
+    try:
+        plan = json.loads(folder.plan.read_text(encoding="utf-8"))
+        then, now = str(plan["watch"]["output_dir"]), folder.path.absolute().parent
+        told = {"manifest": str(found_again(told["manifest"], runs_then=then, runs_now=now))}
+    except (OSError, ValueError, KeyError, TypeError):  # the plan does not tell where it was
+        pass
+    return named_manifest(told)
+
+
+def as_recorded(plan: RunPlan) -> dict[str, Any]:
+    """A plan as its run folder keeps it: its paths mean the same from every folder."""
+    return _with_places(plan, lambda path: Path(path).absolute()).model_dump(mode="json")
+
+
+def with_places_now(plan: RunPlan, folder: RunFolder) -> RunPlan:
+    """The plan of a run, its paths where they lie today, wherever it was started and moved to."""
+    then, now = plan.watch.output_dir, folder.path.absolute().parent
+    return _with_places(plan, lambda path: found_again(path, runs_then=then, runs_now=now))
+
+
+def _with_places(plan: RunPlan, place: Callable[[str], Path]) -> RunPlan:
+    model, data, watch = plan.model, plan.data, plan.watch
+    if model.place == "built-in":  # it lies where this version of the package does
+        model = model.model_copy(update={"location": _built_in(model.name) or model.location})
+    elif model.place != "hub":
+        model = model.model_copy(update={"location": str(place(model.location))})
+    if data.cache:
+        data = data.model_copy(update={"cache": str(place(data.cache))})
+    watch = watch.model_copy(update={"output_dir": str(place(watch.output_dir))})
+    return plan.model_copy(update={"model": model, "data": data, "watch": watch})
+
+
+def _built_in(name: str) -> str:
+    from expert.planning.resolve import BUILT_IN
+
+    folder = BUILT_IN / name
+    return str(folder) if folder.is_dir() else ""
 
 
 def _is_run(folder: RunFolder) -> bool:

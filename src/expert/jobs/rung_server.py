@@ -2,7 +2,8 @@
 
 It imports everything once and forks for each rung that it reads a line about: nothing of a rung is
 left for the next, and one that crashes takes nobody with it. Where there are no forks it measures
-one rung and ends.
+one rung and ends. While a fork lives the lines are for that: orders to time a window, to tell what
+was seen, to leave.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+
+if TYPE_CHECKING:
+    from expert.jobs.rung_windows import Order
 
 
 def main() -> None:
@@ -85,17 +89,26 @@ def _answer(request: dict[str, Any], answers: int) -> int:
     """Measure, and write what was seen or why nothing was."""
     import logging
 
+    from expert.jobs.rung_windows import Order
     from expert.jobs.rungs import Work, measure
 
-    if hasattr(signal, "alarm"):  # the asker has gone, or it would have ended this before
-        signal.alarm(int(request["pace"]["limit_seconds"]) + 60)
+    limit = int(request["pace"]["limit_seconds"]) + 60
+
+    def hear() -> Order | None:
+        """The next order; it may take as long as it likes, but the asker must be there."""
+        _alarm(0)
+        line = sys.stdin.readline()
+        _alarm(limit)
+        return Order(**json.loads(line)) if line else None
+
+    def say(fact: dict[str, Any]) -> None:
+        _alarm(limit)
+        _write(answers, fact)
+
+    _alarm(limit)
     logging.disable(logging.WARNING)
-
-    def tell(words: str, done: int, of: int) -> None:
-        _write(answers, {"doing": words, "done": done, "of": of})
-
     try:
-        seen = measure(Work(**request), tell)
+        measure(Work(**request), say, hear)
     except Exception as error:  # noqa: BLE001 - whatever it was, it ends this rung and no other
         import traceback
 
@@ -105,8 +118,13 @@ def _answer(request: dict[str, Any], answers: int) -> int:
         known = isinstance(error, ExpertError)
         _write(answers, {"failed": text if known else f"{type(error).__name__}: {text}"})
         return 1
-    _write(answers, {"seen": seen})
     return 0
+
+
+def _alarm(seconds: int) -> None:
+    """End this process after so long: the asker has gone, or it would have done so before."""
+    if hasattr(signal, "alarm"):
+        signal.alarm(seconds)
 
 
 def _write(answers: int, fact: dict[str, Any]) -> None:

@@ -2,68 +2,78 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.jobs.rehearsing import WITHOUT_PAUSES, Rehearsal, copied
+from expert.jobs.rung_windows import Gate, Order, Window, window_facts
 
 if TYPE_CHECKING:
-    from expert.jobs.checkpoints import Groups
-    from expert.jobs.feeding import RunData
-    from expert.jobs.preparing import PreparedSplit
     from expert.planning.run_plan import RunPlan
-    from expert.training.evaluation import EvalSums
 
 FIRST_UPDATES = 3
 """Enough to compile, to fill caches, and to know how long an update takes."""
+FEWEST_LEARNT = 2
+"""Where one update alone takes longer than all of them should."""
 LEAST_LEARNT = 5
 """Fewer would hardly show a difference, where there is time for more."""
-SLOW_SECONDS = 2.0
+SLOW_SECONDS = 1.0
 """Updates that take longer are few: each of them is long enough to be timed alone."""
 WARM_UP = 3
 """Updates of a feed that begins: they are not measured."""
-SECONDS_BETWEEN_EVENTS = 0.25
+ENOUGH_UPDATES = 10_000_000
+"""More than any windows need: the feed of a rung that stands ready has no end."""
+SECONDS_BETWEEN_EVENTS = 0.1
 """Looking at the card and writing a line takes a fraction of a millisecond, so not at each update
 of a fast run."""
 
-Tell = Callable[[str, int, int], None]
-"""Told of what is being done: in words, how far, and of how much."""
+Say = Callable[[dict[str, Any]], None]
+"""Sends a fact to whoever has the rung measured."""
+Hear = Callable[[], Order | None]
+"""Waits for the next order; None where nobody is there any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How long a rung may take for what."""
+    """How long a climb and its rungs may take for what."""
 
+    total_seconds: float
+    """Of the whole climb, as it is announced."""
     learn_seconds: float
     most_learnt: int
-    windows: int
-    measure_seconds: float
-    least_measured: int
+    window_seconds: float
+    """Updates that take longer are a window each."""
+    least_pairs: int
+    """Windows of a rung, each beside one of the rung it is held against."""
+    most_pairs: int
+    """As many where fewer leave it open whether there is a difference."""
     held_out: int
     limit_seconds: float
+    """After so long without a word a rung is given up."""
 
 
 QUICK = Pace(
-    learn_seconds=8.0,
+    total_seconds=120.0,
+    learn_seconds=3.0,
     most_learnt=10,
-    windows=3,
-    measure_seconds=2.0,
-    least_measured=6,
+    window_seconds=1.0,
+    least_pairs=3,
+    most_pairs=6,
     held_out=64,
     limit_seconds=150.0,
 )
 THOROUGH = Pace(
-    learn_seconds=15.0,
+    total_seconds=600.0,
+    learn_seconds=12.0,
     most_learnt=30,
-    windows=5,
-    measure_seconds=15.0,
-    least_measured=10,
+    window_seconds=3.0,
+    least_pairs=5,
+    most_pairs=10,
     held_out=256,
     limit_seconds=600.0,
 )
@@ -87,6 +97,15 @@ class Work:
     """Precision of that look, the same for all rungs."""
     own_way: bool = False
     """Whether to look at them as this rung trains, too."""
+    only_rate: bool = False
+    """Measured before: only its speed is wanted, so that little is learnt and nothing judged."""
+    stays: bool = True
+    """There is room for the model that is judged beside the one that trains: both stay, and windows
+    can be timed afterwards. Else the one goes before the other is built, and nothing is left."""
+    beside: bool = False
+    """Another rung is on the device, standing still."""
+    threads: int | None = None
+    """Of a CPU, as the first rung has settled them; None: it is this one that does."""
     allow_remote_code: bool = False
 
 
@@ -97,32 +116,33 @@ class RungFailed(ExpertError):
 class MeasuredRun(Rehearsal):
     """A run that gives its model's memory back before it is judged."""
 
+    look_seconds = 1.0  # what it settles counts for all rungs: a fifth of a second misses much
+
     def let_go(self) -> None:
         """Give the model's memory back."""
         self._built = None
         self._let_go()
 
 
-def measure(work: Work, tell: Tell) -> dict[str, Any]:
-    """Train, look at the held-out rows, and time; what was seen, by name."""
+def measure(work: Work, say: Say, hear: Hear) -> None:
+    """Train, look at the held-out rows, and time as many windows as are asked for."""
     from expert.core.rundir import RunFolder
     from expert.jobs.training import open_data
     from expert.manifest.reader import ReadManifest
     from expert.manifest.schema import Manifest
     from expert.planning.run_plan import RunPlan
 
-    pace = Pace(**work.pace)
     manifest = Manifest.model_validate(work.manifest)
     read = ReadManifest(manifest, work.name, Path(work.folder))
-    tell("opening the data", 0, 0)
-    plan = for_measuring(RunPlan.model_validate(work.plan))
+    say({"doing": "opening the data", "done": 0, "of": 0})
+    plan = for_measuring(RunPlan.model_validate(work.plan), beside=work.beside)
     plan, data, _ = open_data(plan, read, lambda *_: None)
     events: list[dict[str, Any]] = []
 
     def heard(event: dict[str, Any]) -> None:
         events.append(event)
         if event["event"] == "step":
-            tell("training", event["step"], run.plan.length.total_steps or 0)
+            say({"doing": "training", "done": event["step"], "of": 0})
 
     run = MeasuredRun(
         folder=RunFolder.create(Path(work.runs), work.name),
@@ -132,18 +152,74 @@ def measure(work: Work, tell: Tell) -> dict[str, Any]:
         sinks=(heard,),
         allow_remote_code=work.allow_remote_code,
     )
+    run.given_threads = work.threads
     with run.folder.locked(), run:
         run.announce()
-        tell("loading the model", 0, 0)
-        seen = _trained(run, events, pace, work.learnt)
-        tell("looking at the held-out rows", 0, 0)
-        seen |= _judged(run, seen.pop("weights"), work, pace.held_out)
-    return seen
+        say({"doing": "loading the model", "done": 0, "of": 0})
+        _measured(run, work, events, say, hear)
 
 
-def for_measuring(plan: RunPlan) -> RunPlan:
+def _measured(
+    run: MeasuredRun, work: Work, events: list[dict[str, Any]], say: Say, hear: Hear
+) -> None:
+    """Learn, judge, and stand ready; or judge at the end, where there is no room for that."""
+    from expert.jobs.rung_loss import judged
+    from expert.model.switches import set_switches
+    from expert.telemetry.cpu import cores_seen
+
+    pace = Pace(**work.pace)
+    learnt = _learn(run, events, pace, work.learnt)
+    weights = None if work.only_rate else copied(run.built.tensors())
+
+    def look() -> dict[str, Any]:
+        if weights is None:
+            return {}
+        say({"doing": "looking at the held-out rows", "done": 0, "of": 0})
+        found = judged(
+            run, weights, precision=work.judged_in, own_way=work.own_way, most=pace.held_out
+        )
+        set_switches(run.plan.kernels)  # what follows is timed as the rung trains
+        return found
+
+    found = look() if work.stays else {}
+    run._let_go()
+    seconds = _seconds_per_update(events)
+    _log_every(run, max(1, round(SECONDS_BETWEEN_EVENTS / seconds)))
+    threads = next((e for e in events if e["event"] == "threads"), {})
+    told = {key: threads.get(key) for key in ("threads", "lowered")}
+    told |= {"seconds_per_update": seconds, "updates_learnt": learnt, "cores": len(cores_seen())}
+    say({"begun": told})
+
+    def seen() -> dict[str, Any]:
+        numbers = _numbers(run, events, gate.windows, learnt)
+        return {"seen": {"updates_learnt": learnt, **numbers, **found}}
+
+    def next_order() -> Order | None:
+        order = hear()
+        while work.stays and order is not None and order.do == "tell":
+            say(seen())
+            order = hear()
+        return order
+
+    gate = Gate(
+        next_order,
+        lambda window: say({"window": window_facts(window)}),
+        device=run.device,
+        meter=lambda: run.recorder.meter,
+        fresh=0 if seconds > SLOW_SECONDS else WARM_UP,
+    )
+    _stand_ready(run, gate)
+    if gate.last is not None and gate.last.do == "tell":
+        run.let_go()
+        found |= look()
+        say(seen())
+
+
+def for_measuring(plan: RunPlan, *, beside: bool = False) -> RunPlan:
     """The plan without what is no part of a step, and with a rate that is the same in all rungs
     however many updates each of them makes."""
+    from expert.planning.decisions import Remark
+
     values = {
         **WITHOUT_PAUSES,
         "watch.early_stopping_patience": None,
@@ -154,41 +230,41 @@ def for_measuring(plan: RunPlan) -> RunPlan:
         "stability.on_loss_spike": "ignore",
         "length.max_steps": None,
     }
-    return plan.with_values(values, "a benchmark measures steps alone", "preset")
+    made = plan.with_values(values, "a benchmark measures steps alone", "preset")
+    if not beside:
+        return made
+    # Or the memory of the other rung would be taken for this one's when plans are calibrated.
+    shared = Remark(kind="warning", path="memory.budget_bytes", text="another rung is on the card")
+    return made.model_copy(update={"remarks": [*made.remarks, shared]})
 
 
-def _trained(
-    run: MeasuredRun, events: list[dict[str, Any]], pace: Pace, learnt: int | None
-) -> dict[str, Any]:
-    """Learn so many updates, keep the weights, and go on with the clock in hand."""
-    _train_to(run, FIRST_UPDATES)
-    seconds = _seconds_per_update(events)
-    slow = seconds > SLOW_SECONDS
+def _learn(run: MeasuredRun, events: list[dict[str, Any]], pace: Pace, learnt: int | None) -> int:
+    """Train so many updates, or as many as there is time for; how many they were."""
     if learnt is None:
-        least = FIRST_UPDATES if slow else LEAST_LEARNT
-        learnt = max(least, min(pace.most_learnt, int(pace.learn_seconds / seconds)))
+        _train_to(run, FEWEST_LEARNT)
+        # The quicker of the two: the first one loads kernels as well.
+        if min(_times(events)) > pace.learn_seconds:
+            learnt = FEWEST_LEARNT
+        else:
+            _train_to(run, FIRST_UPDATES)
+            seconds = _seconds_per_update(events)
+            least = FIRST_UPDATES if seconds > SLOW_SECONDS else LEAST_LEARNT
+            learnt = max(least, min(pace.most_learnt, int(pace.learn_seconds / seconds)))
     _train_to(run, learnt)
-    weights = copied(run.built.tensors())
-    seconds = _seconds_per_update(events)
-    every = max(1, round(SECONDS_BETWEEN_EVENTS / seconds))
-    least = pace.windows if slow else pace.least_measured
-    wanted = max(least, math.ceil(pace.measure_seconds / seconds))
-    per_window = max(1, math.ceil(wanted / (pace.windows * every)))
-    begin = math.ceil((learnt + (1 if slow else WARM_UP)) / every) * every
-    end = begin + pace.windows * per_window * every
-    _log_every(run, every)
-    # One more: the line of an update is written when the next one has been launched.
-    _train_to(run, end + every)
-    steps = [e for e in events if e["event"] == "step" and begin < e["step"] <= end]
-    if len(steps) < pace.windows:
-        raise RungFailed(f"only {len(steps)} lines were written while measuring")
-    return {
-        "weights": weights,
-        "updates_learnt": learnt,
-        "updates_before": begin,
-        "updates_measured": end - begin,
-        **_numbers(run, events, steps, pace.windows),
-    }
+    return learnt
+
+
+def _stand_ready(run: MeasuredRun, gate: Gate) -> None:
+    """Train as the gate lets it, until it is told something else."""
+    values = {"length.total_steps": run.state.done + ENOUGH_UPDATES}
+    run.plan = run.plan.with_values(values, "a benchmark measures steps alone", "preset")
+    run.through = gate
+    while not gate.left:
+        ending = run.attempt()
+        if ending.trouble is not None:
+            raise RungFailed(f"step {run.state.done}: the loss or a gradient is not finite")
+        if ending.exit_code is not None:
+            raise RungFailed("stopped by a signal")
 
 
 def _train_to(run: MeasuredRun, total: int) -> None:
@@ -233,50 +309,66 @@ def _log_every(run: MeasuredRun, every: int) -> None:
 def _seconds_per_update(events: list[dict[str, Any]]) -> float:
     """Of the last two lines the slower: a host that runs ahead of its device has launched the
     second update before the first is done, and knows only from the third on how long they take."""
+    return max(1e-4, *_times(events))
+
+
+def _times(events: list[dict[str, Any]]) -> list[float]:
+    """Seconds an update took, by each of the last two lines."""
     steps = [event for event in events if event["event"] == "step"][-2:]
-    slower = max(event["seconds"] / max(1, event.get("updates") or 1) for event in steps)
-    return max(1e-4, float(slower))
+    return [float(event["seconds"]) / max(1, event.get("updates") or 1) for event in steps]
 
 
 def _numbers(
-    run: MeasuredRun, events: list[dict[str, Any]], steps: list[dict[str, Any]], windows: int
+    run: MeasuredRun, events: list[dict[str, Any]], windows: list[Window], learnt: int
 ) -> dict[str, Any]:
-    """What the step lines say, window by window."""
-    size = len(steps) // windows
-    parts = [steps[i * size : (i + 1) * size] for i in range(windows)]
-
-    def total(key: str, part: list[dict[str, Any]] = steps) -> float:
-        return float(sum(event.get(key) or 0 for event in part))
-
-    rates = [total("tokens", part) / total("seconds", part) for part in parts]
-    samples = statistics.median(total("examples", p) / total("seconds", p) for p in parts)
-    used = [e["gpu_utilization"] for e in steps if e.get("gpu_utilization") is not None]
+    """What the windows were, and what the step lines say beside them."""
+    steps = _steady(events, windows)
     plan, train, order = run.plan, run.data.train, run.data.order
     assert train is not None
     assert order is not None
+    rates = [window.rate for window in windows]
     speed = statistics.median(rates)
+    samples = statistics.median(window.examples / window.seconds for window in windows)
+    used = [e["gpu_utilization"] for e in steps if e.get("gpu_utilization") is not None]
+    waited, lasted = (sum(e.get(key) or 0 for e in steps) for key in ("time_data_wait", "seconds"))
     mfu, because = _mfu(plan, speed)
     return {
         "tokens_per_second": speed,
         "windows": rates,
         "samples_per_second": samples,
-        "seconds_per_update": statistics.median(
-            total("seconds", p) / total("updates", p) for p in parts
-        ),
+        "seconds_per_update": statistics.median(w.seconds / w.updates for w in windows),
         "seconds_per_epoch": train.index.examples / samples,
         "gpu_utilization": statistics.fmean(used) if used else None,
-        "peak_memory_bytes": _peak_memory(steps[-1]),
+        "peak_memory_bytes": _peak_memory([e for e in events if (e.get("step") or 0) <= learnt]),
         "mfu": mfu,
         "mfu_because": because,
         "padding": _share(steps, "padding"),
-        "data_wait": total("time_data_wait") / total("seconds"),
+        "data_wait": min(1.0, waited / lasted) if lasted else None,
         "examples_per_update": train.index.examples * order.bins_per_update / order.count,
+        "updates_measured": sum(window.updates for window in windows),
+        "updates_before": windows[0].first,
+        "others": statistics.median(window.others for window in windows),
         "compile_seconds": next((e["seconds"] for e in events if e["event"] == "compiled"), None),
         "micro_batch": plan.batch.micro_batch,
         "accumulation": plan.batch.accumulation or 1,
         "fallbacks": [str(e.get("reason", "")) for e in events if e["event"] == "fell_back"],
         "training_rows": train.index.examples,
     }
+
+
+def _steady(events: list[dict[str, Any]], windows: list[Window]) -> list[dict[str, Any]]:
+    """Step lines that lie inside a window, without its first update: that one has waited for the
+    order. Where windows are too short for any, those after the first updates."""
+    lines = [event for event in events if event["event"] == "step"]
+    inside = [
+        line
+        for line in lines
+        for window in windows
+        if window.first + 1 <= line["step"] - (line.get("updates") or 1)
+        and line["step"] <= window.first + window.updates
+    ]
+    settled = [line for line in lines if FIRST_UPDATES - 1 < line["step"] <= windows[0].first]
+    return inside or settled or lines
 
 
 def _share(steps: list[dict[str, Any]], key: str) -> float | None:
@@ -299,96 +391,15 @@ def _mfu(plan: RunPlan, tokens_per_second: float) -> tuple[float | None, str]:
     return tokens_per_second * plan.length.flops_per_token / plan.length.peak_flops, ""
 
 
-def _peak_memory(step: dict[str, Any]) -> int | None:
-    """Of the card as the allocator holds it; on a CPU of the process, where the system tells."""
-    if step.get("peak_reserved_bytes") is not None:
-        return int(step["peak_reserved_bytes"])
+def _peak_memory(events: list[dict[str, Any]]) -> int | None:
+    """Of the card as the allocator holds it before anything is judged beside the model; on a CPU
+    of the process, where the system tells."""
+    held = [e["peak_reserved_bytes"] for e in events if e.get("peak_reserved_bytes") is not None]
+    if held:
+        return int(max(held))
     if sys.platform == "win32":
         return None
     import resource
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
-
-
-# --- the held-out rows ---------------------------------------------------------------------------
-
-
-def _judged(run: MeasuredRun, weights: Groups, work: Work, most: int) -> dict[str, Any]:
-    """Loss of the weights on held-out rows, computed in the same way whatever rung made them:
-    rows alone, SDPA, nothing compiled. Where it is asked for, also as the rung trains."""
-    own = run.plan.with_values(
-        {
-            "kernels.compile": False,  # that it computes the same is a rung of its own
-            "kernels.loss_scaling": False,
-            "kernels.checkpointing": "none",
-        },
-        "only looked at",
-        "preset",
-    )
-    plan = own.with_values(
-        {
-            "data.packing": "none",
-            "kernels.attention": "sdpa",
-            "kernels.fused_loss": True,
-            "kernels.precision": work.judged_in,
-        },
-        "all rungs are judged in one way",
-        "preset",
-    )
-    if run.data.validation is None:
-        return {"loss": None, "held_out_rows": 0, "held_out_tokens": 0}
-    run.let_go()
-    sums = _looked_at(plan, run, weights, most)
-    seen = {
-        "loss": sums.loss_sum.item() / max(1, sums.targets),
-        "held_out_rows": sums.examples,
-        "held_out_tokens": sums.targets,
-    }
-    if work.own_way:
-        other = _looked_at(own, run, weights, most)
-        seen["own_loss"] = other.loss_sum.item() / max(1, other.targets)
-    return seen
-
-
-def _looked_at(plan: RunPlan, run: MeasuredRun, weights: Groups, most: int) -> EvalSums:
-    """The held-out rows under a plan, with a model that is gone again afterwards."""
-    from itertools import islice
-
-    from expert.jobs.building import build
-    from expert.jobs.feeding import split_batches
-    from expert.training.evaluation import evaluate
-
-    split, rows, batches_of = _held_out(plan, run.data, most)
-    built = build(plan, run.data.encoder, device=run.device)
-    built.load(weights)
-    built.loaded.module.eval()
-    with split_batches(plan, split, rows=rows, device=run.device) as batches:
-        sums = evaluate(built.engine, islice(batches, batches_of))
-    assert sums is not None
-    return sums
-
-
-def _held_out(plan: RunPlan, data: RunData, most: int) -> tuple[PreparedSplit, int, int]:
-    """The first of the validation rows as the plan lays them out, how many go at once, and how
-    many batches that are."""
-    import numpy as np
-
-    from expert.data.pack import pack_best_fit, pack_none
-    from expert.jobs.feeding import is_padded
-
-    split = data.validation
-    assert split is not None
-    rows = max(1, min(8, plan.batch.eval_batch, most))
-    if split.index.rule == "blocks":
-        return split, rows, math.ceil(most / rows)
-    documents = np.unique(split.index.piece_document)[:most]
-    lengths = split.open().lengths[documents]
-    soft, overlong = split.index.soft_tokens, plan.data.overlong
-    length = plan.data.max_seq_length
-    if is_padded(plan):
-        index = pack_none(lengths, length, overlong=overlong, soft_tokens=soft)
-    else:
-        index = pack_best_fit(lengths, length, 0, overlong=overlong, soft_tokens=soft)
-    index = replace(index, piece_document=documents[index.piece_document].astype("int32"))
-    return replace(split, index=index), rows, math.ceil(index.bins / rows)

@@ -38,6 +38,11 @@ REBUILD = ("model.", "kernels.", "optim.", "adapter.")
 class Session:
     """Everything a run needs between its start and its end; closing it lets go of all of it."""
 
+    given_threads: int | None = None
+    """Threads of a CPU run that somebody else has settled; None: it settles them itself."""
+    look_seconds: float | None = None
+    """For which it looks at the cores first, where that is not the usual."""
+
     def __init__(
         self,
         *,
@@ -188,8 +193,12 @@ class Session:
     def resume(self, checkpoint: Path, *, allow_changed: bool) -> None:
         """Go on from a checkpoint, or from the newest good one of a folder of them."""
         from expert.jobs.checkpoints import put_final_aside, with_fallbacks
+        from expert.jobs.resuming import changed_options
 
-        found = self.checkpoints.chosen(checkpoint, self.plan, self.data, allow=allow_changed)
+        options = changed_options(self.folder, self.manifest)
+        found = self.checkpoints.chosen(
+            checkpoint, self.plan, self.data, options=options, allow=allow_changed
+        )
         self.plan = with_fallbacks(self.plan, found.fallbacks)
         self._settle_loader()
         self.stand_at(found.state, found.groups)
@@ -352,12 +361,13 @@ class Session:
     def change_plan(self, after: RunPlan, changed: set[str]) -> None:
         """Go on with another plan; weights and optimizer state stay, and what the run remembers."""
         from expert.jobs.calibrating import known_calibrations
+        from expert.jobs.run_places import as_recorded
         from expert.planning.calibration import estimated_again
 
         after = estimated_again(after, known_calibrations(after.target))
         self.plan = after
         try:
-            self.folder.write_json("plan.json", after.model_dump(mode="json"))
+            self.folder.write_json("plan.json", as_recorded(after))
         except OSError as error:
             self.emit("warning", text=f"plan.json cannot be written: {error.strerror}")
         self.state = replace(

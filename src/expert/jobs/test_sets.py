@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.core.words import counted
 from expert.jobs.held_out import NoTestSet
 
 if TYPE_CHECKING:
@@ -39,6 +40,14 @@ class TestSet:
     """For each example; None for plain text, which asks nothing."""
     drawn: bool = False
     """Held out of the training rows by the run: another may have drawn others, and learnt these."""
+    part_of: TestSet | None = None
+    """The whole set, where only some of it is judged."""
+
+    @property
+    def partial(self) -> dict[str, Any] | None:
+        """Of which rows this is a part, and how many they are; None where it is the whole."""
+        whole = self.part_of
+        return {"test_set": whole.name, "of": len(whole.examples)} if whole is not None else None
 
     def limited(self, most: int | None) -> TestSet:
         """At most so many of them, spread over all: rows of a task often stand together."""
@@ -51,6 +60,7 @@ class TestSet:
             name=f"{most} of {count} of {self.name}",
             examples=tuple(self.examples[place] for place in kept),
             cases=tuple(self.cases[place] for place in kept),
+            part_of=self,
         )
 
 
@@ -62,6 +72,7 @@ def find_test_set(
 
     `beside`: the folder of the manifest, where it is known.
     """
+    from expert.data.columns import ColumnsNotFound
     from expert.data.sources import resolve_sources
     from expert.judging.cases import is_case_file
     from expert.manifest.dataset import DatasetSpec
@@ -74,7 +85,13 @@ def find_test_set(
             return _of_cases(named)
         source = resolve_sources(DatasetSpec(path=str(named.resolve())), named.parent).train
         assert source is not None
-        return _of_sources([source], spec, str(named))
+        try:
+            return _of_sources([source], spec, str(named))
+        except ColumnsNotFound as error:
+            what = str(error).partition("  (")[0]
+            raise NoTestSet(
+                f"--test-set {what}  (name its columns as those of the rows it was trained on)"
+            ) from None
     place = data_folder(folder, plan, beside)
     if place is None:
         raise NoTestSet(
@@ -183,7 +200,9 @@ def _of_rows(
                 examples.append(example)
                 cases.append(_case(example, row))
     if len(bad) > spec.max_bad_rows:
-        raise DataError("\n".join([f"{name}: {len(bad)} bad rows", *bad[:SHOWN_BAD_ROWS]]))
+        raise DataError(
+            "\n".join([f"{name}: {counted(len(bad), 'bad row')}", *bad[:SHOWN_BAD_ROWS]])
+        )
     if not examples:
         raise NoTestSet(f"{name}: there are no rows  (name others with --test-set FILE)")
     return TestSet(
@@ -193,6 +212,7 @@ def _of_rows(
 
 def _case(example: Example, row: Row) -> Case | None:
     """The case in a row: its last answer is what is expected."""
+    from expert.data.records import place_of
     from expert.judging.cases import Case
 
     if not example.turns or example.turns[-1].role != "assistant":
@@ -200,7 +220,7 @@ def _case(example: Example, row: Row) -> Case | None:
     *asked, answer = example.turns
     values = row.values
     return Case(
-        id=str(values.get("id") or f"{Path(row.file).name}:{row.line}"),
+        id=str(values.get("id") or place_of(Path(row.file).name, row.line)),
         turns=tuple((turn.role, turn.text) for turn in asked),
         expected=answer.text,
         task=values["task"] if isinstance(values.get("task"), str) else "",
@@ -217,7 +237,7 @@ def _check(value: Any, row: Row) -> Mapping[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, Mapping):
-        raise DataError(f"{row.file}:{row.line}: column 'check' is no JSON object")
+        raise DataError(f"{row.place}: column 'check' is no JSON object")
     return {key: part for key, part in found.items() if part is not None}
 
 

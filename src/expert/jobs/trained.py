@@ -63,13 +63,14 @@ class Trained:
 
 
 def read_plan(folder: RunFolder) -> RunPlan:
-    """The plan a run was made by."""
+    """The plan a run was made by, its paths as they are now."""
     from pydantic import ValidationError
 
+    from expert.jobs.run_places import with_places_now
     from expert.planning.run_plan import RunPlan
 
     try:
-        return RunPlan.model_validate_json(folder.plan.read_bytes())
+        return with_places_now(RunPlan.model_validate_json(folder.plan.read_bytes()), folder)
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise RunFolderError(

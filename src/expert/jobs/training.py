@@ -42,6 +42,10 @@ class RunResult:
     eval_loss: float | None
     test_loss: float | None
     final: Path | None
+    held_out: bool = True
+    """Whether there are rows to judge it by that it has not learnt."""
+    nothing_left: bool = False
+    """The run was over before, as it is asked to be now: nothing was done."""
 
 
 def train(
@@ -75,6 +79,10 @@ def train(
     plan = plan_job(read, model=model, vram=vram, look=False)
     plan, data, builder = open_data(plan, read, tell)
     plan = with_an_end(plan)
+    if resume is not None and not allow_changed:
+        over = _over_before(plan, read, data, resume)
+        if over is not None:
+            return over
     folder, checkpoint = _run_folder(plan, resume)
     with _removed_if_unused(folder), folder.locked():
         session = Session(
@@ -93,6 +101,29 @@ def train(
             if checkpoint is not None:
                 session.resume(checkpoint, allow_changed=allow_changed)
             return run_session(session)
+
+
+def _over_before(plan: RunPlan, read: ReadManifest, data: RunData, resume: str) -> RunResult | None:
+    """How a run ended that is to go on and has nothing left to do; None where it has."""
+    from expert.jobs.resuming import finished_before
+
+    folder, checkpoint = _run_folder(plan, resume)
+    if checkpoint != folder.checkpoints:
+        return None
+    end = finished_before(folder, read.manifest, data)
+    if end is None:
+        return None
+    return RunResult(
+        folder=folder.path,
+        exit_code=EXIT_OK,
+        steps=int(end.get("step") or 0),
+        loss=end.get("loss"),
+        eval_loss=end.get("eval_loss"),
+        test_loss=end.get("test_loss"),
+        final=folder.final,
+        held_out=_holds_out(data),
+        nothing_left=True,
+    )
 
 
 @contextmanager
@@ -193,12 +224,16 @@ def _tell_of_data(session: Session, data: RunData) -> None:
             session.emit(
                 "data",
                 split=split.name,
-                folder=str(prepared.folder),
+                folder=str(prepared.folder.absolute()),
                 hit=prepared.hit,
                 because=prepared.because,
                 key=prepared.key,
                 index=split.index_file.name,
+                bad_rows=prepared.statistics.bad_rows,
             )
+    made = {each.folder: each.left_out for split in splits for each in split.folders}
+    for text in filter(None, made.values()):
+        session.emit("warning", text=text)
 
 
 def _run_folder(plan: RunPlan, resume: str | None) -> tuple[RunFolder, Path | None]:
@@ -270,6 +305,7 @@ def _finished(session: Session, *, early: bool) -> RunResult:
         eval_loss=_best_loss(session),
         test_loss=test.loss if test else None,
         seconds=facts["seconds"],
+        tokens=facts["tokens"],
         tokens_per_second=facts["tokens_per_second"],
         early=early,
         final=str(final),
@@ -295,4 +331,9 @@ def _result(
         eval_loss=_best_loss(session),
         test_loss=test_loss,
         final=final,
+        held_out=_holds_out(session.data),
     )
+
+
+def _holds_out(data: RunData) -> bool:
+    return data.validation is not None or data.test is not None

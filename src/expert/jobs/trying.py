@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.recorded_paths import found_again
 from expert.jobs.rehearsing import SETTLING, Rehearsed, rehearse
 
 if TYPE_CHECKING:
@@ -204,5 +205,7 @@ def _folders_of_plan(run: Path) -> list[Path]:
     except (OSError, ValueError):
         return []
     cache, output = plan.get("data", {}).get("cache"), plan.get("watch", {}).get("output_dir")
-    found = [Path(cache).parent.parent] if cache else []
-    return found + ([Path(output).parent] if output else [])
+    runs = run.absolute().parent
+    if not cache or not output:
+        return [runs.parent]
+    return [found_again(cache, runs_then=output, runs_now=runs).parent.parent, runs.parent]

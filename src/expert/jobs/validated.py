@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.judging.gate import Gate, Standing
+from expert.judging.gate import Gate, Standing, score_for_the_gate
 from expert.judging.score import Comparison, Score, score_of
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class Judged:
     """The answer is the expected one, letter by letter."""
     normalised: bool
     """The same but for white space and a Markdown fence."""
+    learnt: bool = False
+    """Prompt and answer stand among the rows that the run has learnt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +55,14 @@ class Reached:
         return score_of([each.judgement.passed for each in self.cases])
 
     @property
+    def new_score(self) -> Score:
+        """Of the cases that were not learnt."""
+        return score_of([each.judgement.passed for each in self.cases if not each.learnt])
+
+    @property
     def standing(self) -> Standing:
-        return Standing(score=self.score, loss=self.rows.loss)
+        score = score_for_the_gate(self.score, self.new_score)
+        return Standing(score=score, loss=self.rows.loss)
 
     def verdicts(self) -> dict[str, bool | None]:
         return {each.case.id: each.judgement.passed for each in self.cases}
@@ -85,6 +93,10 @@ class Validation:
     checkpoints: tuple[Reached, ...]
     """All states of the run, where they were compared; without them none."""
     settings: Mapping[str, Any]
+    partial: Mapping[str, Any] | None
+    """Where only some of the rows were judged: the name of them all, and how many they are."""
+    file: Path
+    """Where it was written."""
     notes: tuple[str, ...]
     seconds: float
 
@@ -94,6 +106,36 @@ class Validation:
         if not self.checkpoints:
             return None
         return max(self.checkpoints, key=lambda each: (each.score.accuracy or 0.0, -each.rows.loss))
+
+    @property
+    def learnt(self) -> dict[str, Any] | None:
+        """How many cases the run has learnt, and what it reached without them; None: none."""
+        count = sum(each.learnt for each in self.reached.cases)
+        if not count:
+            return None
+        new = self.reached.new_score
+        return {
+            "cases": count,
+            "others": new.cases,
+            "accuracy_of_others": new.accuracy,
+            "left_out_at_the_gate": self.reached.standing.score == new,
+        }
+
+    def learnt_remark(self) -> str:
+        """The same in words; "" where none was learnt."""
+        learnt = self.learnt
+        if learnt is None:
+            return ""
+        new = self.reached.new_score
+        text = (
+            f"{learnt['cases']} of {len(self.reached.cases)} cases were also in the training rows"
+        )
+        if new.accuracy is None:
+            return f"{text}: what was learnt by heart passes"
+        text += f"; accuracy without them {new.accuracy:.1%} ({new.passed} of {new.judged})"
+        if learnt["left_out_at_the_gate"]:
+            return f"{text}, by which the gate is judged"
+        return f"{text}: too few for the gate, which is judged by all"
 
     def as_dict(self) -> dict[str, Any]:
         compared = asdict(self.comparison) if self.comparison else {}
@@ -105,6 +147,8 @@ class Validation:
             "test_set": self.test_set,
             **facts_of(self.reached),
             "gate": {"passed": self.gate.passed, "reasons": list(self.gate.reasons)},
+            "learnt": self.learnt,
+            "partial": dict(self.partial) if self.partial else None,
             "baseline": facts_of(self.baseline) if self.baseline else None,
             "comparison": compared or None,
             "wins": list(compared.get("wins", ())),
@@ -158,6 +202,7 @@ def facts_of(reached: Reached, *, cases: bool = True) -> dict[str, Any]:
                 "reason": each.judgement.reason,
                 "kind": each.judgement.kind,
                 "exact": each.exact,
+                "learnt": each.learnt,
             }
             for each in reached.cases
         ]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.words import counted
 from expert.jobs.run_places import find_expert
+from expert.jobs.standing_verdict import place_for
 from expert.jobs.validated import Judged, Reached, Validation
 from expert.judging.gate import MAX_REGRESSION, MIN_ACCURACY, Demands, gate_of
 from expert.judging.score import compare
@@ -45,6 +47,8 @@ class _Task:
 
     test: TestSet
     cases: tuple[Case, ...]
+    learnt: frozenset[str]
+    """Ids of the cases that the run has learnt."""
     domain: str
     strict: bool
     decoding: Decoding
@@ -84,6 +88,7 @@ def validate(
     began = time.monotonic()
     folder, beside = find_expert(Path(expert) if expert is not None else None)
     plan = read_plan(folder)
+    _look_for_baseline(baseline)
     chosen = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     remark = base_remark(folder, plan)
     tell("reading the test set", 0, 0)
@@ -94,6 +99,8 @@ def validate(
         _refuse_what_the_baseline_learnt(folder, plan, beside, str(baseline), test)
     how, said = settle_decoding(plan, {})
     task = _task(folder, plan, test, how, domain, seed=seed, device=pick_device(device), tell=tell)
+    learnt, untold = _learnt(folder, plan, beside, test)
+    task = replace(task, learnt=learnt)
     wanted = {choose(folder, name).path: name for name in states(folder)} if checkpoints else {}
     reached = _reach(folder, plan, chosen.name, task)
     others = [
@@ -102,6 +109,7 @@ def validate(
     ]
     before = _baseline(folder, plan, str(baseline), task) if baseline is not None else None
     demands = Demands(min_accuracy=min_accuracy, max_regression=max_regression)
+    file, kept = place_for(folder, chosen, test)
     done = Validation(
         folder=folder.path,
         expert=plan.expert,
@@ -114,10 +122,12 @@ def validate(
         gate=gate_of(demands, reached.standing, before.standing if before else None),
         checkpoints=tuple(others),
         settings=_settings(demands, task, limit),
-        notes=(*said, *_notes(task), *([remark] if remark else [])),
+        partial=test.partial,
+        file=file,
+        notes=tuple(note for note in (*said, *_notes(task), remark, untold, kept) if note),
         seconds=time.monotonic() - began,
     )
-    folder.write_json(folder.validation.name, done.as_dict())
+    folder.write_json(file.name, done.as_dict())
     return done
 
 
@@ -146,6 +156,7 @@ def _task(
     return _Task(
         test=test,
         cases=cases,
+        learnt=frozenset(),
         domain=name,
         strict=is_strict(plan.decoding),
         decoding=how,
@@ -188,6 +199,15 @@ def _baseline(folder: RunFolder, plan: RunPlan, named: str, task: _Task) -> Reac
     return _reach(other, theirs, theirs.watch.packaging_checkpoint, task)
 
 
+def _look_for_baseline(named: str | Path | None) -> None:
+    """Raise where the baseline is no run with a finished state, before anything is loaded."""
+    from expert.jobs.trained import BASE, choose, read_plan
+
+    if named is not None and str(named) != BASE:
+        other, _ = find_expert(Path(named))
+        choose(other, read_plan(other).watch.packaging_checkpoint)
+
+
 def _refuse_what_the_baseline_learnt(
     folder: RunFolder, plan: RunPlan, beside: Path | None, named: str, test: TestSet
 ) -> None:
@@ -204,6 +224,18 @@ def _refuse_what_the_baseline_learnt(
         for run, its, near in ((folder, plan, beside), (other, read_plan(other), beside_other))
     ]
     refuse_rows_of_the_baseline(test.examples, test.name, *runs)
+
+
+def _learnt(
+    folder: RunFolder, plan: RunPlan, beside: Path | None, test: TestSet
+) -> tuple[frozenset[str], str]:
+    """Cases that the run has learnt; where that cannot be told, a note that says why."""
+    from expert.jobs.held_out import Run
+    from expert.jobs.learnt_cases import learnt_cases
+    from expert.jobs.test_sets import data_folder
+
+    found, untold = learnt_cases(test, Run(folder, plan, data_folder(folder, plan, beside)))
+    return found, f"whether cases were learnt cannot be told: {untold}" if untold else ""
 
 
 def _ask(trained: Trained, run: str, task: _Task) -> Reached:
@@ -234,7 +266,10 @@ def _ask(trained: Trained, run: str, task: _Task) -> Reached:
         run=run,
         step=step,
         rows=rows,
-        cases=tuple(map(_judged, task.cases, answers, judgements)),
+        cases=tuple(
+            replace(_judged(*facts), learnt=facts[0].id in task.learnt)
+            for facts in zip(task.cases, answers, judgements, strict=False)
+        ),
         tokens=sum(answer.tokens for answer in answers),
         seconds=seconds,
     )
@@ -294,7 +329,7 @@ def _notes(task: _Task) -> list[str]:
     typed = [case for case in task.cases if case.check.get("equals") is False]
     if "typescript" in domains and typed and find_tsc() is None:
         notes.append(
-            f"typescript: tsc is not installed: the types of {len(typed)} cases are not checked  "
-            "(npm install --global typescript)"
+            f"typescript: tsc is not installed: the types of {counted(len(typed), 'case')} are not "
+            "checked  (npm install --global typescript)"
         )
     return notes

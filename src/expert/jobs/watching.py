@@ -104,7 +104,7 @@ def status_by(events: Iterable[Event], folder: RunFolder, *, damaged_lines: int 
             ending = None
         elif kind == "fell_back":
             fallbacks.append(": ".join(str(event.get(k)) for k in ("failure", "reason")))
-        seen.update(_facts(event))
+        seen.update(_facts(placed(event, folder)))
     state, because = state_of(folder, ending)
     if state == "finished" and ending is not None:
         seen |= _at_the_end(seen, ending)
@@ -196,4 +196,17 @@ def follow_run(
             ended = True
         elif kind in ("started", "resumed"):
             ended = False  # it was taken up again after that end
-        yield event
+        yield placed(event, folder)
+
+
+def placed(event: Event, folder: RunFolder) -> Event:
+    """An event whose paths lead to its run from here: they were written where it was started, and
+    the run may have been moved since."""
+    kind = event["event"]
+    if kind == "started" and event.get("run"):
+        return {**event, "run": str(folder.path)}
+    if kind == "finished" and event.get("final"):
+        return {**event, "final": str(folder.final)}
+    if kind in ("saved", "resumed", "rejected") and event.get("path"):
+        return {**event, "path": str(folder.checkpoints / Path(str(event["path"])).name)}
+    return event

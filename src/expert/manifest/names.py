@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from expert.manifest.config import TrainingConfig
-from expert.manifest.dataset import DatasetSpec
+from expert.manifest.dataset import DatasetSpec, Decoding, FieldMapping, RowChecks
+from expert.manifest.schema import BaseModelSpec, Manifest, Training
 
 CONFIG = "training.config"
 CORPORA = ("shakespeare", "python-stdlib")
@@ -152,6 +155,27 @@ def home_of(key: str) -> str | None:
     if key in LOOSE_DATASET_KEYS:
         return f"{DATASET}.{LOOSE_DATASET_KEYS[key]}"
     return None
+
+
+# Sections whose keys --set understands by their name alone.
+SHORT_NAMES: tuple[tuple[tuple[str | int, ...], Iterable[str]], ...] = (
+    (("training",), Training.model_fields),
+    (("training", "dataset"), DatasetSpec.model_fields),
+    (("training", "dataset", "validation"), RowChecks.model_fields),
+    (("training", "dataset", "field_mapping"), FieldMapping.model_fields),
+    (("training", "decoding"), Decoding.model_fields),
+    (("base_models", 0), BaseModelSpec.model_fields),
+)
+
+
+def homes_of_short_name(key: str) -> list[tuple[str | int, ...]]:
+    """The sections that have a key of this name; none where a file may have it at the top level,
+    or where it is no key at all."""
+    at_the_top = {*Manifest.model_fields, *MODEL_NAMES, *SPECIAL_NAMES, *BASE_MODEL_KEYS}
+    at_the_top |= {"base_model", "model", "dataset", "data", "adapters", "config"}
+    if key in at_the_top or home_of(key) is not None:
+        return []
+    return [home for home, keys in SHORT_NAMES if key in keys]
 
 
 def aliases_of(key: str) -> list[str]:

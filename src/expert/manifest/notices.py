@@ -20,9 +20,13 @@ class Notice:
     line: int | None = None
 
     def __str__(self) -> str:
-        where = f"line {self.line}: " if self.line else ""
         joint = " " if self.kind == "read as" else ": "
-        return f"{where}{self.path}: {self.kind}{joint}{self.text}"
+        return f"{self.where}: {self.kind}{joint}{self.text}"
+
+    @property
+    def where(self) -> str:
+        """Line and key."""
+        return f"line {self.line}: {self.path}" if self.line else self.path
 
 
 def notice(kind: Kind, item: Item, text: str) -> Notice:

@@ -9,6 +9,8 @@ from expert.core.errors import ExpertError
 from expert.manifest.document import MAX_DEPTH, Item, join
 from expert.manifest.migrate import migrate
 from expert.manifest.moving import Migration
+from expert.manifest.names import homes_of_short_name
+from expert.manifest.notices import notice
 
 _STEP = re.compile(r"([^.\[\]]+)((?:\[[0-9]{1,6}\])*)")
 
@@ -54,6 +56,10 @@ def apply_overrides(root: Item, overrides: Sequence[str]) -> Migration:
     told = Migration(root.fields())
     for text in overrides:
         steps, item = parse_override(text)
+        whole = _whole_path(steps, text)
+        if whole != steps:
+            told.notices.append(notice("read as", item, _in_words(whole)))
+            steps = whole
         if any(isinstance(step, int) for step in steps):
             _set_at(root, _in_new_layout(steps), item, text)
             continue
@@ -69,6 +75,23 @@ def apply_overrides(root: Item, overrides: Sequence[str]) -> Migration:
         else:
             _overlay(root.fields(), layer.fields())
     return told
+
+
+def _whole_path(steps: list[str | int], text: str) -> list[str | int]:
+    """The path to a key that was named alone; OverrideError where several are called so."""
+    if len(steps) != 1:
+        return steps
+    homes = homes_of_short_name(str(steps[0]))
+    if len(homes) > 1:
+        names = ", ".join(_in_words([*home, *steps]) for home in homes)
+        raise OverrideError(f"--set {text}: several keys are called so  (name one: {names})")
+    return [*homes[0], *steps] if homes else steps
+
+
+def _in_words(steps: Sequence[str | int]) -> str:
+    """The steps as --set takes them."""
+    words = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps]
+    return "".join(words).removeprefix(".")
 
 
 def _in_new_layout(steps: list[str | int]) -> list[str | int]:

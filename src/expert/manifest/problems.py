@@ -129,12 +129,13 @@ def closest(word: str, choices: list[str], likeness: float = 0.75) -> str | None
 
 
 def unknown_keys(
-    root: Item, *, strict: bool, flat: bool = False
+    root: Item, *, strict: bool, flat: bool = False, only_at_top: bool = False
 ) -> tuple[list[Problem], list[Notice]]:
     """Unknown keys: errors in training.config, with --set and where one is a known key misspelt.
 
     Any other is metadata, and told to be. In a flat file, whose settings stand at the top level,
-    every unknown key there was meant as a setting, so it is told that it does nothing.
+    every unknown key there was meant as a setting, so it is told that it does nothing; one that is
+    near a setting is refused there, and in a file whose settings can stand `only_at_top`.
     """
     problems: list[Problem] = []
     notices: list[Notice] = []
@@ -143,7 +144,9 @@ def unknown_keys(
         # A hint costs a comparison with every known key, 0.4 ms: no file needs hundreds of them.
         meant = _misspelt(key, node) if number < 200 else None
         hint = _hint(key, node, item.from_command_line) if number < 200 and not meant else ""
-        if closed or strict or item.from_command_line or meant:
+        if (flat or only_at_top) and item.path == key and hint.startswith(_ASKS):
+            problems.append(Problem(item.path, "unknown key", hint, item.line))
+        elif closed or strict or item.from_command_line or meant:
             right = f"did you mean {meant!r}?" if meant else hint
             fix = right or (_known(node) if closed else "remove it")
             problems.append(Problem(item.path, "unknown key", fix, item.line))
@@ -199,6 +202,8 @@ def _misspelt(key: str, node: Mapping[str, Any]) -> str | None:
     if key in _every_name():
         return None
     title = str(node.get("title"))
+    if title == "Training" and f"{key}s" in CONFIG_KEYS and key not in WORDS_OF_THEIR_OWN:
+        return f"{CONFIG}.{key}s"
     here = [name for name in node["properties"] if name not in _DESCRIPTIVE]
     near = slip_of(key, [*here, *_NAMES_TOO.get(title, ())])
     if near or title not in _TAKES_LOOSE_KEYS:
@@ -215,7 +220,7 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
     likeness = 0.72 if closed else 0.85
     near = closest(key, here + (list(CONFIG_ALIASES) if in_config else []), likeness)
     if near and key not in WORDS_OF_THEIR_OWN:
-        return f"did you mean {near!r}?"
+        return f"{_ASKS} {near!r}?"
     home = _other_home(key)
     if home:
         return f"{key!r} belongs at {home!r}"
@@ -234,6 +239,7 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
     return f"did you mean {(home_of(doubtful) or doubtful)!r}?" if doubtful else ""
 
 
+_ASKS = "did you mean"
 # Keys of the manifest that say nothing to the trainer: their neighbours are metadata, not slips.
 _DESCRIPTIVE = {
     *("description", "author", "capabilities", "constraints", "limitations", "routing", "runtime"),

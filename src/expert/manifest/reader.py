@@ -47,6 +47,7 @@ def understand(
     """Turn a parsed document into a Manifest. The document's tree is rewritten in place."""
     root = document.root
     problems = list(document.problems)
+    only_at_top = root.get("training") is None
     work = migrate(root)
     laid_over = apply_overrides(root, overrides)
     complete_layout(work)
@@ -54,7 +55,9 @@ def understand(
     told, refused = convert_values(root)
     notices = [*work.notices, *laid_over.notices, *told]
     problems += [*work.problems, *laid_over.problems, *refused]
-    unknown, kept = unknown_keys(root, strict=strict, flat=_is_flat(work.notices))
+    unknown, kept = unknown_keys(
+        root, strict=strict, flat=_is_flat(work.notices), only_at_top=only_at_top
+    )
     problems += unknown
     notices += kept
     manifest, violations = _validate(root, {problem.path for problem in problems})

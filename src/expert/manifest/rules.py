@@ -354,19 +354,23 @@ def read_paths(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 def _paths(manifest: Manifest, say: Findings) -> None:
     """A manifest may come from anywhere, so what it names stays near it; --set may say anything."""
-    for path, value in [*read_paths(manifest), *written_paths(manifest)]:
+    written = dict(written_paths(manifest))
+    for path, value in [*read_paths(manifest), *written.items()]:
         if not value.isprintable():
             say.wrong(path, f"{value!r} holds a control character", "remove it")
         if say.item(path).from_command_line:
             continue
         steps = re.split(r"[\\/]", value)
         if ".." in steps:
-            what = f"{value!r}: '..' may lead out of the manifest's folder"
-            say.wrong(path, what, f"write the path without it, or --set {path}={value}")
+            what = (
+                f"{value!r}: a manifest may come from anyone, so it may not climb out of its folder"
+            )
+            other = "a path below it" if path in written else "the whole path"
+            say.wrong(path, what, f"write {other}, or say it yourself: --set {path}={value}")
         elif re.search(r"\$\w|\$\{|%\w+%", value):
             what = f"{value!r}: environment variables are not expanded"
             say.wrong(path, what, "write the path itself")
-    for path, value in written_paths(manifest):
+    for path, value in written.items():
         is_absolute = re.match(r"[\\/~]|[A-Za-z]:", value)
         if is_absolute and not say.item(path).from_command_line:
             what = f"{value!r}: a manifest may write only below its own folder"

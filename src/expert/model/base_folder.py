@@ -30,12 +30,15 @@ def base_reference(model: ModelPlan) -> tuple[str, str | None]:
     it lies in on this machine. A folder of the hub cache is named by its repository and commit."""
     if model.place == "built-in":
         return str(built_in_folder(model.name) or model.location), None
-    if model.place in ("folder", "hub"):
+    if model.place == "hub":
         return model.location, model.revision
+    here = str(Path(model.location).absolute())
+    if model.place == "folder":
+        return here, model.revision
     if model.place == "hf cache":
         folder = Path(model.location)
         return hub_id_of(folder), folder.name
-    return model.name if is_hub_id(model.name) else model.location, model.revision
+    return model.name if is_hub_id(model.name) else here, model.revision
 
 
 def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from expert.core.words import counted
 from expert.planning.calibration import workload_as_dict
 from expert.planning.decisions import Ledger, Source
 from expert.planning.fitting import (
@@ -128,7 +129,9 @@ def _settle_micro_batch(
     if now.config.micro_batch_size != "auto":
         micro, because, source = largest, "set in the manifest", "manifest"
         if micro > most:
-            ledger.warn(path, f"an update has only {most} sequences; the rest stays empty")
+            ledger.warn(
+                path, f"an update has only {counted(most, 'sequence')}; the rest stays empty"
+            )
     elif sequences is None:
         micro = largest
         because = f"as many as fit {gib:.1f} GiB; fewer where an update has fewer"
@@ -145,11 +148,6 @@ def _settle_micro_batch(
         because = f"not even this fits {gib:.1f} GiB"
     ledger.settle(path, micro, because, source)
     _settle_accumulation(ledger, sequences, micro, steps)
-    written = now.config.batch_size
-    if written not in ("auto", micro) and now.config.micro_batch_size == "auto":
-        examples = ledger.decisions["batch.examples_per_update"].value
-        text = f"batch_size {written} sets the {examples} rows of an update, not those at once"
-        ledger.supersede(path, f"{text}: memory decides them, or micro_batch_size")
     return replace(fit.work, rows=micro, accumulates=sequences is None or micro < sequences)
 
 
@@ -161,7 +159,8 @@ def _settle_accumulation(
         return
     steps = steps or math.ceil(sequences / micro)
     each = f"{micro}" if steps * micro == sequences else f"at most {micro}"
-    because = f"{steps} × {each} make up the {sequences} sequences of an update"
+    whole = "the one sequence" if sequences == 1 else f"the {sequences} sequences"
+    because = f"{steps} × {each} make up {whole} of an update"
     ledger.settle("batch.accumulation", steps, because, "machine")
 
 

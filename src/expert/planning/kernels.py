@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from expert.core.words import counted
 from expert.planning.decisions import Ledger
 from expert.planning.gains import COMPILE_PAYS_AFTER_SECONDS
 from expert.planning.situation import Situation
@@ -185,10 +186,10 @@ def _compile_pays(
     if likely_seconds is not None and likely_seconds < COMPILE_PAYS_AFTER_SECONDS:
         return False, f"run too short: about {likely_seconds:.0f} s, compiling takes 20"
     if likely_seconds is None and steps is not None and steps < FEW_STEPS:
-        return False, f"run too short: {steps} updates"
+        return False, f"run too short: {counted(steps, 'update')}"
     rows = now.survey.rows
     if likely_seconds is None and rows is not None and rows * now.config.epochs < FEW_EXAMPLES:
-        return False, f"run too short: {rows} rows"
+        return False, f"run too short: {counted(rows, 'row')}"
     return True, "blocks of fixed shape ran 1.3-2.0x as fast on an H200, after 7-18 s of compiling"
 
 

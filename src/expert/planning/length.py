@@ -6,9 +6,10 @@ import math
 from dataclasses import replace
 from fractions import Fraction
 
+from expert.core.words import counted
 from expert.planning.decisions import Ledger
 from expert.planning.kernels import LIKELY_SHARE_OF_PEAK
-from expert.planning.measurements import find_rate
+from expert.planning.measurements import MeasuredRate, find_rate
 from expert.planning.memory import OPTIMIZER_BYTES_PER_WEIGHT
 from expert.planning.situation import Situation
 from expert.planning.workload import Workload, flops_per_token
@@ -59,15 +60,16 @@ def settle_length(now: Situation, ledger: Ledger, *, length: int, examples: int)
         how = "characters" if now.is_char_model else now.survey.tokens_from
         ledger.settle("length.tokens_per_epoch", int(kept), how, "machine")
     steps = math.ceil(rows / examples)
-    because = f"{rows} rows, {examples} an update"
+    because = f"{counted(rows, 'row')}, {examples} an update"
     ledger.settle("length.steps_per_epoch", steps, because, "machine")
     total = math.ceil(steps * Fraction(str(now.config.epochs)))  # 1.1 × 50 is 55, not 55.0…01
-    because = f"{steps} × {now.config.epochs:g} epochs"
+    epochs = "1 epoch" if now.config.epochs == 1 else f"{now.config.epochs:g} epochs"
+    because = f"{steps} × {epochs}"
     if limit and limit < total:
         total, because = limit, "max_steps"
     ledger.settle("length.total_steps", total, because, "machine")
     if rows == 0:
-        ledger.warn("length.rows", "there are no rows to train on")
+        ledger.warn("length.rows", f"there are no rows to train on: {now.survey.because}")
 
 
 def total_tokens(now: Situation, ledger: Ledger) -> float | None:
@@ -108,19 +110,38 @@ def likely_seconds(now: Situation, ledger: Ledger, work: Workload | None) -> flo
     return floor / LIKELY_SHARE_OF_PEAK if floor is not None else None
 
 
+def _rate_of_this(now: Situation, ledger: Ledger) -> MeasuredRate | None:
+    """What was measured in a run like the one that is planned."""
+    settled = {path: decision.value for path, decision in ledger.decisions.items()}
+    shape = now.resolved.shape
+    wanted = {
+        "card": now.card_key,
+        "model": now.model_key,
+        "adapter": now.config.adapter_type,
+        "quantization": str(settled["model.quantization"]),
+        "max_seq_length": settled["data.max_seq_length"],
+        "packing": settled["data.packing"],
+        "parameters": shape.parameters if shape is not None else None,
+    }
+    return find_rate(now.rates, wanted, settled)
+
+
 def settle_time(now: Situation, ledger: Ledger, work: Workload | None) -> None:
     """Seconds by a measured rate, and the floor the arithmetic sets."""
     tokens = total_tokens(now, ledger)
-    card, model = now.card_key, now.model_key
-    quantization = str(ledger.decisions["model.quantization"].value)
-    rate = find_rate(list(now.rates), (card, model, now.config.adapter_type, quantization))
+    rate = _rate_of_this(now, ledger)
+    if rate is None:
+        because = f"no rate of a run like this one was measured for {now.model_key} on "
+        ledger.unknown("length.tokens_per_second", f"{because}{now.card_key} yet")
+    else:
+        measured = f"measured on {rate.measured_on} in a run like this one"
+        ledger.settle("length.tokens_per_second", rate.tokens_per_second, measured, "measurement")
     if tokens is None:
         rows = ledger.decisions["length.rows"].value
         why = "there are no rows" if rows == 0 else now.survey.because
         ledger.unknown("length.seconds", why)
     elif rate is None:
-        because = f"no rate was measured for {model} on {card} yet"
-        ledger.unknown("length.seconds", because)
+        ledger.unknown("length.seconds", f"{because}{now.card_key} yet")
     else:
         because = f"{rate.tokens_per_second:,.0f} tokens/s measured on {rate.measured_on}"
         seconds = tokens / rate.tokens_per_second
@@ -178,7 +199,7 @@ def settle_disk(now: Situation, ledger: Ledger, work: Workload | None) -> None:
         ledger.unknown("disk.total_bytes", why)
         return
     total = cache + (kept + 1) * checkpoint
-    because = f"cache, {kept} checkpoints and the final weights"
+    because = f"cache, {counted(kept, 'checkpoint')} and the final weights"
     ledger.settle("disk.total_bytes", total, because, "machine")
 
 

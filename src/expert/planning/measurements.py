@@ -58,6 +58,8 @@ class MeasuredRate(BaseModel):
     """What won, by path of the plan."""
     gains: dict[str, float] = {}
     """Times as fast as without it, by path of the plan."""
+    threads: int | None = None
+    """Of a CPU; None on a card, and in records from before this was kept."""
 
     @field_validator("settings")
     @classmethod
@@ -101,10 +103,15 @@ def read_rates(path: Path) -> list[MeasuredRate]:
     return rates
 
 
-def find_rate(rates: list[MeasuredRate], wanted: tuple[str, str, str, str]) -> MeasuredRate | None:
-    """The rate measured for (card, model, adapter, quantization), or None."""
+def find_rate(
+    rates: Sequence[MeasuredRate], wanted: Mapping[str, Any], settled: Mapping[str, Any]
+) -> MeasuredRate | None:
+    """The newest rate of the same card, model, adapter, base and shape, whose settings are those
+    that were settled here by path of the plan; None where only others were measured. A run without
+    packing, or with other kernels, has another speed, and its time says nothing about this one."""
     for rate in reversed(rates):
-        if (rate.card, rate.model, rate.adapter, rate.quantization) == wanted:
+        alike = all(settled.get(path, value) == value for path, value in rate.settings.items())
+        if rate.is_about(wanted) and rate.settings and alike:
             return rate
     return None
 
@@ -139,6 +146,31 @@ def remember_rate(path: Path, rate: MeasuredRate) -> None:
         kept = [record for record in _records(path) if not _same(rate, record)]
         records = [*kept, rate.model_dump(mode="json")]
         write_text_atomically(path, json.dumps(records, indent=2) + "\n")
+
+
+def forget_rates(path: Path, model: str | None = None) -> int:
+    """Take out what was measured, of one model or of all; how many records that were.
+
+    What this version does not understand stays, and a file of which nothing is left goes.
+    """
+    if not path.is_file():
+        return 0
+    with _alone(path):
+        records = _records(path)
+        kept = [record for record in records if not _to_forget(record, model)]
+        if kept:
+            write_text_atomically(path, json.dumps(kept, indent=2) + "\n")
+        else:
+            path.unlink(missing_ok=True)
+    return len(records) - len(kept)
+
+
+def _to_forget(record: Any, model: str | None) -> bool:
+    try:
+        found = MeasuredRate.model_validate(record)
+    except ValidationError:
+        return False
+    return model is None or found.model == model
 
 
 def _same(rate: MeasuredRate, record: Any) -> bool:

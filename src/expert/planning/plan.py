@@ -170,7 +170,10 @@ def choose_model(manifest: Manifest, name: str | None) -> BaseModelSpec:
         if name.lower() in (spec.name.lower(), basename(spec.name).lower()):
             return spec
     names = ", ".join(basename(spec.name) for spec in manifest.base_models)
-    raise UnknownModel(f"--model {name}: the manifest has {names}")
+    raise UnknownModel(
+        f"--model {name}: the manifest has {names}  (--model chooses among those; another one "
+        f"takes its place with --set base_model={name})"
+    )
 
 
 def _base_quantization(now: Situation) -> str:
@@ -249,7 +252,8 @@ def _settle_rest(now: Situation, ledger: Ledger, work: Workload | None) -> None:
     else:
         words = f"{data.validation_split:.0%} of the training rows"
         because = f"split off with seed {now.config.seed}"
-    ledger.settle("data.validation", words, because, "manifest")
+    written = {"validation_split", "validation_path", "tasks", "streaming"} & data.model_fields_set
+    ledger.settle("data.validation", words, because, "manifest" if written else "preset")
     for key in ("overlong", "train_on_prompt", "tokenize"):
         now.pass_on(ledger, f"data.{key}", key)
     if now.config.tokenize == "late":

@@ -14,7 +14,8 @@ from typing import Any, Literal
 from expert.core.errors import ExpertError
 from expert.core.files import sha256_of
 from expert.manifest.schema import CHAR_GPT, BaseModelSpec, CharGptShape
-from expert.planning.known_models import KnownModel, find_known_model
+from expert.manifest.slips import neighbour_of
+from expert.planning.known_models import KNOWN_MODELS, KnownModel, find_known_model
 from expert.planning.measurements import measurements_file
 from expert.planning.shapes import ModelShape, UnknownShape, shape_from_config
 
@@ -79,6 +80,15 @@ def resolve_model(
     if cached is not None and _is_whole(cached):
         return _found(name, "hf cache", cached, f"downloaded before, in {cached.parents[1].name}")
     return _to_be_fetched(name, base, known, cached)
+
+
+def near_model(name: str, folder: Path, environ: Mapping[str, str] = os.environ) -> str | None:
+    """A model that can be had and is called nearly so: built in, in a models folder, or known."""
+    there = [path.name for models in models_folders(folder, environ) for path in models.iterdir()]
+    known = [basename(model.hub_id) for model in KNOWN_MODELS]
+    by_letters = {each.lower(): each for each in [*known, *there, CHAR_GPT, SMOLLM2, TINY]}
+    near = neighbour_of(basename(name).lower(), by_letters)
+    return by_letters[near] if near is not None else None
 
 
 def _built_in(name: str) -> ResolvedModel:

@@ -107,6 +107,8 @@ class LengthPlan(Slice):
     total_steps: int | None
     seconds: float | None
     seconds_at_peak: float | None
+    tokens_per_second: float | None = None
+    """Measured before for a run like this one; the time is reckoned by it."""
     flops_per_token: float | None = None
     peak_flops: float | None = None
 

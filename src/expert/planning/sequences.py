@@ -31,15 +31,14 @@ class Packing(NamedTuple):
     """Rows that a sequence may hold at most; None: as many as fit."""
 
 
-def packing_of(
-    examples: int, *, mean: float, longest: float, length: int, shorter: bool = True
-) -> Packing:
-    """Sequences that hold as many rows as an update has, on average.
+def packing_of(examples: int, *, mean: float, longest: float, length: int) -> Packing:
+    """Sequences that hold as many rows as an update has, on average, as far as that can be told by
+    a mean; `longest` is 0 where it is not known. Rows that are there are tried out instead.
 
     A sequence of `length` holds as many rows as fill it. Where no whole number of such sequences
     comes near to the rows asked for, one more of them is taken, each shorter; where a long row
-    does not let it be shorter (or `shorter` is false), it holds fewer rows instead, and the rest
-    of it stays empty. Otherwise 16 short rows in sequences of 1024 became 45.
+    does not let it be shorter, it holds fewer rows instead, and the rest of it stays empty.
+    Otherwise 16 short rows in sequences of 1024 became 45.
     """
     alike = 0 < longest <= mean * (1 + ROWS_OFF)  # nothing shorter closes the gaps
     exact = examples / max(1.0, length // longest if alike else PACKED_FILL * length / mean)
@@ -50,8 +49,6 @@ def packing_of(
     wanted = examples * mean / (PACKED_FILL * sequences)
     if alike:
         wanted = math.ceil(examples / sequences) * longest
-    if not shorter:
-        return Packing(sequences, length, math.ceil(examples / sequences))
     least = LENGTHS_OF * math.ceil(max(wanted, longest) / LENGTHS_OF)
     holds_more = least > wanted * (1 + ROWS_OFF)
     most = math.ceil(examples / sequences) if holds_more else None
@@ -72,13 +69,13 @@ def settle_sequences(now: Situation, ledger: Ledger) -> tuple[int, bool]:
     kinds = {True: "best-fit", False: "none", "auto": "best-fit"}
     packing = kinds.get(config.packing) or str(config.packing)
     if config.packing == "auto":
-        because = "no padding, documents kept apart, rows per update unchanged"
+        because = "several rows to a sequence, documents kept apart, rows per update unchanged"
         ledger.settle("data.packing", packing, because, "preset")
     else:
         ledger.settle("data.packing", packing, "set in the manifest", "manifest")
     packed = packing != "none"
     if packed:
-        ledger.settle("data.group_by_length", False, "packing leaves no padding", "machine")
+        ledger.settle("data.group_by_length", False, "packing leaves little padding", "machine")
     elif config.group_by_length == "auto":
         because = "rows of one length pad each other least"
         ledger.settle("data.group_by_length", True, because, "preset")
@@ -178,5 +175,6 @@ def _packing(now: Situation, examples: int, mean: float, length: int) -> Packing
         return Packing(sequences, length, None)
     soft = sum(prompt.tokens for prompt in now.manifest.soft_prompts)
     mean = min(mean + soft, length)
-    longest = min((now.survey.longest_tokens or 0) + soft, length)
+    known = now.survey.longest_tokens
+    longest = 0 if known is None else min(known + soft, length)
     return packing_of(examples, mean=mean, longest=longest, length=length)

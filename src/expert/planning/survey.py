@@ -107,7 +107,9 @@ def survey_file(path: Path) -> Survey:
     if path.suffix.lower() == ".csv":
         lines = max(0, lines - 1)
     if not lines:
-        return Survey(0, 0, f"{path.name} has no rows")
+        is_headed = path.suffix.lower() == ".csv" and counted
+        kind = "has a header and no rows" if is_headed else "is empty"
+        return Survey(0, 0, f"{path.name} {kind}")
     return Survey(
         round(lines * size / counted),
         int(size / FILE_BYTES_PER_TOKEN),

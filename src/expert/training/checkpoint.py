@@ -13,7 +13,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,6 +43,14 @@ Groups = Mapping[str, Mapping[str, torch.Tensor]]
 
 class CheckpointError(ExpertError):
     """A checkpoint that cannot be written or used: where, what, and what to do."""
+
+
+class AnotherRun(CheckpointError):
+    """A checkpoint of a run that was started otherwise; `started_with` are the options it had."""
+
+    def __init__(self, text: str, started_with: Sequence[tuple[str, Any]] = ()) -> None:
+        super().__init__(text)
+        self.started_with = tuple(started_with)
 
 
 class DiskFull(ExpertError):

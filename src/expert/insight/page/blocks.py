@@ -115,6 +115,8 @@ class Figure:
     title: str
     chart: Chart
     note: str = ""
+    look: str = ""
+    """What its colours and lines mean; only for pages that draw it."""
     wide: bool = False
 
 

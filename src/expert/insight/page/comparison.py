@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from expert.core.words import count, duration, gib
+from expert.core.words import count, duration, gib, loss
 from expert.insight.page.blocks import (
     Block,
     Figure,
@@ -116,21 +116,19 @@ def _figure(
 # --- numbers -------------------------------------------------------------------------------------
 
 _COMPARED: dict[str, tuple[Number, Callable[[float], str]]] = {
-    "loss": (lambda run: run.loss, "{:.4f}".format),
+    "loss": (lambda run: run.loss, loss),
     "validation loss, best": (
         lambda run: number(run.best_eval["loss"]) if run.best_eval else None,
-        "{:.4f}".format,
+        loss,
     ),
     "tokens a second, mean": (lambda run: run.tokens_per_second, "{:,.0f}".format),
     "GPU utilisation": (lambda run: run.average("gpu_utilization"), "{:.0f} %".format),
     "MFU": (lambda run: run.average("mfu"), "{:.1%}".format),
     "memory peak": (lambda run: run.memory_peak[0] if run.memory_peak else None, gib),
-    "duration": (lambda run: run.seconds, duration),
-    "updates": (
-        lambda run: run.step_numbers[-1] if run.step_numbers else None,
-        "{:,.0f}".format,
-    ),
-    "tokens": (lambda run: sum(run.amounts("tokens")) or None, lambda n: count(round(n))),
+    "duration, without pauses": (lambda run: run.seconds, duration),
+    "of it in updates": (lambda run: run.anatomy.run.training or None, duration),
+    "updates": (lambda run: run.updates, "{:,.0f}".format),
+    "tokens": (lambda run: run.tokens, lambda n: count(round(n))),
 }
 
 

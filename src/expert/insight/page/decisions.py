@@ -81,7 +81,7 @@ def _group(one: dict[str, Any]) -> str:
 def _brief(rows: list[dict[str, Any]]) -> str:
     """The first values of a group, so that it need not be opened to be known."""
     words = []
-    for one in rows[:3]:
+    for one in [one for one in rows if not isinstance(one.get("value"), dict)][:3]:
         leaf = str(one["path"]).rpartition(".")[2].removesuffix("_bytes").replace("_", " ")
         text = _value(one)
         words.append(f"{leaf} {text if len(text) <= 30 else text[:29] + '…'}")

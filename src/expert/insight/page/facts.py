@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from expert.core.events import Event
-from expert.insight.anatomy import Anatomy, Line, finite, numbers
+from expert.insight.anatomy import SITTINGS, Anatomy, Line, finite, numbers
 from expert.insight.page.blocks import Point
 from expert.insight.record import RunRecord
 
@@ -36,6 +36,35 @@ class RunFacts:
     @cached_property
     def started(self) -> Event:
         return next(iter(self.record.of("started")), {})
+
+    @cached_property
+    def total_steps(self) -> float | None:
+        """Updates that the run is to have; one that was resumed may have been made longer."""
+        told = numbers([event.get("total_steps") for event in self.record.of("started")])
+        return told[-1] if told else None
+
+    @cached_property
+    def updates(self) -> float | None:
+        """Updates until now; lines of steps come only now and then, and the last may be before."""
+        ends = ("finished", "stopped", "saved", "epoch", "step")
+        told = [event for event in self.record.events if event.get("event") in ends]
+        known = [step for step in numbers([e.get("step") for e in told]) if step is not None]
+        return known[-1] if known else None
+
+    @cached_property
+    def tokens(self) -> float | None:
+        """Tokens until now, as the run itself has summed them up; else those of its epochs, and
+        of the lines after them."""
+        told = number(self.finished.get("tokens"))
+        if told is not None and self.finished.get("step") == self.updates:
+            return told
+        epochs = {event.get("epoch"): event for event in self.record.of("epoch")}
+        ended = [number(event.get("step")) or 0.0 for event in epochs.values()]
+        since = max(ended, default=0.0)
+        whole = sum(number(event.get("tokens")) or 0.0 for event in epochs.values())
+        rest = [event for event in self.steps if (number(event.get("step")) or 0.0) > since]
+        total = whole + sum(number(event.get("tokens")) or 0.0 for event in rest)
+        return total or None
 
     @cached_property
     def finished(self) -> Event:
@@ -140,7 +169,7 @@ class RunFacts:
             if now is not None:
                 if first is None:
                     first, offset = now, now
-                elif event.get("event") == "started" and last is not None and offset is not None:
+                elif event.get("event") in SITTINGS and last is not None and offset is not None:
                     offset += now - last
                 last = now
             result.append(max(0.0, (last or 0.0) - (offset or 0.0)))

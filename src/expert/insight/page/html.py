@@ -111,7 +111,9 @@ def _figure(figure: Figure) -> Markup:
         "figure",
         tag("figcaption", figure.title),
         draw(figure.chart),
-        tag("p", figure.note) if figure.note else None,
+        tag("p", " ".join(filter(None, (figure.look, figure.note))))
+        if figure.look or figure.note
+        else None,
         id=f"figure-{figure.name}",
         class_="wide" if figure.wide else None,
     )

@@ -39,10 +39,41 @@ def _gate(facts: Mapping[str, Any]) -> list[Block]:
     gate = mapping(facts.get("gate"))
     if not isinstance(gate.get("passed"), bool):
         return []
+    remarks = [
+        Words(text=f"{text[:1].upper()}{text[1:]}.", tone="warning") for text in _doubts(facts)
+    ]
     if gate["passed"]:
-        return [Words(text="The quality gate is passed.")]
+        return [Words(text="The quality gate is passed."), *remarks]
     reasons = "; ".join(str(reason) for reason in listed(gate.get("reasons")))
-    return [Words(text=f"The quality gate is not passed: {reasons}.", tone="warning")]
+    return [Words(text=f"The quality gate is not passed: {reasons}.", tone="warning"), *remarks]
+
+
+def _doubts(facts: Mapping[str, Any]) -> Iterator[str]:
+    """What makes the accuracy say less than it seems to."""
+    learnt, part = mapping(facts.get("learnt")), mapping(facts.get("partial"))
+    cases = len(listed(facts.get("cases")))
+    count, others = number(learnt.get("cases")), number(learnt.get("accuracy_of_others"))
+    if count:
+        without = f"; without them {others:.1%} are right" if others is not None else ""
+        yield f"{count:,.0f} of {cases:,} cases were also in the training rows{without}"
+    if number(part.get("of")):
+        yield f"only {cases:,} of {number(part.get('of')):,.0f} rows were judged"
+
+
+def standing(facts: Mapping[str, Any]) -> tuple[str, str] | None:
+    """How good the expert is, in a few words and in a sentence; None where nobody judged it."""
+    accuracy, gate = number(facts.get("accuracy")), mapping(facts.get("gate")).get("passed")
+    if accuracy is None or not isinstance(gate, bool):
+        return None
+    cases = len(listed(facts.get("cases")))
+    known = [f"{accuracy:.1%} of {cases:,} answers are right"]
+    ends = [number(end) for end in listed(facts.get("interval"))]
+    if len(ends) == 2 and None not in ends:
+        known[0] += f" (95 % interval {ends[0] or 0.0:.1%} to {ends[1] or 0.0:.1%})"
+    before = number(mapping(facts.get("baseline")).get("accuracy"))
+    known += [f"the baseline: {before:.1%}"] if before is not None else []
+    known += list(_doubts(facts))
+    return f"gate {'' if gate else 'not '}passed", f"{'; '.join(known)}."
 
 
 def _groups(
@@ -79,5 +110,8 @@ def _cards(facts: Mapping[str, Any]) -> Iterator[Card]:
 
 def _example(case: Mapping[str, Any]) -> Example:
     passed = case.get("passed")
-    texts = tuple((name, str(case[name])) for name in TEXTS if case.get(name) is not None)
+    known = {name: str(case[name]) for name in TEXTS if case.get(name) is not None}
+    if not known.get("reason"):  # a right answer needs none
+        known.pop("reason", None)
+    texts = tuple((name, text or "(empty)") for name, text in known.items())
     return Example(passed=passed if isinstance(passed, bool) else None, texts=texts)

@@ -26,7 +26,7 @@ def _loss(run: RunFacts) -> Figure | None:
     if not has_values(raw):
         return None
     series = [Series(name="loss", points=raw, colour=1)]
-    note = ""
+    note = look = ""
     if len(raw) >= MIN_SMOOTHED:
         means = run.points("mean_loss")
         means = means if has_values(means) else raw
@@ -35,12 +35,13 @@ def _loss(run: RunFacts) -> Figure | None:
             Series(name="loss of one update", points=raw, colour=1, look="faint"),
             Series(name="training, smoothed", points=smoothed(means, weights), colour=1),
         ]
-        note = "Faint: single updates. The smoothed line weighs every update by its tokens."
+        look = "Faint: single updates."
+        note = "The smoothed line weighs every update by its tokens."
     evals = [(float(e["step"]), number(e.get("loss"))) for e in run.evals()]
     if has_values(evals):
         series.append(Series(name="validation", points=evals, colour=2, look="dots"))
     chart = LineChart(series=tuple(series), log=spans_far([p for s in series for p in s.points]))
-    return Figure(name="loss", title="Loss", chart=chart, note=note, wide=True)
+    return Figure(name="loss", title="Loss", chart=chart, note=note, look=look, wide=True)
 
 
 def _evals(run: RunFacts) -> Figure | None:

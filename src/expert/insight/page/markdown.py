@@ -31,10 +31,12 @@ from expert.insight.page.scales import said
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 48
-SIGNS: dict[Tone, str] = {"good": "✓", "note": "–", "warning": "!", "error": "✗", "plain": "·"}
+SIGNS: dict[Tone, str] = {"good": "✓ ", "note": "– ", "warning": "! ", "error": "✗ ", "plain": ""}
 _SPECIAL = re.compile(r"([\\`*_\[\]#~|$])")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-_ADDRESS = re.compile(r"(?i)(https?|ftp|javascript|data|mailto|www)([:.])")
+_ADDRESS = re.compile(
+    r"(?i)(https?(?=:)|ftp(?=:)|javascript(?=:)|data(?=:)|mailto(?=:)|www(?=\.))(.)(?=\S)"
+)
 
 
 def page_markdown(page: Page) -> str:
@@ -78,7 +80,7 @@ def _block(block: Block) -> Iterator[str]:
         case Grid():
             yield from _table(block.columns, block.rows, block.numbers)
         case Lines():
-            yield from (f"- {SIGNS[tone]} {text(line)}" for tone, line in block.lines)
+            yield from (f"- {SIGNS[tone]}{text(line)}" for tone, line in block.lines)
         case Example():
             yield from (f"- {text(name)}: {text(value)}" for name, value in block.texts)
         case Folded():

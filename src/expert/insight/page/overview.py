@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from expert.core.words import count, duration, gib
+from expert.core.words import count, duration, gib, loss
 from expert.insight.finding import Finding, worst_first
 from expert.insight.page.blocks import Block, Card, Cards, Folded, Grid, Section, Words
-from expert.insight.page.facts import RunFacts, number
+from expert.insight.page.facts import RunFacts, listed, mapping, number
 from expert.insight.wording import percent, times
 
 Measured = Card | str
@@ -68,14 +68,25 @@ def _grid(findings: Sequence[Finding]) -> Grid:
 # --- the cards -----------------------------------------------------------------------------------
 
 
+def _answers(run: RunFacts) -> Measured:
+    facts = run.record.validation or {}
+    accuracy, gate = number(facts.get("accuracy")), mapping(facts.get("gate")).get("passed")
+    if accuracy is None:
+        return "expert validate has judged none" if run.record.validation is None else "not judged"
+    cases = len(listed(facts.get("cases")))
+    told = {"True": ", gate passed", "False": ", gate not passed"}
+    passed = told.get(str(gate), "")
+    return Card(name="Answers right", value=f"{accuracy:.1%}", note=f"of {cases:,} cases{passed}")
+
+
 def _loss(run: RunFacts) -> Measured:
     if run.loss is None:
         return "no finite loss was logged" if run.steps else "no update was logged"
     first = number(run.steps[0].get("loss"))
-    began = f", began at {first:.3f}" if first is not None and len(run.steps) > 1 else ""
+    began = f", began at {loss(first)}" if first is not None and len(run.steps) > 1 else ""
     lines = len(run.last_losses)
     mean = f"mean of the last {lines} lines" if lines > 1 else "the last line"
-    return Card(name="Loss", value=f"{run.loss:.4f}", note=mean + began)
+    return Card(name="Loss", value=loss(run.loss), note=mean + began)
 
 
 def _eval_loss(run: RunFacts) -> Measured:
@@ -86,7 +97,7 @@ def _eval_loss(run: RunFacts) -> Measured:
     notes = [f"best, at step {best['step']:,}"]
     notes += [f"perplexity {perplexity:.4g}"] if perplexity is not None else []
     notes += [f"{right:.1%} of tokens right"] if right is not None else []
-    return Card(name="Validation loss", value=f"{best['loss']:.4f}", note=", ".join(notes))
+    return Card(name="Validation loss", value=loss(best["loss"]), note=", ".join(notes))
 
 
 def _speed(run: RunFacts) -> Measured:
@@ -135,23 +146,21 @@ def _duration(run: RunFacts) -> Measured:
 
 
 def _steps(run: RunFacts) -> Measured:
-    """Where the run ended; lines of steps come only now and then, and the last may be before it."""
-    if not run.steps:
+    """Where the run ended."""
+    if not run.steps or run.updates is None:
         return "no update was logged"
-    ended, whole = number(run.finished.get("step")), run.record.of("epoch")
-    total, epoch = number(run.started.get("total_steps")), number(run.steps[-1].get("epoch"))
-    tokens = sum(run.amounts("tokens"))
-    if ended and ended == total and whole:
+    whole, total = run.record.of("epoch"), run.total_steps
+    epoch = number(run.steps[-1].get("epoch"))
+    if whole and run.updates == number(whole[-1].get("step")):
         epoch = number(whole[-1].get("epoch"))
-        tokens = sum(number(event.get("tokens")) or 0.0 for event in whole)
     notes = [f"of {total:,.0f}"] if total else []
     notes += [f"{epoch:.4g} epoch{'' if epoch == 1 else 's'}"] if epoch is not None else []
-    notes += [f"{count(round(tokens))} tokens"] if tokens else []
-    value = ended or run.step_numbers[-1]
-    return Card(name="Updates", value=f"{value:,.0f}", note=", ".join(notes))
+    notes += [f"{count(round(run.tokens))} tokens"] if run.tokens else []
+    return Card(name="Updates", value=f"{run.updates:,.0f}", note=", ".join(notes))
 
 
 _NUMBERS: dict[str, Callable[[RunFacts], Measured]] = {
+    "answers right": _answers,
     "loss": _loss,
     "validation loss": _eval_loss,
     "tokens a second": _speed,

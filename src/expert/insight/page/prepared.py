@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from expert.core.recorded_paths import found_again
 from expert.core.words import count
 from expert.insight.page.blocks import (
     Block,
@@ -24,21 +26,22 @@ from expert.insight.record import RunRecord
 
 FIRST_EDGE = 16
 """Of the histogram in statistics.json: at most 16 tokens, then each edge twice the one before."""
+_COLUMN = re.compile(r"(\w+)='([^']*)'")
 MAX_BYTES = 1_000_000
 """Of a statistics file; a larger one is none."""
 SHOWN_REJECTS = 5
 
 
-def prepared(run: RunFacts) -> Section:
+def prepared(run: RunFacts) -> list[Section]:
     """Every prepared folder that the run names, as far as it is still there."""
-    inside: list[Block] = []
+    sections = []
     for place, (folder, splits) in enumerate(_folders(run.record).items()):
-        if place:
-            inside.append(Words(text=folder))
-        inside.extend(_one(run.record, folder, ", ".join(splits), place))
-    if not inside:
-        inside = [Words(text="The run names no prepared data.", tone="note")]
-    return Section(name="data", title="Data", inside=tuple(inside))
+        named = " and ".join(splits)
+        name = f"data-{place + 1}" if place else "data"
+        inside = tuple(_one(run.record, folder, ", ".join(splits), place))
+        sections.append(Section(name=name, title=f"Data: {named}", inside=inside))
+    nothing = Words(text="The run names no prepared data.", tone="note")
+    return sections or [Section(name="data", title="Data", inside=(nothing,))]
 
 
 def _folders(record: RunRecord) -> dict[str, list[str]]:
@@ -65,8 +68,7 @@ def _one(record: RunRecord, folder: str, splits: str, place: int) -> Iterator[Bl
     figure = _histogram(facts, place)
     if figure is not None:
         yield figure
-    origin = ((name, str(value)) for name, value in read_small_json(there / "recipe.json").items())
-    rows = (("folder", folder), ("used for", splits), *origin)
+    rows = (("folder", folder), ("used for", splits), *_origin(there / "recipe.json"))
     yield Folded(
         title="Where it lies and what it was made from",
         inside=(Grid(columns=("fact", "value"), rows=rows, code=("value",)),),
@@ -77,16 +79,28 @@ def _one(record: RunRecord, folder: str, splits: str, place: int) -> Iterator[Bl
         yield Folded(title="The first rows that were left out", inside=(grid,))
 
 
+def _origin(recipe: Path) -> Iterator[tuple[str, str]]:
+    """What decided the tokens, as a person reads it."""
+    names = {"learn_prompt": "prompts are learnt", "checks": "checks of the rows"}
+    for name, value in read_small_json(recipe).items():
+        text = {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
+        if name == "columns":
+            # The names of the columns by what they are for; those that are not there are empty.
+            found = [
+                (key, own) for key, own in _COLUMN.findall(str(value)) if own and key != "kind"
+            ]
+            text = ", ".join(f"{key}: {own}" for key, own in found) or value
+        if text != "":
+            yield names.get(name, name), str(text)
+
+
 def candidates(record: RunRecord, folder: str) -> list[Path]:
-    """Where the folder may lie: a relative one was named where the run was started."""
-    place = Path(folder)
-    if place.is_absolute():
-        return [place]
-    here = record.folder.resolve()
+    """Where the folder may lie: the run may have been moved, and a relative one was named where it
+    was started."""
     output = record.planned("watch.output_dir")
-    depth = len(Path(output).parts) if isinstance(output, str) and output else 1
-    beside = here.parents[min(depth, len(here.parents) - 1)]
-    return [beside / place, here.parent / place, Path.cwd() / place]
+    then = output if isinstance(output, str) and output else "runs"
+    now = record.folder.resolve().parent
+    return [found_again(folder, runs_then=then, runs_now=now), now / folder]
 
 
 def read_small_json(path: Path) -> Mapping[str, Any]:

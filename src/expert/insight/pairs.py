@@ -1,0 +1,95 @@
+"""Two rungs measured beside each other: what one is worth, and whether that can be told at all.
+
+A rate that was measured minutes ago is held against nothing: cores, clocks and neighbours were
+others by then. On an H200 whose host was busy, the same character model made 804,000 and 600,000
+tokens a second within minutes. So windows of both rungs are timed in turns, and each pair gives one
+ratio: what slows the machine slows both of its halves.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+AS_FAST = 0.02
+"""Ratios closer to 1 than this are no difference: the clock of a shared machine is no better."""
+ENOUGH_PAIRS = 5
+"""That all of five fall on one side happens by chance once in sixteen times, of two every second
+time: on two cores with five processes a rung that changes nothing of the arithmetic was seen at
+0.68 and 0.68."""
+HALF = 0.5
+
+Difference = Literal["faster", "slower", "none"]
+
+
+class Paired(BaseModel):
+    """How much faster one rung is than another, and how that was found."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    against: str
+    """The name of the rung it was held against."""
+    how: Literal["in turns", "one after the other"]
+    """In turns: both processes lived, and windows alternated. One after the other: the memory did
+    not suffice for both; every window of one was divided by every window of the other."""
+    ratios: list[float]
+    """Tokens a second of the rung over those of the other, pair by pair."""
+    gain: float
+    """The median of the ratios."""
+    spread: float
+    """Distance of the quartiles of the ratios."""
+
+    @property
+    def difference(self) -> Difference:
+        """What can be told: a ratio beyond 1 by more than its spread, and by more than 2 %. The
+        quartiles of few pairs lie close together by chance, so there it is twice the spread, and
+        slower is only what is half as fast."""
+        few = self.how == "in turns" and len(self.ratios) < ENOUGH_PAIRS
+        beyond = max(self.spread * (2 if few or self.how != "in turns" else 1), AS_FAST)
+        if self.gain - beyond > 1:
+            return "faster"
+        return "slower" if self.gain + beyond < (HALF if few else 1) else "none"
+
+    @property
+    def looks_slower(self) -> bool:
+        """Whether more pairs may show that it is slower."""
+        return self.difference != "slower" and self.gain + max(self.spread, AS_FAST) < 1
+
+    @property
+    def words(self) -> str:
+        """`1.24x ± 0.03`."""
+        return f"{self.gain:.2f}x ± {self.spread:.2f}"
+
+
+def in_turns(against: str, pairs: Sequence[tuple[float, float]]) -> Paired:
+    """From pairs of rates, the other rung's first."""
+    return _paired(against, "in turns", [here / there for there, here in pairs])
+
+
+def one_after_the_other(against: str, there: Sequence[float], here: Sequence[float]) -> Paired:
+    """From windows that were not timed in turns: each of one over each of the other."""
+    return _paired(against, "one after the other", [one / other for one in here for other in there])
+
+
+def spread_of(values: Sequence[float]) -> float:
+    """Distance of the quartiles; 0 for a single value. Of two or three it is half their range, so
+    that the median and the spread together reach about as far as the outermost of them."""
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return high - low
+
+
+def _paired(
+    against: str, how: Literal["in turns", "one after the other"], ratios: list[float]
+) -> Paired:
+    return Paired(
+        against=against,
+        how=how,
+        ratios=ratios,
+        gain=statistics.median(ratios),
+        spread=spread_of(ratios),
+    )

@@ -1,0 +1,131 @@
+"""How the rows of a split are laid into sequences."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from expert.data.pack_index import PackIndex
+    from expert.planning.run_plan import RunPlan
+    from expert.planning.sequences import Packing
+
+TRIED_ROWS = 2048
+MORE_SEQUENCES = 4
+"""Numbers of sequences that are tried: 16 rows of which 7 fill one go into 4 that hold 4 each."""
+MOST_ROWS_TRIED = (1.0, 1.25, 1.5, 2.0)
+"""Times the rows of a sequence: bins that one long row fills have few, so others may have more."""
+
+
+def soft_tokens(plan: RunPlan) -> int:
+    """Places that soft prompts take before every row."""
+    return sum(prompt["tokens"] for prompt in plan.adapter.soft_prompts)
+
+
+def packing_for(
+    plan: RunPlan, name: str, lengths: Any, *, is_text: bool, streaming: bool
+) -> Packing:
+    """Sequences as long as the rows may be; of training rows, such as hold whole updates."""
+    from expert.data.pack import cut_pieces
+    from expert.planning.sequences import Packing
+
+    data, soft = plan.data, soft_tokens(plan)
+    length = data.max_seq_length
+    if name != "train" or not is_text or data.packing != "best-fit":
+        return Packing(1, length, None)
+    pieces = cut_pieces(lengths, length - soft, data.overlong)
+    if not len(pieces):
+        return Packing(1, length, None)
+    sizes = pieces.stop - pieces.start + soft
+    # Every window of a stream has sequences of one length, and rows that nobody has seen yet.
+    shortest = length if streaming else int(sizes.max())
+    return tried_packing(sizes, plan.batch.examples_per_update, length, shortest=shortest)
+
+
+def tried_packing(
+    sizes: NDArray[np.int32], examples: int, length: int, *, shortest: int
+) -> Packing:
+    """The packing that brings an update of so many rows nearest to what was asked for; of those
+    that are near enough the one that leaves the fewest places empty.
+
+    Each is tried with some of the rows: how many go into a sequence depends on how they fit. Plain
+    sequences of `length` are taken where they will do.
+    """
+    import numpy as np
+
+    from expert.data.pack import bins_for
+    from expert.planning.sequences import ROWS_OFF, Packing
+
+    if len(sizes) > TRIED_ROWS:
+        chosen = np.random.default_rng(0).choice(len(sizes), TRIED_ROWS, replace=False)
+        sizes = sizes[chosen]
+    total = int(sizes.sum(dtype=np.int64))
+
+    def tried(places: int, most: int | None) -> tuple[float, float, Packing]:
+        """How far the rows of an update are off, the share of empty places, and the packing."""
+        bins = bins_for(sizes, places, most_pieces=most)
+        sequences = max(1, round(examples * bins / len(sizes)))
+        off = abs(sequences * len(sizes) / bins / examples - 1)
+        return off, 1 - total / (bins * places), Packing(sequences, places, most)
+
+    plain = tried(length, None)
+    if plain[0] <= ROWS_OFF:
+        return plain[2]
+    found = [plain]
+    for places, most in _candidates(examples, total / len(sizes), length, shortest):
+        found.append(tried(places, most))
+    near = [one for one in found if one[0] <= ROWS_OFF]
+    best = min(near, key=lambda one: one[1:2]) if near else min(found, key=lambda one: one[:2])
+    return best[2]
+
+
+def _candidates(
+    examples: int, mean: float, length: int, shortest: int
+) -> Iterator[tuple[int, int | None]]:
+    """Lengths of sequences, and most rows in them, that are worth trying."""
+    import math
+
+    from expert.planning.sequences import LENGTHS_OF, PACKED_FILL
+
+    least = max(1, math.ceil(examples * mean / length))
+    tried: set[tuple[int, int | None]] = set()
+    for sequences in range(least, least + MORE_SEQUENCES):
+        each = examples / sequences
+        if each < 1 and sequences > least:
+            return
+        for room in (each * mean / PACKED_FILL, math.ceil(each) * shortest):
+            places = LENGTHS_OF * math.ceil(max(room, shortest) / LENGTHS_OF)
+            for most in (None, *(max(1, round(share * each)) for share in MOST_ROWS_TRIED)):
+                one = (min(length, places), most)
+                if one not in tried:
+                    tried.add(one)
+                    yield one
+
+
+def packed(
+    plan: RunPlan, name: str, lengths: Any, seed: int, packing: Packing, *, is_text: bool
+) -> PackIndex:
+    """The index of rows of these lengths."""
+    from expert.data.pack import pack_best_fit, pack_blocks, pack_concat, pack_none
+
+    data, length, soft = plan.data, packing.length, soft_tokens(plan)
+    if not is_text:
+        if name == "train":
+            return pack_blocks(lengths, length)
+        return pack_none(lengths, length, overlong="split")
+    if data.packing == "concat":
+        return pack_concat(lengths, length, seed, overlong="split", soft_tokens=soft)
+    if data.packing == "none":
+        return pack_none(lengths, length, overlong=data.overlong, soft_tokens=soft)
+    return pack_best_fit(
+        lengths,
+        length,
+        seed,
+        overlong=data.overlong,
+        soft_tokens=soft,
+        most_pieces=packing.most_rows,
+    )

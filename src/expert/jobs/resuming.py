@@ -1,0 +1,114 @@
+"""Whether a run can go on as it is asked to: what changed since its start, or nothing is left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.events import read_events
+from expert.core.publish import damage
+
+if TYPE_CHECKING:
+    from expert.core.rundir import RunFolder
+    from expert.jobs.feeding import RunData
+    from expert.manifest.schema import Manifest
+    from expert.planning.run_plan import RunPlan
+
+Option = tuple[str, Any, Any]
+"""A key of the manifest, its value at the start of the run, and its value now."""
+
+# Keys that change nothing of what is learnt, by their last step.
+_OF_NO_ACCOUNT = frozenset({"output_dir", "logging_steps", "trackers", "pretokenized_cache"})
+_CONFIG = "training.config."
+_TELLING = ("started", "data", "finished")
+
+
+def changed_options(folder: RunFolder, manifest: Manifest) -> list[Option]:
+    """What was asked for at the start of a run and is not asked for now."""
+    try:
+        then = dict(_leaves(json.loads(folder.manifest.read_text(encoding="utf-8"))))
+    except (OSError, ValueError):
+        return []
+    now = dict(_leaves(manifest.model_dump(mode="json")))
+    paths = [path for path in dict.fromkeys([*then, *now]) if then.get(path) != now.get(path)]
+    return [
+        (path, then.get(path), now.get(path))
+        for path in paths
+        if path.startswith(("training.", "base_models"))
+        and path.rpartition(".")[2] not in _OF_NO_ACCOUNT
+    ]
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value with its path, as --set takes it."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+        for number, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{number}]")
+    else:
+        yield path, value
+
+
+def option_name(path: str) -> str:
+    """A key by the shortest name that --set takes."""
+    return path.removeprefix(_CONFIG)
+
+
+def what_changed(
+    options: Sequence[Option], tokens: Sequence[str] | None, plan: RunPlan, data: RunData
+) -> list[str]:
+    """The causes of a difference, in words: rows that changed, then options. `tokens`: the keys of
+    the rows that the run has learnt from."""
+    lines = [rows] if (rows := _changed_rows(tokens, plan, data)) else []
+    for path, then, now in options:
+        lines.append(f"{option_name(path)}: was {_shown(then)}, is {_shown(now)}")
+    return lines
+
+
+def _changed_rows(tokens: Sequence[str] | None, plan: RunPlan, data: RunData) -> str:
+    """`the rows changed (324 → 325)`; "" where they are the same, or are streamed."""
+    from expert.data.prepare import read_statistics, tokens_folder
+    from expert.jobs.learnt_rows import recipe_in
+
+    if data.train is None or not isinstance(tokens, list):
+        return ""
+    here = data.train.folders
+    if tokens == [prepared.key for prepared in here] or not tokens:
+        return ""
+    folders = [Path(plan.data.cache or "") / tokens_folder(key) for key in tokens]
+    then, now = recipe_in(folders[0]), recipe_in(here[0].folder)
+    if then is not None and now is not None and then[1]["data"] == now[1]["data"]:
+        return "how the rows are written changed (the template, the columns or their checks)"
+    count = sum(prepared.statistics.documents for prepared in here)
+    try:
+        before = sum(read_statistics(folder).documents for folder in folders)
+    except (OSError, ValueError, TypeError, KeyError):
+        return f"the rows changed (there are {count:,} now)"
+    return f"the rows changed ({before:,} → {count:,})"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"  # 8 epochs, not 8.0
+    return "not set" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def finished_before(folder: RunFolder, manifest: Manifest, data: RunData) -> dict[str, Any] | None:
+    """The event with which a run ended as it is asked to now; None where something is left to do,
+    or where something else is asked for, or other rows are there."""
+    if changed_options(folder, manifest) or damage(folder.final, contents=False):
+        return None
+    try:
+        events = [e for e in read_events(folder.events) if e["event"] in _TELLING]
+    except OSError:
+        return None
+    if not events or events[-1]["event"] != "finished":
+        return None
+    known = {e.get("index") for e in events if e["event"] == "data"}
+    if data.train is not None and data.train.index_file.name not in known:
+        return None
+    return events[-1]

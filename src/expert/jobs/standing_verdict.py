@@ -1,0 +1,112 @@
+"""The validation.json of a run: what it says, and what may take its place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.publish import DONE
+
+if TYPE_CHECKING:
+    from expert.core.rundir import RunFolder
+    from expert.jobs.test_sets import TestSet
+    from expert.jobs.trained import Choice
+
+PARTIAL = "validation-partial.json"
+ENOUGH_OF_A_PART = 50
+"""Cases of a part, spread over the whole, that speak for it: with all of 50 right the true share is
+above 92.9 % (Wilson, 95 %), with all of 5 above 56.6 %."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a validation.json says of the gate; what is not known is None or empty."""
+
+    passed: bool
+    reasons: str
+    checkpoint: str
+    test_set: str
+    """Of the whole set, where only some of it was judged."""
+    cases: int | None
+    of: int | None
+    """Rows of the whole set, where only some of it was judged."""
+    accuracy: float | None
+    interval: tuple[float, float] | None
+    learnt: Mapping[str, Any]
+
+    @property
+    def is_too_small(self) -> bool:
+        """Whether so few of the rows were judged that a pass says little."""
+        return self.of is not None and (self.cases or 0) < ENOUGH_OF_A_PART
+
+    def in_words(self) -> str:
+        """`accuracy 95.0% of 20 cases (95 % interval 76.4% to 99.1%), 20 of 36 rows`."""
+        if self.cases is None:
+            return ""
+        text = f"{self.cases} cases"
+        if self.accuracy is not None:
+            text = f"accuracy {self.accuracy:.1%} of {text}"
+        if self.interval is not None:
+            text += f" (95 % interval {self.interval[0]:.1%} to {self.interval[1]:.1%})"
+        if self.of is not None:
+            text += f", a part of {self.of} rows"
+        return text
+
+
+def read_verdict(folder: RunFolder) -> Verdict | None:
+    """What the validation of a run says; None where there is none. One that cannot be read did
+    not pass."""
+    if not folder.validation.is_file():
+        return None
+    try:
+        found = json.loads(folder.validation.read_text(encoding="utf-8"))
+        gate, part = found["gate"], found.get("partial") or {}
+        ends = found.get("interval")
+        return Verdict(
+            passed=gate["passed"] is True,
+            reasons="; ".join(map(str, gate.get("reasons") or ())) or "no reason is given",
+            checkpoint=str(found.get("checkpoint") or ""),
+            test_set=str(part.get("test_set") or found.get("test_set") or ""),
+            cases=len(found["cases"]) if isinstance(found.get("cases"), list) else None,
+            of=int(part["of"]) if part else None,
+            accuracy=found.get("accuracy"),
+            interval=(float(ends[0]), float(ends[1])) if ends else None,
+            learnt=found.get("learnt") or {},
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        return Verdict(
+            passed=False,
+            reasons="the file cannot be read",
+            checkpoint="",
+            test_set="",
+            cases=None,
+            of=None,
+            accuracy=None,
+            interval=None,
+            learnt={},
+        )
+
+
+def place_for(folder: RunFolder, choice: Choice, test: TestSet) -> tuple[Path, str]:
+    """The file a validation goes to, and what is to be said of it: a part of the rows does not
+    take the place of more of the same rows, judged of the same state."""
+    before = read_verdict(folder)
+    whole = test.part_of
+    if whole is None or before is None or before.cases is None:
+        return folder.validation, ""
+    is_newer = _written(choice.path / DONE) > _written(folder.validation)
+    other = before.checkpoint != choice.name or before.test_set != whole.name
+    if is_newer or other or before.cases <= len(test.examples):
+        return folder.validation, ""
+    note = f"{folder.validation.name}, which judged {before.cases} of these cases, is kept"
+    return folder.path / PARTIAL, note
+
+
+def _written(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0

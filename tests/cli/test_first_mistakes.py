@@ -1,0 +1,176 @@
+"""What is said about the mistakes that people make first."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.jobs.test_preparing import ROWS, lines
+
+TINY = "name: fruit\nbase_model: {}\ndataset: {}\nbatch_size: 4\nepochs: 1\nmax_seq_length: 64\n"
+
+
+def a_manifest(folder, *, model="tiny", rows="train.jsonl", more="", count=40):
+    (folder / "train.jsonl").write_text(lines(ROWS[:count]), encoding="utf-8")
+    path = folder / "manifest.yaml"
+    path.write_text(TINY.format(model, rows) + more, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"model": "tinny"}, "did you mean 'tiny'?"),
+        ({"rows": "trian.jsonl"}, "did you mean 'train.jsonl'?"),
+    ],
+)
+def test_a_misspelt_model_or_file_is_told_by_check_and_plan_and_refused_by_train(
+    run, tmp_path, monkeypatch, wrong, told
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    file = a_manifest(tmp_path, **wrong)
+    for command in (("manifest", "check", file), ("plan", file), ("plan", file, "--gpu", "h200")):
+        ran = run(*command)
+        assert ran.code == 0
+        assert [told in line for line in ran.out.splitlines() if "did you mean" in line] == [True]
+    several = run("plan", file, "--gpu", "h200", "--gpu", "rtx-4090")
+    assert several.out.count(told) >= 1
+    checked = json.loads(run("manifest", "check", file, "--json").out)
+    assert told in checked[0]["notices"][-1]["text"]
+    ran = run("train", "-m", file)
+    assert ran.code == 2
+    assert told in ran.err
+
+
+def test_a_base_model_that_the_manifest_has_not_is_told_how_it_is_used(run, tmp_path):
+    ran = run("plan", a_manifest(tmp_path), "--model", "llama")
+    assert ran.code == 2
+    assert ran.err == (
+        "--model llama: the manifest has tiny  (--model chooses among those; another one takes its "
+        "place with --set base_model=llama)\n"
+    )
+    other = run("plan", a_manifest(tmp_path), "--set", "base_model=Qwen3-0.6B", "--json")
+    assert json.loads(other.out)["model"]["name"] == "Qwen3-0.6B"
+
+
+def test_a_warning_of_the_manifest_names_its_file_once(run, tmp_path):
+    file = a_manifest(tmp_path, more="training: {quality: {lora: 1}}\nmood: good\n")
+    ran = run("train", "-m", file)
+    assert ran.code == 0, ran.err
+    [told] = [line for line in ran.out.splitlines() if "mood" in line]
+    assert told == f"warning: {file}: line 8: mood: without effect: Expert has no such key"
+
+
+def test_rows_that_were_left_out_are_told_and_recorded(run, tmp_path):
+    file = a_manifest(tmp_path)
+    with (tmp_path / "train.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write("{\n" * 3)
+    bad = run("train", "-m", file)
+    assert bad.code == 2
+    assert bad.err.startswith("3 rows cannot be used\n")
+    leave = ("--set", "max_bad_rows=3")
+    told = "warning: 3 bad rows were left out, and kept in "
+    made = run("pretokenize", "-m", file, *leave)
+    assert (made.code, made.out.count(told)) == (0, 1)
+    ran = run("train", "-m", file, *leave)
+    assert (ran.code, ran.out.count(told)) == (0, 1)
+    [events] = (tmp_path / "runs").glob("*/events.jsonl")
+    data = [e for e in map(json.loads, events.read_text().splitlines()) if e["event"] == "data"]
+    assert {event["bad_rows"] for event in data} == {3}
+
+
+def test_a_run_that_held_nothing_out_is_to_be_judged_by_other_rows(run, tmp_path):
+    ran = run("train", "-m", a_manifest(tmp_path, count=1))
+    assert ran.code == 0, ran.err
+    assert " --test-set FILE --baseline base" in ran.out
+    ran = run("train", "-m", a_manifest(tmp_path))
+    assert "--test-set" not in ran.out
+
+
+def test_a_run_that_is_resumed_with_other_options_is_told_which_and_the_whole_command(
+    run, tmp_path, monkeypatch
+):
+    file = a_manifest(tmp_path)
+    assert run("train", file, "--epochs", "2").code == 0
+    [folder] = (tmp_path / "runs").iterdir()
+    ran = run("train", file, "--resume")
+    assert ran.code == 2
+    assert ran.err.splitlines() == [
+        f"{folder}/checkpoints/step-000018: belongs to another run: it was started with other "
+        "options",
+        "  - epochs: was 2, is 1",
+        "  - schedule.total_steps: was 18, is 9",
+        "  (undo the change, or go on all the same with --allow-changed)",
+        f"  go on as it was started: expert train {file} --epochs 2 --resume",
+    ]
+    ran = run("train", file, "--epochs", "5", "--set", "seed=7", "--resume", str(folder))
+    assert ran.err.splitlines()[-1] == (
+        f"  go on as it was started: expert train {file} --set seed=7 --epochs 2 --set seed=42 "
+        f"--resume {folder}"
+    )
+    monkeypatch.setattr("expert.jobs.session.Session", None)  # nothing is loaded or trained
+    ran = run("train", file, "--set", "seed=7", "--epochs=2", "--set", "seed=42", "--resume")
+    assert ran.code == 0, ran.err
+    assert f"✓ nothing left to do: {folder} is finished\n" in ran.out
+    assert f"--epochs N --resume {folder} --allow-changed\n" in ran.out
+
+
+def test_a_run_that_is_resumed_on_other_rows_is_told_how_many(run, tmp_path):
+    file = a_manifest(tmp_path)
+    assert run("train", file).code == 0
+    a_manifest(tmp_path, count=41)
+    ran = run("train", file, "--resume")
+    assert ran.code == 2
+    told = ran.err.splitlines()
+    assert told[1] == "  - the rows changed (40 → 41)"
+    assert told[2].startswith("  - data.index: was ")
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("train", "{file}", "--dry-run"), "nothing was written"),
+        (("pretokenize", "{folder}"), "cache miss"),
+        (("dataset", "check", "{file}"), "nothing is wrong with the data"),
+        (("diagnose", "{file}", "--no-kernels"), "a run would start"),
+        (("plan", "{folder}"), "✓ fits"),
+    ],
+)
+def test_the_manifest_may_be_named_without_its_option(run, tmp_path, command, told):
+    places = {"file": a_manifest(tmp_path), "folder": str(tmp_path)}
+    words = [word.format(**places) for word in command]
+    ran = run(*words)
+    assert ran.code == 0, ran.err
+    assert told in ran.out
+    twice = run(*words, "--manifest", places["file"])
+    assert twice.code == 2
+    assert "name one manifest" in " ".join(twice.err.replace("│", "").split())
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("validate", "--min-accuracy", "95"), "it is a share between 0 and 1, such as 0.95"),
+        (("validate", "--domain", "cobol"), "'--domain': 'cobol' is not one of 'json'"),
+        (("validate", "--limit", "0"), "'--limit': at least 1 is needed"),
+        (("validate", "--limit", "some"), "'--limit': expected a whole number"),
+        (("sample", ".", "--prompt", "x", "--temperature", "5"), "at most 2 is possible"),
+        (("train", "--epochs", "few"), "'--epochs': expected a number"),
+        (("train", "--device", "gpu"), "'--device': 'gpu' is not one of 'auto'"),
+        (("validate", "a", "--expert", "b"), "a and --expert b: name one expert"),
+        (("dataset", "check"), "name a manifest: expert dataset check FILE"),
+        (
+            ("benchmark", "--compare", "a", "b"),
+            "a: no result of expert benchmark: there is no such file (name a ladder.json",
+        ),
+        (("pretokenize", "--all", "nothere"), "--all nothere: there is no such folder"),
+        (("train", "--dataset", "shakespeare", "--resume", "pyproject.toml"), "is no folder"),
+    ],
+)
+def test_a_wrong_option_is_told_in_words_of_a_person(run, tmp_path, monkeypatch, command, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    ran = run(*command)
+    assert ran.code == 2
+    assert told in " ".join(ran.err.replace("│", "").split())

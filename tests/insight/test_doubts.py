@@ -1,0 +1,66 @@
+"""When a ladder tells of the machine's other work rather than of the card."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from expert.insight.doubts import crowded, doubts_of
+from expert.insight.ladder import Ladder
+from expert.insight.pairs import in_turns
+from tests.insight.ladders import ladder, measured, rung
+
+
+def on(cores: int, others: float, **more: Any) -> Any:
+    return measured(100.0, cores=cores, others=others, **more)
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (on(2, 0.2, threads=2), ""),
+        (on(2, 0.4, threads=2), "other processes used 0.4 of 2 cores meanwhile"),
+        (on(2, 1.2, threads=1), ""),
+        (on(2, 1.4, threads=1), "other processes used 1.4 of 2 cores meanwhile"),
+        (on(16, 12.0), ""),  # a card needs two cores of its host
+        (on(16, 14.5), "other processes used 14.5 of 16 cores meanwhile"),
+        (measured(100.0), ""),  # of older results nobody knows
+        (
+            on(2, 0.0, threads=1, lowered=True),
+            "other processes use so much of the 2 cores that 1 thread had to do",
+        ),
+    ],
+)
+def test_neighbours_are_in_the_way_when_there_is_more_to_do_than_cores(seen, words):
+    assert crowded(seen) == words
+
+
+def climbed(*others: float, spread: float = 0.0, gain: float = 2.0) -> Ladder:
+    rungs = [
+        rung(f"rung {n}", 100.0, measured=on(2, each, threads=2, spread=spread))
+        for n, each in enumerate(others)
+    ]
+    direct = in_turns("baseline", [(100.0, 100.0 * gain), (100.0, 102.0 * gain)])
+    return ladder(*rungs, against_baseline=direct)
+
+
+@pytest.mark.parametrize(
+    ("found", "doubts"),
+    [
+        (climbed(0.0, 0.1, 0.2), []),
+        (climbed(0.0, 0.1, 1.2), []),  # one rung of three: the pairs see to that
+        (climbed(0.0, 0.9, 1.1), ["other processes used 0.9 of 2 cores meanwhile"]),
+        (climbed(0.0, 0.0, spread=26.0), ["windows of 'rung 1' are 26% apart"]),
+        (
+            climbed(0.0, 0.0, gain=1.0),
+            ["what won cannot be told from the baseline: 1.01x ± 0.01"],
+        ),
+    ],
+)
+def test_what_won_is_in_doubt_where_it_may_be_chance(found, doubts):
+    assert doubts_of(found) == doubts
+
+
+def test_a_ladder_on_which_nothing_was_measured_is_in_no_doubt():
+    assert doubts_of(ladder(rung("baseline", None, "failed"))) == []

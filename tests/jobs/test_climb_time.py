@@ -1,0 +1,49 @@
+"""The time of a climb, by a clock that is turned by hand."""
+
+from __future__ import annotations
+
+from expert.jobs.climb_time import ClimbTime
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_is_left_is_shared_among_the_rungs_that_are_to_come():
+    clock = Clock()
+    time = ClimbTime(120.0, clock)
+    assert time.left(12) == 120.0  # what was announced
+    assert time.begin_rung(12) == 10.0
+    clock.now = 4.0
+    assert time.rung_left == 6.0
+    clock.now = 32.0
+    assert time.rung_left == -22.0
+    assert time.end_rung() == 32.0
+    assert time.begin_rung(11) == 8.0  # the others pay for it
+
+
+def test_the_time_left_follows_the_rungs_before_within_the_longest_time():
+    clock = Clock()
+    time = ClimbTime(120.0, clock)
+    time.begin_rung(4)
+    clock.now = 20.0
+    time.end_rung()
+    assert time.left(3) == 60.0
+    assert time.left(30) == 160.0  # no rung is begun after 180 s
+
+
+def test_no_rung_is_begun_that_would_end_after_one_and_a_half_times_the_announced_time():
+    clock = Clock()
+    time = ClimbTime(120.0, clock)
+    clock.now = 1000.0
+    assert not time.is_up  # however long the first takes, it is measured
+    clock.now = 0.0
+    for ends, up in ((50.0, False), (100.0, False), (140.0, True)):
+        time.begin_rung(5)
+        clock.now = ends
+        time.end_rung()
+        assert time.is_up is up
