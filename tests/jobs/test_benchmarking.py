@@ -31,6 +31,7 @@ from expert.jobs.rung_windows import Window
 from expert.manifest.reader import read_manifest
 from expert.planning.ladder import BASELINE, RUNGS, TOLERANCE_FP32
 from expert.planning.measurements import read_rates
+from expert.planning.sequences import Packing
 from tests.insight.ladders import measured
 from tests.jobs.rigs import BRISK, be_brisk
 from tests.jobs.runs import base_model, events_of, write_expert
@@ -528,13 +529,13 @@ def test_an_update_has_the_rows_of_the_manifest_packed_or_not(tmp_path, base):
     assert climb._planned(climb.standing.values)[1].batch.micro_batch == 2
 
 
-def test_an_update_that_packs_to_other_rows_is_told(tmp_path, base):
-    alike = [{"instruction": "Count to ten.", "response": "one two three four five"}] * 60
-    config = {"batch_size": 9, "max_seq_length": 128}  # two of them to a sequence
-    path = write_expert(tmp_path / "expert", base, config, rows=alike)
+def test_an_update_that_packs_to_other_rows_is_told(tmp_path, base, monkeypatch):
+    plain = Packing(1, 128, None)  # as though no better one had been found
+    monkeypatch.setattr("expert.jobs.packing.tried_packing", lambda *_, **__: plain)
+    path = write_expert(tmp_path / "expert", base, {"batch_size": 2, "max_seq_length": 128})
     climb = Climb(asked(path), Watcher())
-    assert climb.footing.examples != 9
-    assert any("rows and not the 9 of the manifest" in note for note in climb.footing.notes)
+    assert climb.footing.examples > 2
+    assert any("rows and not the 2 of the manifest" in note for note in climb.footing.notes)
 
 
 def test_without_held_out_rows_some_are_held_out_and_it_is_said(tmp_path, base):
