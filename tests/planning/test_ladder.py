@@ -51,7 +51,7 @@ def climbed(ground: Ground) -> list[tuple[str, dict[str, Any], str]]:
 def test_the_rungs_come_in_the_order_of_the_ladder():
     assert [rung.name for rung in RUNGS] == [
         *("pre-tokenised", "loader", "packing", "bf16 + TF32", "attention", "fused AdamW"),
-        *("fused loss", "compile", "batch size", "no checkpointing"),
+        *("fused loss", "compile", "batch size", "no checkpointing", "CUDA graphs"),
     ]
 
 
@@ -63,6 +63,9 @@ def test_rungs_set_keys_that_exist_and_the_baseline_begins_with_every_one_of_the
 
 def test_every_rung_changes_what_it_is_about_on_a_card():
     for rung, (name, changed, reason) in zip(RUNGS, climbed(GROUND), strict=True):
+        if name == "CUDA graphs":  # these updates are large
+            assert reason.startswith("kernels.cuda_graphs is false already: the host keeps up")
+            continue
         assert reason == "", name
         assert set(rung.about) & changed.keys(), name
 
@@ -97,6 +100,7 @@ def test_what_a_cpu_cannot_do_is_passed_over_with_the_plans_own_reason():
         "bf16 + TF32": 'kernels.precision is "fp32" already: CPUs compute float32 best',
         "fused AdamW": 'optim.optimizer is "adamw_torch" already: no GPU',
         "compile": "compiling is not worth it on a CPU",
+        "CUDA graphs": "kernels.cuda_graphs is false already: only CUDA has graphs",
     }
 
 

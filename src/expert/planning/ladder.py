@@ -109,6 +109,7 @@ BASELINE = Rung(
         "optim": "adamw_torch",
         "fused_loss": False,
         "torch_compile": False,
+        "use_cuda_graphs": False,
         "micro_batch_size": lambda ground: ground.rows_at_once,
         "gradient_checkpointing": "full",
     },
@@ -188,6 +189,12 @@ RUNGS: tuple[Rung, ...] = (
         settings={"gradient_checkpointing": "auto"},
         about=("kernels.checkpointing", "kernels.recomputed_blocks"),
     ),
+    Rung(
+        name="CUDA graphs",
+        adds="forward, backward and update recorded, each replayed with one launch",
+        settings={"use_cuda_graphs": "auto"},
+        about=("kernels.cuda_graphs",),
+    ),
 )
 
 # What of a plan decides how fast the same update is made.
@@ -197,6 +204,7 @@ _DECIDES = (
     *("loader.workers", "loader.prefetch", "loader.persistent_workers", "loader.pin_memory"),
     *("kernels.device", "kernels.precision", "kernels.loss_scaling", "kernels.tf32"),
     *("kernels.attention", "kernels.fused_loss", "kernels.compile", "kernels.compile_mode"),
+    "kernels.cuda_graphs",
     *("kernels.checkpointing", "kernels.recomputed_blocks", "kernels.cudnn_benchmark"),
 )
 # Numbers of these alone change nothing: batches made ahead are another's to change.

@@ -29,6 +29,7 @@ if sys.platform != "win32":
 # What a ladder may settle for later plans where the manifest says auto: the same learning, faster.
 REMEMBERED: dict[str, TypeAdapter[Any]] = {
     "kernels.compile": TypeAdapter(bool),
+    "kernels.cuda_graphs": TypeAdapter(bool),
     "kernels.attention": TypeAdapter(Literal["eager", "sdpa", "flash", "flex"]),
     "kernels.checkpointing": TypeAdapter(Literal["none", "selective", "full"]),
     "batch.micro_batch": TypeAdapter(PositiveInt),

@@ -39,6 +39,8 @@ def choose_graphs(
     elif now.config.deterministic:
         because = "a resumed run begins with passes that are not recorded: the bits might differ"
         ledger.settle(PATH, False, because, "machine")
+    elif (found := now.measured(PATH)) is not None:
+        ledger.settle(PATH, *found, "measurement")
     else:
         ledger.settle(PATH, *_pays(now, work, compiled=compiled), "machine")
 
