@@ -152,6 +152,18 @@ def test_a_second_run_finds_tokens_and_index(tmp_path):
     assert [again.train.folders[0].hit, again.train.index_hit] == [True, True]
 
 
+def test_a_cache_that_takes_no_new_file_is_read_all_the_same(tmp_path):
+    manifest = an_expert(tmp_path)
+    first = prepare(manifest)
+    cache = first.train.index_file.parent
+    (keys,) = cache.glob("rows-*.npy")
+    keys.unlink()
+    keys.mkdir()  # no file can be put there, not even by root
+    again = prepare(manifest)
+    assert texts_of(again, "validation") == texts_of(first, "validation")
+    assert not list(cache.glob(".rows-*"))
+
+
 def test_another_length_packs_again_but_tokenises_nothing(tmp_path):
     file = an_expert(tmp_path)
     prepare(file)

@@ -129,6 +129,11 @@ class Builder:
         self.cache = Path(plan.data.cache or read.folder / "datasets_optimized")
         self.encoder, self.template = self._load_encoder()
 
+    @property
+    def beside(self) -> Path:
+        """Where indexes go, and what rows are recognised by."""
+        return _beside(self.cache, self.explicit)
+
     def build(self) -> PreparedData:
         import numpy as np
 
@@ -159,8 +164,7 @@ class Builder:
         """What the documents of prepared sources are recognised by."""
         from expert.data.row_keys import RowKeys, saved_keys
 
-        beside = _beside(self.cache, self.explicit)
-        return RowKeys.joined([saved_keys(prepared, beside) for prepared in tokens])
+        return RowKeys.joined([saved_keys(prepared, self.beside) for prepared in tokens])
 
     def held_out(self) -> tuple[PreparedSplit | None, PreparedSplit | None]:
         """Validation and test rows that have files of their own: all that is prepared of a run
