@@ -66,6 +66,8 @@ class PreparedData:
     test: PreparedSplit | None
     encoder: Encoder
     template: str
+    doubt: str = ""
+    """Why the validation rows tell less than they should; "" where nothing speaks for that."""
 
     def splits(self) -> list[PreparedSplit]:
         found = (self.train, self.validation, self.test)
@@ -137,20 +139,22 @@ class Builder:
     def build(self) -> PreparedData:
         import numpy as np
 
-        from expert.data.drawing import draw_documents
+        from expert.data.drawing import doubt_of_repeats, draw_documents
 
         tasks = self.sources.tasks
         trains = [task.train for task in tasks] or [_only(self.sources.train)]
         tokens = tuple(self._tokenise(source, "train") for source in trains)
         validation = self._given("validation", [t.validation for t in tasks])
         share = self.spec.validation_split if validation is None else 0.0
+        keys = self.keys_of(tokens) if share else None
         chosen, held_out = draw_documents(
             [prepared.statistics.documents for prepared in tokens],
             [task.weight for task in tasks] or [1.0],
             held_out_share=share,
             seed=self.plan.optim.seed,
-            keys=self.keys_of(tokens) if share else None,
+            keys=keys,
         )
+        doubt = doubt_of_repeats(keys, chosen, held_out) if keys is not None else ""
         if self.holds_out_the_end(trains[0]):
             chosen, held_out = np.array([0]), np.array([1])
         if len(held_out):
@@ -158,7 +162,7 @@ class Builder:
         train = self._pack("train", tokens, chosen)
         test = self._given("test", [t.test for t in tasks])
         name = self.template.name if self.template else "characters"
-        return PreparedData(train, validation, test, self.encoder, name)
+        return PreparedData(train, validation, test, self.encoder, name, doubt)
 
     def keys_of(self, tokens: tuple[Prepared, ...]) -> RowKeys:
         """What the documents of prepared sources are recognised by."""
