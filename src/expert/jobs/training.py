@@ -293,7 +293,9 @@ def run_session(session: Session) -> RunResult:
 
 
 def _finished(session: Session, *, early: bool) -> RunResult:
-    session.take_best()
+    from expert.jobs.ending import take_best
+
+    take_best(session)
     test = session.evaluate_test()
     if session.signals.requested is not None:
         return _result(session, session.signals.requested, final=None)
