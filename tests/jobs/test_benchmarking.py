@@ -230,11 +230,14 @@ def test_sigterm_that_is_heard_outside_of_python_stays_so(monkeypatch):
 
 
 def test_a_second_sigterm_ends_the_process_however_long_tidying_up_takes():
-    with pytest.raises(SystemExit), ended_by_sigterm():
+    def tidied_up() -> None:
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    with pytest.raises(SystemExit), ended_by_sigterm():
+        tidied_up()
 
 
 # --- what holds, decided on rates that are made up -----------------------------------------------
