@@ -408,7 +408,7 @@ def test_an_end_that_is_asked_for_waits_for_no_window(tmp_path, base):
 
     climb, rig = Climb(asked(path), Impatient()), PlayedRig(lambda name, plan: measured(1.0))
     with pytest.raises(Interrupted):
-        climb.run(rig, tmp_path)  # type: ignore[arg-type]
+        climb.run(rig, tmp_path)
     assert any(seat.taken for seat in rig.seats)  # their processes are ended, not asked to leave
 
 
