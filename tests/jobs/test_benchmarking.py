@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from expert.core.interrupts import Interrupted
 from expert.insight.ladder import Ladder, Measured, RungResult, read_ladder
 from expert.jobs import rungs
 from expert.jobs.benchmarking import (
@@ -210,6 +211,36 @@ def test_sigterm_leaves_as_ctrl_c_does_and_is_as_before_afterwards():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.parametrize("before", [signal.SIG_IGN, lambda *_: None])
+def test_sigterm_that_is_ignored_or_heard_by_somebody_stays_so(before):
+    mine = signal.signal(signal.SIGTERM, before)
+    try:
+        with ended_by_sigterm():
+            assert signal.getsignal(signal.SIGTERM) is before
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(signal.SIGTERM, mine)
+
+
+def test_sigterm_that_is_heard_outside_of_python_stays_so(monkeypatch):
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("it cannot be put back"))
+    with ended_by_sigterm():
+        pass
+
+
+def test_a_second_sigterm_ends_the_process_however_long_tidying_up_takes():
+    def tidied_up() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    with pytest.raises(SystemExit), ended_by_sigterm():
+        tidied_up()
+
+
 # --- what holds, decided on rates that are made up -----------------------------------------------
 
 
@@ -367,6 +398,19 @@ def test_a_rung_with_other_rows_is_held_to_itself(tmp_path, base):
     assert (right.status, right.loss_difference, right.own_difference) == ("kept", 0.5, 0.0)
     assert wrong.status == "disagrees"
     assert "when it is computed in this way" in wrong.because
+
+
+def test_an_end_that_is_asked_for_waits_for_no_window(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+
+    class Impatient(Watcher):
+        def ends(self, result: RungResult) -> None:
+            raise Interrupted(signal.SIGINT)
+
+    climb, rig = Climb(asked(path), Impatient()), PlayedRig(lambda name, plan: measured(1.0))
+    with pytest.raises(Interrupted):
+        climb.run(rig, tmp_path)
+    assert any(seat.taken for seat in rig.seats)  # their processes are ended, not asked to leave
 
 
 def test_a_baseline_that_fails_does_not_end_the_climb(tmp_path, base):

@@ -108,21 +108,22 @@ class Climb:
     # --- climbing ------------------------------------------------------------------------------
 
     def run(self, rig: Rig, place: Path) -> Ladder:
-        """Try every rung from the bottom to the top, and what won against the bottom."""
+        """Try every rung from the bottom to the top, and what won against the bottom.
+
+        What stands ready is asked to leave only at the end: after Ctrl-C it may be in the middle of
+        a window, and the rig ends its process at once."""
         self.time = ClimbTime(self.pace.total_seconds)
-        try:
-            for rung in (BASELINE, *RUNGS):
-                result = self._try(rung, rig, place)
-                if result is None:
-                    continue
-                self.results.append(result)
-                self.watcher.ends(result)
-                self._write(rig, place)
-            self._hold_against_baseline(rig)
-        finally:
-            for each in (self.standing.timed, self.base):
-                if each is not None:
-                    each.leave()
+        for rung in (BASELINE, *RUNGS):
+            result = self._try(rung, rig, place)
+            if result is None:
+                continue
+            self.results.append(result)
+            self.watcher.ends(result)
+            self._write(rig, place)
+        self._hold_against_baseline(rig)
+        for each in (self.standing.timed, self.base):
+            if each is not None:
+                each.leave()
         return self._write(rig, place)
 
     def _write(self, rig: Rig, place: Path) -> Ladder:
