@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -526,6 +527,22 @@ def test_rungs_for_which_there_is_no_time_are_named_and_what_won_is_a_product(
     assert found.against_baseline is None
     assert found.winner is not None
     assert found.winner.cumulative == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("more", "seconds", "least_pairs"),
+    [
+        ({"quick": True}, 120, 3),
+        ({}, 600, 5),
+        ({"minutes": 1.2}, 72, 3),
+        ({"minutes": 30}, 1800, 5),
+    ],
+)
+def test_a_climb_takes_as_long_as_was_asked_for(tmp_path, base, more, seconds, least_pairs):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    climb = Climb(replace(asked(path), quick=False, **more), Watcher())
+    assert climb.time.total == pytest.approx(seconds)
+    assert climb.pace.least_pairs == least_pairs
 
 
 def test_a_first_rung_on_crowded_cores_is_measured_again_with_fewer_threads(

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
 
+THOROUGH_FROM_MINUTES = 5.0
+"""With less time windows are short and pairs are few, as with --quick."""
+
 
 @dataclass
 class Standing:
@@ -65,6 +68,9 @@ class Climb:
 
         self.asked, self.watcher = asked, watcher
         self.pace: Pace = QUICK if asked.quick else THOROUGH
+        if asked.minutes is not None:
+            pace = QUICK if asked.minutes < THOROUGH_FROM_MINUTES else THOROUGH
+            self.pace = replace(pace, total_seconds=60 * asked.minutes)
         wanted_rungs(asked.only)  # a name that is none ends it before anything is prepared
         first = asked.read(())
         if first.manifest.training.dataset.streaming:
@@ -157,8 +163,8 @@ class Climb:
             return None
         if self.time.is_up:
             words = f"the climb took {self.time.elapsed:.0f} s so far"
-            more = " (without --quick there is more time)" if self.asked.quick else ""
-            return self._result(rung, "no time", words + more, plan, 0.0)
+            more = "without --quick there is more time" if self.asked.quick else "--minutes N"
+            return self._result(rung, "no time", f"{words}  ({more})", plan, 0.0)
         return self._tried(rung, values, self._work(rung, plan, read, place), plan, rig)
 
     def _tried(
