@@ -30,6 +30,7 @@ from expert.jobs.climb_time import ClimbTime
 from expert.jobs.climbing import Climb
 from expert.jobs.rig import Begun, RungLost, Seen
 from expert.jobs.rung_windows import Window
+from expert.jobs.rungs import THOROUGH
 from expert.manifest.reader import read_manifest
 from expert.planning.ladder import BASELINE, RUNGS, TOLERANCE_FP32
 from expert.planning.measurements import read_rates
@@ -530,19 +531,14 @@ def test_rungs_for_which_there_is_no_time_are_named_and_what_won_is_a_product(
 
 
 @pytest.mark.parametrize(
-    ("more", "seconds", "least_pairs"),
-    [
-        ({"quick": True}, 120, 3),
-        ({}, 600, 5),
-        ({"minutes": 1.2}, 72, 3),
-        ({"minutes": 30}, 1800, 5),
-    ],
+    ("more", "seconds", "thorough"),
+    [({}, 600, True), ({"minutes": 1.2}, 72, False), ({"minutes": 30.0}, 1800, True)],
 )
-def test_a_climb_takes_as_long_as_was_asked_for(tmp_path, base, more, seconds, least_pairs):
+def test_a_climb_takes_as_long_as_was_asked_for(tmp_path, base, more, seconds, thorough):
     path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
     climb = Climb(replace(asked(path), quick=False, **more), Watcher())
     assert climb.time.total == pytest.approx(seconds)
-    assert climb.pace.least_pairs == least_pairs
+    assert (climb.pace.window_seconds == THOROUGH.window_seconds) is thorough
 
 
 def test_a_first_rung_on_crowded_cores_is_measured_again_with_fewer_threads(
