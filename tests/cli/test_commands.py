@@ -146,7 +146,8 @@ def test_a_key_is_overridden_from_the_command_line(run):
 def test_what_the_user_can_mend_is_told_on_standard_error_with_code_2(run, arguments, text):
     ran = run(*arguments)
     assert ran.code == 2
-    assert text in ran.err
+    # The frame around what is wrong breaks lines where the paths in them are long.
+    assert " ".join(text.split()) in " ".join(ran.err.replace("│", " ").split())
     assert "Traceback" not in ran.err
 
 

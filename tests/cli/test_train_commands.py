@@ -425,6 +425,25 @@ def test_the_command_that_goes_on_is_whole(argv, command):
     assert command_to_go_on(argv, Path("runs/a")) == command
 
 
+@pytest.mark.parametrize(
+    ("given", "key", "words"),
+    [
+        ("--set max_steps=6", "max_steps", "--set max_steps=3"),
+        ("--set=max_steps=6", "max_steps", "--set max_steps=3"),
+        ("--set training.config.max_steps=6", "max_steps", "--set max_steps=3"),
+        ("--set seed=6", "max_steps", "--set seed=6 --set max_steps=3"),
+        ("--set steps=6", "max_steps", "--set steps=6 --set max_steps=3"),
+        ("--set epochs=2 --epochs 4", "epochs", "--epochs 3"),
+        ("--epochs=4", "epochs", "--epochs 3"),
+        ("-m a.json", "epochs", "-m a.json --epochs 3"),
+    ],
+)
+def test_a_key_is_set_once_in_the_command_that_goes_on(given, key, words):
+    options = [(f"training.config.{key}", 3)]
+    command = command_to_go_on(["expert", "train", *given.split()], Path("runs/a"), options)
+    assert command == f"expert train {words} --resume runs/a"
+
+
 NO_RUN = (
     "stopped by Ctrl-C before the first update: no run was begun; what is prepared of the data "
     "stays so; the same command goes on from there\n"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import ntpath
+from pathlib import Path, PureWindowsPath
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from expert.core import recorded_paths
 from expert.core.recorded_paths import found_again
 
 
@@ -54,3 +58,21 @@ def test_what_lay_apart_from_the_runs_stays_where_it_is(tmp_path, is_there):
             str(cache), runs_then=runs_then, runs_now=tmp_path / "a" / "b" / "c" / "runs"
         )
         assert found == cache
+
+
+class AbsentWindowsPath(PureWindowsPath):
+    """A path of a Windows machine on which nothing lies there."""
+
+    def exists(self) -> bool:
+        return False
+
+    def absolute(self) -> AbsentWindowsPath:
+        return self
+
+
+def test_what_lay_on_another_drive_than_the_runs_stays_there(monkeypatch):
+    monkeypatch.setattr(recorded_paths, "Path", AbsentWindowsPath)
+    monkeypatch.setattr(recorded_paths, "os", SimpleNamespace(path=ntpath))
+    runs: Any = AbsentWindowsPath("C:\\fruit\\runs")
+    found = found_again("D:\\tokens", runs_then=str(runs), runs_now=runs)
+    assert str(found) == "D:\\tokens"

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.drawing import draw_documents
+from expert.data.drawing import doubt_of_repeats, draw_documents
 from expert.data.encoder import EncodedBatch
 from expert.data.flat_documents import FlatDocuments, Shard
 from expert.data.row_keys import RowKeys, keys_of_batch
@@ -83,6 +83,19 @@ def test_rows_that_all_stand_three_times_are_held_out_together_even_when_one_was
     train, held = drawn(keys(rows), 0.1)
     assert len(held) == 3
     assert not {rows[row] for row in train} & {rows[row] for row in held}
+
+
+def test_where_two_rows_stand_five_hundred_times_each_the_share_that_was_asked_for_is_held_out():
+    known = keys([row % 2 for row in range(1000)])
+    train, held = drawn(known, 0.01)
+    assert len(held) == 10
+    assert "so much that 10 of 10 rows" in doubt_of_repeats(known, np.array(train), np.array(held))
+
+
+def test_of_rows_that_are_kept_apart_nothing_is_to_be_told():
+    known = keys([row // 3 for row in range(9)])
+    train, held = drawn(known, 0.1)
+    assert doubt_of_repeats(known, np.array(train), np.array(held)) == ""
 
 
 def test_of_rows_that_are_all_equal_the_share_is_held_out_nevertheless():

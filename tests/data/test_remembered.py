@@ -40,3 +40,8 @@ def test_a_damaged_memory_is_forgotten(source, tmp_path):
     first = remembered_content_hash(source, tmp_path / "cache")
     (tmp_path / "cache" / remembered.MEMORY).write_text("{", encoding="utf-8")
     assert remembered_content_hash(source, tmp_path / "cache") == first
+
+
+def test_a_cache_that_takes_no_file_costs_the_memory_and_nothing_else(source, tmp_path):
+    (tmp_path / "cache" / remembered.MEMORY).mkdir(parents=True)
+    assert remembered_content_hash(source, tmp_path / "cache") == content_hash(source)

@@ -6,11 +6,13 @@ import json
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from expert.core.interrupts import Interrupted
 from expert.insight.ladder import Ladder, Measured, RungResult, read_ladder
 from expert.jobs import rungs
 from expert.jobs.benchmarking import (
@@ -28,6 +30,7 @@ from expert.jobs.climb_time import ClimbTime
 from expert.jobs.climbing import Climb
 from expert.jobs.rig import Begun, RungLost, Seen
 from expert.jobs.rung_windows import Window
+from expert.jobs.rungs import THOROUGH
 from expert.manifest.reader import read_manifest
 from expert.planning.ladder import BASELINE, RUNGS, TOLERANCE_FP32
 from expert.planning.measurements import read_rates
@@ -210,6 +213,36 @@ def test_sigterm_leaves_as_ctrl_c_does_and_is_as_before_afterwards():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.parametrize("before", [signal.SIG_IGN, lambda *_: None])
+def test_sigterm_that_is_ignored_or_heard_by_somebody_stays_so(before):
+    mine = signal.signal(signal.SIGTERM, before)
+    try:
+        with ended_by_sigterm():
+            assert signal.getsignal(signal.SIGTERM) is before
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(signal.SIGTERM, mine)
+
+
+def test_sigterm_that_is_heard_outside_of_python_stays_so(monkeypatch):
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("it cannot be put back"))
+    with ended_by_sigterm():
+        pass
+
+
+def test_a_second_sigterm_ends_the_process_however_long_tidying_up_takes():
+    def tidied_up() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    with pytest.raises(SystemExit), ended_by_sigterm():
+        tidied_up()
+
+
 # --- what holds, decided on rates that are made up -----------------------------------------------
 
 
@@ -369,6 +402,19 @@ def test_a_rung_with_other_rows_is_held_to_itself(tmp_path, base):
     assert "when it is computed in this way" in wrong.because
 
 
+def test_an_end_that_is_asked_for_waits_for_no_window(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+
+    class Impatient(Watcher):
+        def ends(self, result: RungResult) -> None:
+            raise Interrupted(signal.SIGINT)
+
+    climb, rig = Climb(asked(path), Impatient()), PlayedRig(lambda name, plan: measured(1.0))
+    with pytest.raises(Interrupted):
+        climb.run(rig, tmp_path)
+    assert any(seat.taken for seat in rig.seats)  # their processes are ended, not asked to leave
+
+
 def test_a_baseline_that_fails_does_not_end_the_climb(tmp_path, base):
     path = write_expert(tmp_path / "expert", base, {})
     rate = rising()
@@ -482,6 +528,17 @@ def test_rungs_for_which_there_is_no_time_are_named_and_what_won_is_a_product(
     assert found.against_baseline is None
     assert found.winner is not None
     assert found.winner.cumulative == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("more", "seconds", "thorough"),
+    [({}, 600, True), ({"minutes": 1.2}, 72, False), ({"minutes": 30.0}, 1800, True)],
+)
+def test_a_climb_takes_as_long_as_was_asked_for(tmp_path, base, more, seconds, thorough):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    climb = Climb(replace(asked(path), quick=False, **more), Watcher())
+    assert climb.time.total == pytest.approx(seconds)
+    assert (climb.pace.window_seconds == THOROUGH.window_seconds) is thorough
 
 
 def test_a_first_rung_on_crowded_cores_is_measured_again_with_fewer_threads(

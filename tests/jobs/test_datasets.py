@@ -116,6 +116,16 @@ def test_rows_of_other_splits_that_training_sees_are_found(tmp_path):
     assert splits["train"].leaks == {}
 
 
+def test_rows_that_repeat_too_much_to_be_kept_apart_are_told(tmp_path):
+    file = an_expert(tmp_path)
+    write(tmp_path / "train.jsonl", lines(ROWS[:2] * 100))
+    report = check_dataset(file)
+    assert by_name(report)["validation"].lengths["examples"] == 20
+    words = "the rows repeat so much that 20 of 20 rows held out for validation are learnt as well"
+    assert report.doubts[0].startswith(words)
+    assert prepare(file).doubt == report.doubts[0]
+
+
 def test_a_duplicate_is_split_off_with_its_twin_and_preparing_draws_the_same_rows(tmp_path):
     file = an_expert(tmp_path)
     write(tmp_path / "train.jsonl", lines(ROWS + ROWS))

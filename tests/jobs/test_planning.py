@@ -110,6 +110,17 @@ def test_prepared_tokens_give_the_plan_the_numbers_of_the_run(tmp_path):
     assert _reason(plan, "length.total_steps").startswith("prepared: 450 rows")
 
 
+def test_a_plan_neither_reads_the_tokens_nor_writes_what_rows_are_recognised_by(tmp_path):
+    path = _expert(tmp_path, 500)
+    cache = expert.prepare(path).train.index_file.parent
+    (keys,) = cache.glob("rows-*.npy")
+    keys.unlink()  # as an earlier version left it
+    before = sorted(cache.iterdir())
+    plan = expert.plan(path)
+    assert sorted(cache.iterdir()) == before
+    assert _reason(plan, "length.tokens_per_epoch") == "prepared"
+
+
 def test_tokens_prepared_for_other_sequences_still_count(tmp_path):
     path = _expert(tmp_path, 500)
     expert.prepare(path)

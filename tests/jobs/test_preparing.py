@@ -15,7 +15,8 @@ from expert.data.documents import DocumentStore
 from expert.data.encoder import CharacterEncoder
 from expert.data.records import DataError
 from expert.jobs.feeding import data_order, settled_by_data
-from expert.jobs.preparing import PreparedData, manifests_below, prepare
+from expert.jobs.preparing import PreparedData, prepare
+from expert.jobs.preparing_all import manifests_below
 from tests.data.tokenizers import model_folder, small_tokenizer
 
 ROWS = [
@@ -150,6 +151,18 @@ def test_a_second_run_finds_tokens_and_index(tmp_path):
     first, again = prepare(file), prepare(file)
     assert [first.train.folders[0].hit, first.train.index_hit] == [False, False]
     assert [again.train.folders[0].hit, again.train.index_hit] == [True, True]
+
+
+def test_a_cache_that_takes_no_new_file_is_read_all_the_same(tmp_path):
+    manifest = an_expert(tmp_path)
+    first = prepare(manifest)
+    cache = first.train.index_file.parent
+    (keys,) = cache.glob("rows-*.npy")
+    keys.unlink()
+    keys.mkdir()  # no file can be put there, not even by root
+    again = prepare(manifest)
+    assert texts_of(again, "validation") == texts_of(first, "validation")
+    assert not list(cache.glob(".rows-*"))
 
 
 def test_another_length_packs_again_but_tokenises_nothing(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from expert.core.child import Child
 from expert.jobs.rig import Begun, Rig, RungLost, Seat
 from expert.jobs.rungs import QUICK, Work, _seconds_per_update
 from tests.insight.ladders import measured
@@ -153,6 +155,69 @@ for n, line in enumerate(iter(sys.stdin.readline, "")):
         seat.begin(work(), quiet)
     assert not seat.taken
     assert seat.begin(work(), quiet) == Begun(**BEGUN)
+
+
+REAL = """
+import os
+from pathlib import Path
+import expert.jobs.building, expert.jobs.rung_server as server, expert.jobs.rungs as rungs
+
+def measure(work, say, hear):
+    Path({pid!r}).write_text(str(os.getpid()))
+    say({{"begun": {begun!r}}})
+    while (order := hear()).do == "window":
+        say({{"window": {window!r}}})
+
+expert.jobs.building.environment = dict
+server._import_everything = lambda: None
+rungs.measure = measure
+server.main()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="without forks a server measures one rung")
+@pytest.mark.parametrize("order", ["window", "seen", "leave"])
+def test_a_rung_that_dies_while_it_stands_still_spoils_no_later_one(tmp_path, order):
+    script, pid = tmp_path / "server.py", tmp_path / "pid"
+    script.write_text(REAL.format(pid=str(pid), begun=BEGUN, window=WINDOW), encoding="utf-8")
+    seat = Seat(log=tmp_path / "log.txt", command=[sys.executable, str(script)])
+    try:
+        seat.begin(work(), quiet)
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+        if order == "leave":
+            seat.leave()
+        else:
+            with pytest.raises(RungLost, match="its process was ended by SIGKILL"):
+                _order(seat, order)
+        assert not seat.taken
+        for _ in range(2):
+            assert seat.begin(work(), quiet) == Begun(**BEGUN)
+            assert seat.window(4, 0, quiet).tokens == 100
+            seat.leave()
+    finally:
+        seat.stop()
+
+
+def _order(seat: Seat, order: str) -> None:
+    if order == "window":
+        seat.window(4, 0, quiet)
+    else:
+        seat.seen(quiet, stays=True)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="without forks a server measures one rung")
+def test_a_server_passes_over_an_order_for_a_rung_that_has_gone(tmp_path):
+    script, pid = tmp_path / "server.py", tmp_path / "pid"
+    script.write_text(REAL.format(pid=str(pid), begun=BEGUN, window=WINDOW), encoding="utf-8")
+    child = Child([sys.executable, str(script)], log=tmp_path / "log.txt")
+    try:
+        child.ask({"do": "window", "updates": 4, "skip": 0})
+        child.ask({"no": "work"})
+        soon = time.monotonic() + 60
+        said = [child.next(soon) for _ in range(3)]
+    finally:
+        child.stop()
+    assert [next(iter(fact or {"nothing": 0})) for fact in said] == ["ready", "failed", "ended"]
 
 
 def test_a_process_that_ended_between_two_rungs_is_started_again(seat_of):

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from expert.core.rundir import RunFolder
 from expert.jobs.row_kind import trained_on_text
+from expert.jobs.test_sets import data_folder
 from expert.planning.run_plan import RunPlan
 from tests.planning.planning import manifest, plan
 
@@ -46,6 +48,14 @@ def test_the_rows_of_a_stream_are_found_beside_the_runs(tmp_path: Path):
     made = planned(tmp_path, streaming=True)
     assert made.data.cache is None
     assert trained_on_text(made)
+
+
+@pytest.mark.parametrize("cache", ["/cache", "cache"])
+def test_rows_are_found_beside_the_runs_where_nothing_lies_above_the_cache(cache, tmp_path: Path):
+    (tmp_path / "train.jsonl").write_text('{"text": "once upon"}\n', encoding="utf-8")
+    made = planned(tmp_path).with_values({"data.cache": cache}, "", "manifest")
+    assert trained_on_text(made)
+    assert data_folder(RunFolder(tmp_path / "runs" / "a"), made, None) == tmp_path
 
 
 @pytest.mark.parametrize("task", [{"text": "once upon"}, CHAT])

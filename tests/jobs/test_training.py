@@ -154,6 +154,14 @@ def test_a_best_checkpoint_that_is_damaged_is_told_and_the_last_weights_are_kept
     assert damage(done.folder / "final") == ""
 
 
+def test_a_run_says_once_that_its_validation_rows_are_learnt_as_well(base, tmp_path):
+    rows = [{"instruction": f"say {n % 2}", "response": str(n % 2)} for n in range(40)]
+    done = run(write_expert(tmp_path, base, {"epochs": 1}, rows=rows))
+    told = [event["text"] for event in events_of(done.folder, "warning")]
+    (doubt,) = [text for text in told if "the rows repeat so much" in text]
+    assert "4 of 4 rows held out for validation are learnt as well" in doubt
+
+
 def test_the_test_rows_are_told_with_the_update_whose_weights_they_judge(base, tmp_path):
     settings = {"metric_for_best_model": "eval_token_accuracy", "greater_is_better": False}
     settings |= {"eval_steps": 1, "save_steps": 1, "epochs": 1}

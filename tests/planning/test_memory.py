@@ -197,6 +197,14 @@ def test_no_part_is_negative_and_the_parts_make_up_the_total(work: Workload):
 
 
 @given(workloads)
+def test_soft_prompts_take_places_of_a_sequence_and_no_more_of_them(work: Workload):
+    """max_seq_length counts them, packed or not, so that a batch of them is no larger."""
+    with_prompts, without = replace(work, soft_tokens=48), replace(work, soft_tokens=0)
+    assert with_prompts.tokens == without.tokens == work.rows * work.row_tokens
+    assert estimate(with_prompts).activations == estimate(without).activations
+
+
+@given(workloads)
 def test_one_more_row_never_takes_less(work: Workload):
     assert estimate(replace(work, rows=work.rows + 1)).total > estimate(work).total
 

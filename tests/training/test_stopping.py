@@ -226,3 +226,35 @@ def test_the_first_signal_is_acknowledged_before_anything_else_happens(number):
     with Signals(acknowledge=lambda: told.append(number)) as signals:
         os.kill(os.getpid(), number)
         assert (told, signals.requested) == ([number], 128 + number)
+
+
+# A process that was forked while the run listens, as those that make batches are.
+FORKS = """
+import os, signal, sys, time
+from expert.training.stopping import Signals
+
+with Signals(acknowledge=lambda: os.write(1, b"stopping\\n")):
+    worker = os.fork()
+    if worker == 0:
+        os.write(1, b"ready\\n")
+        time.sleep(15)
+    sys.stdin.readline()
+    for number in map(int, sys.argv[1:]):
+        os.kill(worker, number)
+        time.sleep(0.2)
+    print(os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="without forks nothing is inherited")
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT] * 2 + [signal.SIGTERM]])
+def test_a_worker_says_nothing_of_ctrl_c_and_is_ended_by_its_parent(numbers):
+    command = [sys.executable, "-c", FORKS, *(str(int(number)) for number in numbers)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        told, _ = process.communicate("go\n", timeout=30)
+    assert told == f"{-signal.SIGTERM}\n"

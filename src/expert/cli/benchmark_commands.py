@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
     from expert.jobs.benchmarking import Asked
 
+Minutes = Annotated[
+    float | None, typer.Option("--minutes", min=0.5, help="About so many instead of ten.")
+]
 Quick = Annotated[bool, typer.Option("--quick", help="About two minutes instead of ten.")]
 OnlyRungs = Annotated[
     list[str] | None,
@@ -61,6 +64,7 @@ def benchmark(
     manifest: Annotated[Path | None, manifest_option("The manifest to measure")] = None,
     dataset: Rows = None,
     quick: Quick = False,
+    minutes: Minutes = None,
     only: OnlyRungs = None,
     compare: TwoResults = None,
     to: ResultFile = None,
@@ -102,6 +106,7 @@ def benchmark(
         model=model,
         vram=vram,
         quick=quick,
+        minutes=minutes,
         only=tuple(only or ()),
         remember=not no_remember,
         allow_remote_code=remote_code,

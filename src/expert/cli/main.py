@@ -201,8 +201,8 @@ def pretokenize(
     from expert.cli.display import make_console
     from expert.cli.prepare_view import progress, show_outcomes, show_prepared
     from expert.cli.run_view import say
-    from expert.jobs.preparing import manifests_below, prepare
-    from expert.jobs.preparing_all import attempt
+    from expert.jobs.preparing import prepare
+    from expert.jobs.preparing_all import attempt, manifests_below
 
     chosen = one_manifest(file, manifest)
     if (chosen is None) == (everything is None):

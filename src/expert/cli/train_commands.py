@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,7 +64,7 @@ def with_resume_value(args: list[str]) -> list[str]:
     return filled
 
 
-EPOCHS = "--epochs"
+EPOCHS, SET = "--epochs", "--set"
 Epochs = Annotated[float | None, typer.Option(EPOCHS, help="Passes over the data.")]
 Resume = Annotated[
     str | None,
@@ -249,16 +249,38 @@ def command_to_go_on(
 
 
 def _with_option(words: list[str], path: str, value: Any) -> list[str]:
-    """A command with a key of the manifest set; what sets it last counts, and --epochs is one."""
+    """A command with a key of the manifest set, and no longer set before; --epochs is a key too."""
     import json
 
     from expert.jobs.resuming import option_name
 
+    name = option_name(path)
     text = value if isinstance(value, str) else json.dumps(value)
-    if option_name(path) != "epochs":
-        return [*words, "--set", f"{option_name(path)}={text}"]
-    if EPOCHS in words:
-        place = words.index(EPOCHS)
-        words = words[:place] + words[place + 2 :]
+    words = _without(words, lambda option, set_to: option == SET and _names(set_to, path))
+    if name != "epochs":
+        return [*words, SET, f"{name}={text}"]
+    words = _without(words, lambda option, _: option == EPOCHS)
     text = f"{value:g}" if isinstance(value, float) else text
     return [*words, EPOCHS, text]
+
+
+def _names(set_to: str, path: str) -> bool:
+    """Whether `KEY=VALUE` is about this key: by its path, or by the end of it, as far as --set
+    takes that."""
+    return f".{path}".endswith(f".{set_to.partition('=')[0].strip()}")
+
+
+def _without(words: list[str], unwanted: Callable[[str, str], bool]) -> list[str]:
+    """A command without the options that are not wanted any more, as `--option value` or
+    `--option=value`."""
+    kept, waiting = [], list(words)
+    while waiting:
+        word = waiting.pop(0)
+        option, joined, value = word.partition("=")
+        if not joined and waiting:
+            value = waiting[0]
+        if option in (SET, EPOCHS) and unwanted(option, value):
+            del waiting[: 0 if joined else 1]
+        else:
+            kept.append(word)
+    return kept

@@ -16,7 +16,10 @@ def found_again(recorded: str, *, runs_then: str, runs_now: Path) -> Path:
     then = Path(recorded)
     if then.is_absolute() != Path(runs_then).is_absolute():
         return then.absolute()
-    way = os.path.relpath(recorded, runs_then)
+    try:
+        way = os.path.relpath(recorded, runs_then)
+    except ValueError:  # on another drive of a Windows machine, to which no way leads
+        return then.absolute()
     beside = Path(os.path.normpath(runs_now.absolute() / way))
     if beside.exists():
         return beside

@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from expert.core.words import counted
 from expert.data.order import Draw, shuffled
 from expert.data.row_keys import Keys, RowKeys
 from expert.data.sources import split_rows
@@ -46,12 +47,27 @@ def draw_documents(
     return np.concatenate(drawn), np.flatnonzero(held_out).astype(np.int32)
 
 
+def doubt_of_repeats(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
+    """What to say where rows that are held out stand, whole, among those that are learnt; else
+    nothing."""
+    learnt = int(np.isin(keys.whole[held_out], keys.whole[train]).sum())
+    if not learnt:
+        return ""
+    rows = f"{learnt} of {counted(len(held_out), 'row')}"
+    return (
+        f"the rows repeat so much that {rows} held out for validation are learnt as well: the loss "
+        "on them shows what is known by heart  (remove copies, or name other rows in "
+        "training.dataset.validation_path)"
+    )
+
+
 def _held_out(total: int, share: float, seed: int, keys: RowKeys | None) -> NDArray[np.bool_]:
     """Marks the rows that are held out.
 
     Rows with one prompt stay together where about as many as asked for can be held out so; where
-    the data has too few prompts for that, rows that are wholly equal do; where nearly all rows are
-    equal, there is nothing to keep apart. Without a repeated row it is the same draw in each case.
+    the data has too few prompts for that, rows that are wholly equal do; where even those stand so
+    often that far more would be held out than asked for, nothing is kept apart. Without a repeated
+    row it is the same draw in each case.
     """
     wanted = math.ceil(total * Fraction(str(share)))
     if keys is not None:
@@ -67,7 +83,7 @@ def _held_out(total: int, share: float, seed: int, keys: RowKeys | None) -> NDAr
 
 def _whole_groups(keys: Keys, wanted: int, seed: int) -> NDArray[np.bool_]:
     """Marks about `wanted` rows: groups of equal keys, in the order of the draw, that fit; where
-    none does the smallest, unless it is more than half of all."""
+    none does the smallest, unless it is more than twice as many and one, or than half of all."""
     _, first, group = np.unique(keys, return_index=True, return_inverse=True)
     # Groups are counted by their first rows, not by their keys, so that single rows are drawn as
     # split_rows draws them.
@@ -86,6 +102,6 @@ def _whole_groups(keys: Keys, wanted: int, seed: int) -> NDArray[np.bool_]:
         waiting = waiting[sizes[waiting] <= left]
     if not taken.any():
         smallest = order[np.argmin(sizes[order])]
-        taken[smallest] = 2 * sizes[smallest] <= len(keys)
+        taken[smallest] = sizes[smallest] <= min(2 * wanted + 1, len(keys) // 2)
     marks: NDArray[np.bool_] = taken[group]
     return marks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from pathlib import Path
@@ -25,7 +26,8 @@ def remembered_content_hash(source: Source, cache: Path) -> str:
     if state not in known:
         known[state] = content_hash(source)
         kept = dict(list(known.items())[-STATES_KEPT:])
-        write_text_atomically(memory, json.dumps(kept, indent=2))
+        with contextlib.suppress(OSError):  # a cache that is only read: hashed at each start
+            write_text_atomically(memory, json.dumps(kept, indent=2))
     return known[state]
 
 

@@ -6,6 +6,7 @@ draws, and then they merely stay on one side of a split.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -49,19 +50,33 @@ def keys_of_batch(batch: EncodedBatch) -> RowKeys:
 
 def saved_keys(prepared: Prepared, cache: Path) -> RowKeys:
     """The keys of a prepared folder, made once and kept beside it: training starts many times."""
-    file = cache / f"rows-{short_key(prepared.key)}-{FORMAT}.npy"
-    try:
-        saved = np.load(file)
-        if saved.shape == (2, prepared.statistics.documents):
-            return RowKeys(*saved)
-    except (OSError, ValueError):  # not made yet, or damaged: made again
-        pass
+    saved = kept_keys(prepared, cache)
+    if saved is not None:
+        return saved
     made = RowKeys.of(DocumentStore(prepared.folder))
+    file = _file_of(prepared, cache)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    with temporary.open("wb") as sink:
-        np.save(sink, np.stack(made))
-    temporary.replace(file)
+    try:
+        with temporary.open("wb") as sink:
+            np.save(sink, np.stack(made))
+        temporary.replace(file)
+    except OSError:  # a cache that is only read: the next start makes them again
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
     return made
+
+
+def kept_keys(prepared: Prepared, cache: Path) -> RowKeys | None:
+    """The keys that were kept; None where they are not made yet, or damaged."""
+    try:
+        saved = np.load(_file_of(prepared, cache))
+    except (OSError, ValueError):
+        return None
+    return RowKeys(*saved) if saved.shape == (2, prepared.statistics.documents) else None
+
+
+def _file_of(prepared: Prepared, cache: Path) -> Path:
+    return cache / f"rows-{short_key(prepared.key)}-{FORMAT}.npy"
 
 
 def _keys_of(shard: Shard) -> RowKeys:

@@ -31,9 +31,9 @@ MARKS: dict[Status, tuple[str, str]] = {
     "not here": ("–", ""),
     "no time": ("–", "not measured"),
 }
+"""A sign and a word for what became of a rung."""
 STAND = ("kept", "no difference")
 """What later rungs stand on."""
-"""A sign and a word for what became of a rung."""
 
 
 def outcome(rung: RungResult) -> str:

@@ -27,6 +27,8 @@ class Asked:
     model: str | None = None
     vram: str | None = None
     quick: bool = False
+    minutes: float | None = None
+    """About as long as the climb may take; None: two where it is quick, else ten."""
     only: tuple[str, ...] = ()
     """Names of rungs; the others are taken as they are. None: all are measured."""
     remember: bool = True

@@ -78,19 +78,25 @@ def _keep(climb: Climb, ladder: Ladder) -> None:
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Leave as Ctrl-C does, so that what was started is ended and temporary files are removed."""
+    """Leave as Ctrl-C does, so that what was started is ended and temporary files are removed.
+
+    Only where SIGTERM would end the process: the command line listens already, a program that uses
+    this one may do so, and what is ignored stays ignored. A second one ends the process at once.
+    """
 
     def leave(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise Interrupted(number)
 
-    if threading.current_thread() is not threading.main_thread():
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    before = signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGTERM, leave)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def new_folder(asked: Asked) -> Path:

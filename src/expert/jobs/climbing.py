@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
 
+THOROUGH_FROM_MINUTES = 5.0
+"""With less time windows are short and pairs are few, as with --quick."""
+
 
 @dataclass
 class Standing:
@@ -65,6 +68,9 @@ class Climb:
 
         self.asked, self.watcher = asked, watcher
         self.pace: Pace = QUICK if asked.quick else THOROUGH
+        if asked.minutes is not None:
+            pace = QUICK if asked.minutes < THOROUGH_FROM_MINUTES else THOROUGH
+            self.pace = replace(pace, total_seconds=60 * asked.minutes)
         wanted_rungs(asked.only)  # a name that is none ends it before anything is prepared
         first = asked.read(())
         if first.manifest.training.dataset.streaming:
@@ -108,21 +114,22 @@ class Climb:
     # --- climbing ------------------------------------------------------------------------------
 
     def run(self, rig: Rig, place: Path) -> Ladder:
-        """Try every rung from the bottom to the top, and what won against the bottom."""
+        """Try every rung from the bottom to the top, and what won against the bottom.
+
+        What stands ready is asked to leave only at the end: after Ctrl-C it may be in the middle of
+        a window, and the rig ends its process at once."""
         self.time = ClimbTime(self.pace.total_seconds)
-        try:
-            for rung in (BASELINE, *RUNGS):
-                result = self._try(rung, rig, place)
-                if result is None:
-                    continue
-                self.results.append(result)
-                self.watcher.ends(result)
-                self._write(rig, place)
-            self._hold_against_baseline(rig)
-        finally:
-            for each in (self.standing.timed, self.base):
-                if each is not None:
-                    each.leave()
+        for rung in (BASELINE, *RUNGS):
+            result = self._try(rung, rig, place)
+            if result is None:
+                continue
+            self.results.append(result)
+            self.watcher.ends(result)
+            self._write(rig, place)
+        self._hold_against_baseline(rig)
+        for each in (self.standing.timed, self.base):
+            if each is not None:
+                each.leave()
         return self._write(rig, place)
 
     def _write(self, rig: Rig, place: Path) -> Ladder:
@@ -156,8 +163,8 @@ class Climb:
             return None
         if self.time.is_up:
             words = f"the climb took {self.time.elapsed:.0f} s so far"
-            more = " (without --quick there is more time)" if self.asked.quick else ""
-            return self._result(rung, "no time", words + more, plan, 0.0)
+            more = "without --quick there is more time" if self.asked.quick else "--minutes N"
+            return self._result(rung, "no time", f"{words}  ({more})", plan, 0.0)
         return self._tried(rung, values, self._work(rung, plan, read, place), plan, rig)
 
     def _tried(

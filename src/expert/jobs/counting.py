@@ -18,6 +18,7 @@ from expert.jobs.preparing import Builder
 if TYPE_CHECKING:
     from expert.data.prepare import Prepared
     from expert.data.records import BadRow, Row
+    from expert.data.row_keys import RowKeys
     from expert.data.sources import Source, Sources
     from expert.jobs.preparing import PreparedSplit
     from expert.manifest.reader import ReadManifest
@@ -55,6 +56,15 @@ class _OnlyLooking(Builder):
         if look(folder, recipe) is not None:
             raise _NotPrepared
         return Prepared(folder, True, "prepared", read_statistics(folder), recipe.key())
+
+    def keys_of(self, tokens: tuple[Prepared, ...]) -> RowKeys:
+        from expert.data.row_keys import RowKeys, kept_keys
+
+        kept = [kept_keys(prepared, self.beside) for prepared in tokens]
+        there = [keys for keys in kept if keys is not None]
+        if len(there) < len(kept):
+            raise _NotPrepared  # to make them every token would be read
+        return RowKeys.joined(there)
 
     def _index(self, name: str, lengths: Any, seed: int, packing: Any) -> Any:
         raise _NotPrepared

@@ -85,7 +85,7 @@ class _Checker:
 
         from expert.core.words import counted
         from expert.data.audit import SplitReport, joined
-        from expert.data.drawing import draw_documents
+        from expert.data.drawing import doubt_of_repeats, draw_documents
         from expert.data.row_keys import RowKeys
 
         sources, tasks = self.builder.sources, self.builder.sources.tasks
@@ -98,12 +98,13 @@ class _Checker:
             for name in ("validation", "test")
         }
         spec = self.builder.spec
+        keys = RowKeys.joined(self.keys) if self.keys else None
         chosen, held_out = draw_documents(
             [len(part) for part in parts],
             [task.weight for task in tasks] or [1.0],
             held_out_share=0.0 if any(others["validation"]) else spec.validation_split,
             seed=self.builder.plan.optim.seed,
-            keys=RowKeys.joined(self.keys) if self.keys else None,
+            keys=keys,
         )
         # A weight above 1 takes rows several times: that is no duplicate in the data.
         train = every.take(np.unique(chosen))
@@ -115,6 +116,8 @@ class _Checker:
             )
         if len(held_out):
             drawn = SplitReport("validation", split_off=True)
+            doubt = doubt_of_repeats(keys, chosen, held_out) if keys is not None else ""
+            self.report.doubts += [doubt] if doubt else []
             self._sum_up(drawn, every.take(held_out), train)
         for name, given in others.items():
             if any(given):

@@ -39,6 +39,8 @@ class RunData:
     """Every document begins with a soft prompt."""
     late: RowsTokenisedLate | None = None
     """The training rows as text, where they are tokenised only when a batch asks for them."""
+    doubt: str = ""
+    """Why the validation rows tell less than they should."""
 
 
 def largest_ids(data: RunData) -> list[int | None]:

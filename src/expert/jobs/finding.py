@@ -58,7 +58,7 @@ def read_users(folder: Path) -> tuple[list[DatasetUser], list[str]]:
     """The manifests below a folder, and what is wrong with those that cannot be read."""
     from expert.core.errors import ManifestError
     from expert.core.words import counted
-    from expert.jobs.preparing import manifests_below
+    from expert.jobs.preparing_all import manifests_below
     from expert.manifest.reader import read_manifest
     from expert.planning.plan import folder_name
 

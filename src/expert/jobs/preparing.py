@@ -66,6 +66,8 @@ class PreparedData:
     test: PreparedSplit | None
     encoder: Encoder
     template: str
+    doubt: str = ""
+    """Why the validation rows tell less than they should; "" where nothing speaks for that."""
 
     def splits(self) -> list[PreparedSplit]:
         found = (self.train, self.validation, self.test)
@@ -101,21 +103,6 @@ def prepare(
     return builder.build()
 
 
-def manifests_below(folder: Path) -> list[Path]:
-    """Every manifest in a folder of experts, one or two levels down."""
-    from expert.data.records import DataError
-    from expert.manifest.document import FILE_NAMES
-
-    if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "there is no such folder"
-        raise DataError(f"--all {folder}: {what}  (name a folder of experts)")
-    names = FILE_NAMES
-    found = [path for name in names for path in [*folder.glob(name), *folder.glob(f"*/{name}")]]
-    if not found:
-        raise DataError(f"{folder}: no manifest below  (looked for {', '.join(names)})")
-    return sorted(found)
-
-
 class Builder:
     """What all splits share: the tokenizer, the template and the place they go to."""
 
@@ -130,23 +117,30 @@ class Builder:
         self.encoder, self.template = self._load_encoder()
         self._window_packing: Packing | None = None
 
+    @property
+    def beside(self) -> Path:
+        """Where indexes go, and what rows are recognised by."""
+        return _beside(self.cache, self.explicit)
+
     def build(self) -> PreparedData:
         import numpy as np
 
-        from expert.data.drawing import draw_documents
+        from expert.data.drawing import doubt_of_repeats, draw_documents
 
         tasks = self.sources.tasks
         trains = [task.train for task in tasks] or [_only(self.sources.train)]
         tokens = tuple(self._tokenise(source, "train") for source in trains)
         validation = self._given("validation", [t.validation for t in tasks])
         share = self.spec.validation_split if validation is None else 0.0
+        keys = self.keys_of(tokens) if share else None
         chosen, held_out = draw_documents(
             [prepared.statistics.documents for prepared in tokens],
             [task.weight for task in tasks] or [1.0],
             held_out_share=share,
             seed=self.plan.optim.seed,
-            keys=self.keys_of(tokens) if share else None,
+            keys=keys,
         )
+        doubt = doubt_of_repeats(keys, chosen, held_out) if keys is not None else ""
         if self.holds_out_the_end(trains[0]):
             chosen, held_out = np.array([0]), np.array([1])
         if len(held_out):
@@ -154,14 +148,13 @@ class Builder:
         train = self._pack("train", tokens, chosen)
         test = self._given("test", [t.test for t in tasks])
         name = self.template.name if self.template else "characters"
-        return PreparedData(train, validation, test, self.encoder, name)
+        return PreparedData(train, validation, test, self.encoder, name, doubt)
 
     def keys_of(self, tokens: tuple[Prepared, ...]) -> RowKeys:
         """What the documents of prepared sources are recognised by."""
         from expert.data.row_keys import RowKeys, saved_keys
 
-        beside = _beside(self.cache, self.explicit)
-        return RowKeys.joined([saved_keys(prepared, beside) for prepared in tokens])
+        return RowKeys.joined([saved_keys(prepared, self.beside) for prepared in tokens])
 
     def held_out(self) -> tuple[PreparedSplit | None, PreparedSplit | None]:
         """Validation and test rows that have files of their own: all that is prepared of a run

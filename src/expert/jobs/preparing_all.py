@@ -25,6 +25,21 @@ class Outcome:
     reason: str = ""
 
 
+def manifests_below(folder: Path) -> list[Path]:
+    """Every manifest in a folder of experts, one or two levels down."""
+    from expert.data.records import DataError
+    from expert.manifest.document import FILE_NAMES
+
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else "there is no such folder"
+        raise DataError(f"--all {folder}: {what}  (name a folder of experts)")
+    names = FILE_NAMES
+    found = [path for name in names for path in [*folder.glob(name), *folder.glob(f"*/{name}")]]
+    if not found:
+        raise DataError(f"{folder}: no manifest below  (looked for {', '.join(names)})")
+    return sorted(found)
+
+
 def attempt(
     manifest: Path, *, model: str | None, overrides: tuple[str, ...], tell: Tell
 ) -> Outcome:

@@ -159,9 +159,10 @@ class Seat:
             elif "failed" in answer:
                 because = str(answer["failed"])
             elif "ended" in answer:
-                self._begun = None
                 code = int(answer["ended"])
                 last = "" if code < 0 else f": {_words(child)}"
+                if self._begun is not None:
+                    self.stop()  # it died standing still: an order for it may lie unread
                 raise RungLost(because or f"its process {how_it_ended(code)}{last}")
 
     def _ended(self) -> None:
@@ -174,6 +175,8 @@ class Seat:
                 self.stop()
                 return
             if "ended" in answer:
+                if answer["ended"] != 0:  # not because it was told to leave
+                    self.stop()
                 return
 
 

@@ -65,7 +65,7 @@ def _rows_here(plan: RunPlan, spec: DatasetSpec) -> Iterator[Row]:
     from expert.data.records import Row
     from expert.data.sources import iterate, resolve_sources
 
-    beside = [Path(plan.data.cache).parents[1]] if plan.data.cache else []
+    beside = Path(plan.data.cache).parents[1:2] if plan.data.cache else ()
     for folder in dict.fromkeys([*beside, Path(plan.watch.output_dir).parent]):
         named = [task.train for task in (spec.tasks or {}).values()] or [spec.path or ""]
         if not all((folder / name.partition("::")[0]).exists() for name in named):

@@ -37,6 +37,8 @@ def main() -> None:
     _write(answers, {"ready": os.getpid(), "environment": environment()})
     for line in sys.stdin:
         request = json.loads(line)
+        if "do" in request:
+            continue  # for a rung that died while it stood still: whoever gave it will be told
         if not hasattr(os, "fork"):
             _answer(request, answers)
             _write(answers, {"ended": 0})
@@ -92,7 +94,7 @@ def _answer(request: dict[str, Any], answers: int) -> int:
     from expert.jobs.rung_windows import Order
     from expert.jobs.rungs import Work, measure
 
-    limit = int(request["pace"]["limit_seconds"]) + 60
+    limit = 0
 
     def hear() -> Order | None:
         """The next order; it may take as long as it likes, but the asker must be there."""
@@ -105,10 +107,12 @@ def _answer(request: dict[str, Any], answers: int) -> int:
         _alarm(limit)
         _write(answers, fact)
 
-    _alarm(limit)
     logging.disable(logging.WARNING)
     try:
-        measure(Work(**request), say, hear)
+        work = Work(**request)
+        limit = int(work.pace["limit_seconds"]) + 60
+        _alarm(limit)
+        measure(work, say, hear)
     except Exception as error:  # noqa: BLE001 - whatever it was, it ends this rung and no other
         import traceback
 

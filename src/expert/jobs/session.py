@@ -88,7 +88,8 @@ class Session:
         self._pending: Groups | None = None
         self._tried: object = None
         self.pressure: Pressure = pressure_of(plan)
-        self._taken: int | None = None
+        self.taken: int | None = None
+        """The update whose weights the run ends with, where they are not the last ones."""
         self._memory: MemoryWatch | None = None
         self.recorder: Recorder = recorder_of(self)
         self.best: BestSoFar = best_so_far(plan, self.state)
@@ -304,57 +305,17 @@ class Session:
 
     # --- ending --------------------------------------------------------------------------------
 
-    def take_best(self) -> None:
-        """Go back to the best checkpoint where the plan says so and it is not the last one."""
-        from expert.jobs.checkpoints import NAME, load
-        from expert.training.checkpoint import CheckpointError
-
-        best = self.best.best_step
-        if not self.plan.watch.load_best or best is None or best == self.state.done:
-            return
-        path = self.folder.checkpoints / f"{NAME}{best:06d}"
-        try:
-            groups = load(path).groups
-        except CheckpointError as error:
-            text = f"the last weights are kept, the best cannot be had: {error}"
-            self.emit("warning", step=self.state.done, text=text)
-            return
-        self.built.load(groups)
-        self._taken = best
-        self.emit("took_best", step=best, path=str(path))
-
     def evaluate_test(self) -> EvalResult | None:
         """The test rows at the end, where there are any."""
-        from expert.jobs.judging import evaluate_split
+        from expert.jobs.ending import evaluate_test
 
-        if self.data.test is None:
-            return None
-        began = time.monotonic()
-        result = evaluate_split(self, self.data.test)
-        if result is not None:
-            self.emit(
-                "eval",
-                step=self.state.done if self._taken is None else self._taken,
-                split="test",
-                loss=result.loss,
-                perplexity=result.perplexity,
-                token_accuracy=result.token_accuracy,
-                tokens=result.targets,
-                best=False,
-                seconds=time.monotonic() - began,
-            )
-        return result
+        return evaluate_test(self)
 
     def publish_final(self) -> Path:
         """What a user takes away, whole or not at all."""
-        from expert.core.publish import publishing
-        from expert.training.checkpoint import bytes_needed, check_space
+        from expert.jobs.ending import publish_final
 
-        loaded = self.built.loaded
-        check_space(self.folder.path, bytes_needed({"weights": loaded.weights}))
-        with publishing(self.folder.final) as folder:
-            loaded.save(folder)
-        return self.folder.final
+        return publish_final(self)
 
     # --- changing ------------------------------------------------------------------------------
 

@@ -123,8 +123,9 @@ def data_folder(folder: RunFolder, plan: RunPlan, beside: Path | None) -> Path |
         return beside
     spec = DatasetSpec.model_validate(plan.data.dataset)
     named = [task.train for task in (spec.tasks or {}).values()] or [spec.path or ""]
-    cached = [Path(plan.data.cache).parents[1]] if plan.data.cache else []
-    likely = [*cached, Path(plan.watch.output_dir).parent, folder.path.resolve().parents[1]]
+    cached = Path(plan.data.cache).parents[1:2] if plan.data.cache else ()
+    above = folder.path.resolve().parents[1:2]
+    likely = [*cached, Path(plan.watch.output_dir).parent, *above]
     for place in dict.fromkeys(likely):
         if all(name in CORPORA or local_path(name, place).exists() for name in named):
             return place

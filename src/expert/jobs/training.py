@@ -170,6 +170,7 @@ def open_data(plan: RunPlan, read: ReadManifest, tell: Tell) -> tuple[RunPlan, R
         encoder=made.encoder,
         soft=soft,
         late=late_rows(builder, made.train) if plan.data.tokenize == "late" else None,
+        doubt=made.doubt,
     )
     plan = settled_by_data(plan, order, made.train)
     return estimated_again(plan, known_calibrations(plan.target)), data, builder
@@ -232,7 +233,7 @@ def _tell_of_data(session: Session, data: RunData) -> None:
                 bad_rows=prepared.statistics.bad_rows,
             )
     made = {each.folder: each.left_out for split in splits for each in split.folders}
-    for text in filter(None, made.values()):
+    for text in filter(None, (*made.values(), data.doubt)):
         session.emit("warning", text=text)
 
 
@@ -292,7 +293,9 @@ def run_session(session: Session) -> RunResult:
 
 
 def _finished(session: Session, *, early: bool) -> RunResult:
-    session.take_best()
+    from expert.jobs.ending import take_best
+
+    take_best(session)
     test = session.evaluate_test()
     if session.signals.requested is not None:
         return _result(session, session.signals.requested, final=None)

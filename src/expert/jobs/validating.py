@@ -79,12 +79,9 @@ def validate(
     """
     from expert.jobs.sampling import settle_decoding
     from expert.jobs.test_sets import find_test_set
-    from expert.jobs.trained import base_remark, choose, pick_device, read_plan, states
+    from expert.jobs.trained import base_remark, choose, pick_device, read_plan
 
-    if checkpoints not in (None, ALL):
-        raise CannotValidate(
-            f"--checkpoints {checkpoints}: is not known  (write --checkpoints all)"
-        )
+    _refuse_unknown(checkpoints)
     began = time.monotonic()
     folder, beside = find_expert(Path(expert) if expert is not None else None)
     plan = read_plan(folder)
@@ -101,12 +98,8 @@ def validate(
     task = _task(folder, plan, test, how, domain, seed=seed, device=pick_device(device), tell=tell)
     learnt, untold = _learnt(folder, plan, beside, test)
     task = replace(task, learnt=learnt)
-    wanted = {choose(folder, name).path: name for name in states(folder)} if checkpoints else {}
     reached = _reach(folder, plan, chosen.name, task)
-    others = [
-        reached if path == chosen.path else _reach(folder, plan, name, task)
-        for path, name in wanted.items()
-    ]
+    others = _reach_all(folder, plan, task, {chosen.path: reached}) if checkpoints else ()
     before = _baseline(folder, plan, str(baseline), task) if baseline is not None else None
     demands = Demands(min_accuracy=min_accuracy, max_regression=max_regression)
     file, kept = place_for(folder, chosen, test)
@@ -120,7 +113,7 @@ def validate(
         baseline=before,
         comparison=compare(reached.verdicts(), before.verdicts()) if before else None,
         gate=gate_of(demands, reached.standing, before.standing if before else None),
-        checkpoints=tuple(others),
+        checkpoints=others,
         settings=_settings(demands, task, limit),
         partial=test.partial,
         file=file,
@@ -129,6 +122,13 @@ def validate(
     )
     folder.write_json(file.name, done.as_dict())
     return done
+
+
+def _refuse_unknown(checkpoints: str | None) -> None:
+    if checkpoints not in (None, ALL):
+        raise CannotValidate(
+            f"--checkpoints {checkpoints}: is not known  (write --checkpoints all)"
+        )
 
 
 def _task(
@@ -176,6 +176,19 @@ def _settings(demands: Demands, task: _Task, limit: int | None) -> dict[str, Any
         "strict": task.strict,
         "device": str(task.device),
     }
+
+
+def _reach_all(
+    folder: RunFolder, plan: RunPlan, task: _Task, known: dict[Path, Reached]
+) -> tuple[Reached, ...]:
+    """What every state of the run reaches; `known`: of some it was found out before."""
+    from expert.jobs.trained import choose, states
+
+    wanted = {choose(folder, name).path: name for name in states(folder)}
+    return tuple(
+        known[path] if path in known else _reach(folder, plan, name, task)
+        for path, name in wanted.items()
+    )
 
 
 def _reach(folder: RunFolder, plan: RunPlan, name: str, task: _Task) -> Reached:

@@ -270,7 +270,7 @@ def activation_bytes(work: Workload, calibration: Calibration = H200) -> int:
         per_token += int(work.recomputed_blocks * calibration.int8_inputs * inputs)
     if work.attention == "eager":
         # Scores and their float32 softmax, of every head and pair of tokens.
-        scores = s.heads * (work.row_tokens + work.soft_tokens) * (width + 4)
+        scores = s.heads * work.row_tokens * (width + 4)
         per_token += max(kept_blocks, 1) * scores
     return work.tokens * per_token
 

@@ -71,10 +71,7 @@ def make_plan(
     A survey is what somebody knows of the rows who can tokenise; without one, files are looked at.
     """
     now = gather(manifest, target, folder=folder, model=model, environ=environ)
-    if survey is not None:
-        now = replace(now, survey=survey)
-    if not use_measurements:
-        now = replace(now, rates=())
+    now = replace(now, survey=survey or now.survey, rates=now.rates if use_measurements else ())
     ledger = Ledger()
     settle_model(now, ledger)
     rank, targets = settle_adapter(now, ledger)

@@ -15,6 +15,7 @@ class Workload:
     shape: ModelShape
     rows: int
     row_tokens: int
+    """Places of a row or of a packed sequence, those of soft prompts among them."""
     adapter: str = "lora"
     rank: int = 16
     targets: frozenset[str] = frozenset()
@@ -28,13 +29,14 @@ class Workload:
     fused_loss: bool = True
     attention: str = "flash"
     soft_tokens: int = 0
+    """Rows of the soft prompts' table, which learns."""
     prefetch: int = 4
     accumulates: bool = True
     """Several micro-batches make an update: all gradients are there while the next one runs."""
 
     @property
     def tokens(self) -> int:
-        return self.rows * (self.row_tokens + self.soft_tokens)
+        return self.rows * self.row_tokens
 
     def target_sizes(self) -> dict[str, tuple[int, int]]:
         """(in, out) of the adapted layers of a block."""

@@ -84,7 +84,8 @@ class Signals:
     The first is acknowledged at once: until the update is over and saved, seconds may pass. The
     second signal ends the process at once. Handlers can only be set in the main thread;
     anywhere else nothing is set, and nothing is ever requested. A signal that was ignored when the
-    process began, as by `nohup` or in the background, stays ignored.
+    process began, as by `nohup` or in the background, stays ignored. Workers that are forked
+    meanwhile inherit the handlers and leave the answer to the run.
     """
 
     def __init__(
@@ -98,8 +99,10 @@ class Signals:
         self._acknowledge = acknowledge
         self._restore_terminal = restore_terminal
         self._before: dict[int, Any] = {}
+        self._listener = os.getpid()
 
     def __enter__(self) -> Signals:
+        self._listener = os.getpid()
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 before = signal.getsignal(number)
@@ -120,9 +123,20 @@ class Signals:
         self._before.clear()
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != self._listener:
+            self._in_a_worker(number)
+            return
         if self.requested is None:
             self.requested = 128 + number
             self._acknowledge()
             return
         self._restore_terminal()
         os._exit(128 + number)
+
+    @staticmethod
+    def _in_a_worker(number: int) -> None:
+        """In a process that was forked meanwhile. Ctrl-C reaches every process of a terminal, and
+        it is the run that answers; SIGTERM is how a run ends its workers."""
+        if number == signal.SIGTERM:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
