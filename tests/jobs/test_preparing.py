@@ -96,6 +96,11 @@ def test_all_sequences_of_an_update_go_at_once_where_they_fit_once_they_are_coun
     assert (made.batch.sequences_per_update or 0) > 1
     assert made.batch.micro_batch == made.batch.sequences_per_update
     assert made.batch.accumulation == 1
+    # And where fewer sequences had been reckoned with before.
+    wrong = {"batch.sequences_per_update": 1, "batch.micro_batch": 1, "batch.accumulation": 1}
+    before = made.with_values(wrong, "estimated", "machine")
+    split = prepare(manifest).train
+    assert settled_by_data(before, data_order(before, split), split).batch == made.batch
 
 
 @pytest.mark.parametrize("packing", [True, False])
