@@ -35,7 +35,7 @@ demo: $(READY)        ## rows, tokens, a trained expert, the gate, a ladder, a r
 	@echo "      expert sample $(DEMO_OUT)/runs --prompt 'Write this record as JSON. Input: city=rome; code=7'"
 	@echo "      expert new my-expert --from YOUR-ROWS.jsonl"
 
-experts: $(READY)     ## all four trained with `tiny`, judged beside their base; about 20 minutes without a GPU
+experts: $(READY)     ## all four trained with `tiny`, judged beside their base; about 10 minutes without a GPU
 	@$(BIN)/python benchmarks/every_expert.py --out build/experts.json
 
 test: $(READY)        ## the test suite: CPU only, offline, minutes

@@ -29,13 +29,13 @@ def lines(rows: list[dict[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def an_expert(folder: Path, *, dataset: Any = None, **config: Any) -> Path:
+def an_expert(folder: Path, *, dataset: Any = None, model: str = "small", **config: Any) -> Path:
     """A folder with a model, rows and a manifest."""
     model_folder(folder / "models" / "small")
     (folder / "train.jsonl").write_text(lines(ROWS), encoding="utf-8")
     data = {
         "name": "counter",
-        "base_model": {"name": "small", "prompt_template": "chatml"},
+        "base_model": {"name": model, "prompt_template": "chatml"},
         "training": {
             "dataset": dataset or {"path": "train.jsonl"},
             "config": {"max_seq_length": 128, **config},
@@ -90,12 +90,18 @@ def test_another_batch_size_packs_anew_and_the_same_one_does_not(tmp_path):
 
 
 def test_all_sequences_of_an_update_go_at_once_where_they_fit_once_they_are_counted(tmp_path):
-    manifest = an_expert(tmp_path, batch_size=40, max_seq_length=128)
+    # "tiny" because its sizes are known: what fits is reckoned from them.
+    manifest = an_expert(tmp_path, model="tiny", batch_size=40, max_seq_length=128)
     prepare(manifest)
     made = expert.plan(manifest)
     assert (made.batch.sequences_per_update or 0) > 1
     assert made.batch.micro_batch == made.batch.sequences_per_update
     assert made.batch.accumulation == 1
+    # And where fewer sequences had been reckoned with before.
+    wrong = {"batch.sequences_per_update": 1, "batch.micro_batch": 1, "batch.accumulation": 1}
+    before = made.with_values(wrong, "estimated", "machine")
+    split = prepare(manifest).train
+    assert settled_by_data(before, data_order(before, split), split).batch == made.batch
 
 
 @pytest.mark.parametrize("packing", [True, False])

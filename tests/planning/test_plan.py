@@ -311,6 +311,9 @@ def test_data_that_is_there_gives_steps_and_sequences(tmp_path):
     # Rows of about 205 tokens, ten to a sequence of 2048: three hold 30, four would hold 40.
     assert (made.batch.sequences_per_update, made.data.sequence_length) == (4, 1672)
     assert (made.batch.micro_batch, made.batch.accumulation) == (4, 1)
+    # A row that nobody has seen may still need all of it: memory is planned for that.
+    assert made.memory.workload is not None
+    assert made.memory.workload["row_tokens"] == 2048
 
 
 def test_a_short_run_is_not_compiled_and_a_long_one_is(tmp_path):

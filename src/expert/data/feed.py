@@ -175,8 +175,11 @@ class _Slot:
 
 
 def _in_shorter_rows(tensors: dict[str, Tensor | None], length: int) -> dict[str, Tensor | None]:
-    """The same memory as rows of so many places."""
-    rows = tensors["tokens"].shape[0]  # type: ignore[union-attr]
+    """The same memory as rows of so many places; views are made only where they differ, since this
+    is done while the card waits for its next update."""
+    rows, whole = tensors["tokens"].shape  # type: ignore[union-attr]
+    if length == whole:
+        return tensors
     found = dict(tensors)
     for name in ("tokens", "labels", "positions", "soft_mask"):
         tensor = tensors[name]

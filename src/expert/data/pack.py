@@ -115,11 +115,9 @@ def pack_best_fit(
     )
 
 
-def bins_for(
-    sizes: NDArray[np.int32], length: int, *, most_pieces: int | None = None, window: int = WINDOW
-) -> int:
+def bins_for(sizes: NDArray[np.int32], length: int, *, most_pieces: int | None = None) -> int:
     """How many bins pieces of these sizes fill, in this order."""
-    return _fit_windows(sizes, length, window, most_pieces)[1]
+    return _fit_windows(sizes, length, WINDOW, most_pieces)[1]
 
 
 def _by_bin(order: NDArray[np.int32], bin_of: NDArray[np.int32], bins: int) -> NDArray[np.int32]:

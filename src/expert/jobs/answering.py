@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = {"cpu": 128, "cuda": 512}
 """At once. 300 answers of 25 tokens took `tiny` 4.1 s on one CPU core with 128 rows, 4.0 s with 64,
-5.5 s with 32. A token of all rows costs a card hardly more than one of a single row: launching
-its kernels takes longer than running them."""
+5.5 s with 32. Launching the kernels of a small model takes a card longer than running them
+(docs/LOG.md), however many rows there are: 512 is reckoned from that, not measured."""
 CACHE_SHARE = 0.4
 """Of the memory that is free, for keys and values."""
 CLEAR_BELOW = 0.75

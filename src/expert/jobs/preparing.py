@@ -119,8 +119,9 @@ class Builder:
 
     @property
     def beside(self) -> Path:
-        """Where indexes go, and what rows are recognised by."""
-        return _beside(self.cache, self.explicit)
+        """Where indexes, further splits and what rows are recognised by go: in the cache, or beside
+        a folder that is the cache."""
+        return self.cache.parent if self.explicit else self.cache
 
     def build(self) -> PreparedData:
         import numpy as np
@@ -234,7 +235,7 @@ class Builder:
         _, columns = self.formatter(source)
         checks = self.spec.validation
         recipe = Recipe(
-            data=remembered_content_hash(source, _beside(self.cache, self.explicit)),
+            data=remembered_content_hash(source, self.beside),
             tokenizer=self.encoder.fingerprint,
             template=self.template.fingerprint if self.template else "characters",
             columns=columns,
@@ -243,7 +244,7 @@ class Builder:
         )
         folder = self.cache
         if not self.explicit or name != "train" or self.sources.tasks:
-            folder = _beside(self.cache, self.explicit) / tokens_folder(recipe.key())
+            folder = self.beside / tokens_folder(recipe.key())
         return recipe, folder
 
     def _pays_for_a_helper(self, source: Source) -> bool:
@@ -350,7 +351,7 @@ class Builder:
         if packing.most_rows is not None:
             decides["most rows"] = packing.most_rows
         key = hashlib.sha256(json.dumps(decides).encode("utf-8")).hexdigest()[:16]
-        file = _beside(self.cache, self.explicit) / f"index-{name}-{key}.arrow"
+        file = self.beside / f"index-{name}-{key}.arrow"
         if file.is_file():
             return self._not_empty(PreparedSplit(name, tokens, PackIndex.open(file), file, True))
         made = self._index(name, lengths, seed, packing)
@@ -389,8 +390,3 @@ class Builder:
 def _only(source: Source | None) -> Source:
     assert source is not None, "a data set without tasks has a training source"
     return source
-
-
-def _beside(cache: Path, explicit: bool) -> Path:
-    """Where indexes and further splits go: in the cache, or beside a folder that is the cache."""
-    return cache.parent if explicit else cache

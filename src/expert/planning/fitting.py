@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from expert.manifest.types import parse_size
@@ -107,19 +107,25 @@ def fits(now: Situation, work: Workload) -> bool:
 
 def largest_batch(now: Situation, work: Workload, most: int, budget: int) -> int:
     """The most sequences, up to `most`, whose peak fits; 0 where not even one does."""
-    low, high = 0, most
-    while low < high:
+
+    def has_room(rows: int) -> bool:
+        return peak_bytes(now, replace(work, rows=rows, accumulates=rows < most)) <= budget
+
+    return _most(most, has_room)
+
+
+def _most(limit: int, has_room: Callable[[int], bool]) -> int:
+    """The largest number up to a limit that has room; 0 where not even 1 does."""
+    low, high = 0, limit
+    while low < high:  # more never takes less memory
         middle = (low + high + 1) // 2
-        trial = replace(work, rows=middle, accumulates=middle < most)
-        if peak_bytes(now, trial) <= budget:
-            low = middle
-        else:
-            high = middle - 1
+        low, high = (middle, high) if has_room(middle) else (low, middle - 1)
     return low
 
 
 def most_at_once(plan: RunPlan, calibrations: Calibrations, sequences: int) -> int:
-    """As many of an update's sequences as fit the plan's memory, with what it recomputes now."""
+    """As many of an update's sequences as fit the plan's memory, with what it recomputes now; at
+    least one."""
     work = workload_of(plan)
     if work is None or not plan.fits:
         return plan.batch.micro_batch
@@ -132,11 +138,7 @@ def most_at_once(plan: RunPlan, calibrations: Calibrations, sequences: int) -> i
     budget = plan.memory.budget_bytes
     if peak(1) <= int(MARGIN * budget):
         budget = int(MARGIN * budget)
-    low, high = 1, sequences
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if peak(middle) <= budget else (low, middle - 1)
-    return low
+    return max(1, _most(sequences, lambda rows: peak(rows) <= budget))
 
 
 def even_split(sequences: int, largest: int) -> tuple[int, int]:

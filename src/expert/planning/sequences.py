@@ -126,8 +126,8 @@ def _settle_length(now: Situation, ledger: Ledger) -> int:
 def settle_update(
     now: Situation, ledger: Ledger, *, length: int, packed: bool
 ) -> tuple[int, int | None, int]:
-    """Rows per update, the number that never changes, the sequences they fill, and how long those
-    are."""
+    """Rows per update, the number that never changes, the sequences they fill, and the places that
+    memory is planned for in each: all of them while nobody knows the longest row."""
     config = now.config
     times = config.gradient_accumulation_steps
     source: Source = "preset"
@@ -164,7 +164,8 @@ def settle_update(
     if made.length < length:
         because = f"so that {made.sequences} hold {examples} rows on average"
     ledger.settle(long, made.length, because, "machine")
-    return examples, made.sequences, made.length
+    known = now.survey.longest_tokens is not None
+    return examples, made.sequences, made.length if known else length
 
 
 def _packing(now: Situation, examples: int, mean: float, length: int) -> Packing:
