@@ -109,6 +109,8 @@ def write_manifest(case: Case, folder: Path, args: argparse.Namespace) -> Path:
         "logging_steps": 2,
         "save_strategy": "no",
         "trackers": [],
+        # Faults of launching are to be seen, not mended by the plan.
+        "use_cuda_graphs": False,
         **case.config,
     }
     if args.smoke:

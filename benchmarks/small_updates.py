@@ -11,6 +11,7 @@ import gc
 import json
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -65,6 +66,8 @@ def measured(shape: str, config: dict[str, Any], args: argparse.Namespace) -> di
     }
     began = time.perf_counter()
     done = expert.train(write_manifest(shape, settings, folder, args.work / "models"))
+    if done.exit_code in (130, 143):  # somebody wants all of this to end, not the one case
+        sys.exit(done.exit_code)
     seconds = time.perf_counter() - began
     events = list(read_events(done.folder / "events.jsonl"))
     shutil.rmtree(folder)
@@ -102,8 +105,14 @@ def main() -> None:
         for way, switches in WAYS.items():
             if args.only and not any(text in f"{name}, {way}" for text in args.only):
                 continue
-            found = {"case": name, "way": way, **measured(shape, {**config, **switches}, args)}
+            found: dict[str, Any] = {"case": name, "way": way}
             results.append(found)
+            try:
+                found |= measured(shape, {**config, **switches}, args)
+            except Exception as error:  # noqa: BLE001 - the other ways are still worth knowing
+                found["error"] = f"{type(error).__name__}: {error}"
+                print(f"{name:22}{way:20}{found['error'][:200]}", flush=True)
+                continue
             print(
                 f"{name:22}{way:20}{found['tokens_per_second']:12,.0f} tokens/s"
                 f"{found['milliseconds']:9.1f} ms  GPU {found['gpu_utilization'] or 0:3.0f} %  "

@@ -62,3 +62,24 @@ def test_recorded_updates_learn_what_run_ones_learn(tmp_path, request, model, co
     note("graphs.json", request.node.name, {"losses apart": apart})
     assert apart[0] <= FIRST_LOSS
     assert max(apart) <= LATER_LOSSES
+
+
+def test_a_model_that_cannot_be_recorded_goes_on_without_and_learns_the_same(tmp_path, request):
+    """With dropout: a recording that fails must leave the generator of the card as it was."""
+    plain = losses(tmp_path / "plain", "tiny", graphs=False)
+    config: dict[str, Any] = {
+        "max_seq_length": 256,
+        "batch_size": 8,
+        "micro_batch_size": 2,
+        "epochs": 20,
+    }
+    more: dict[str, Any] = {"max_steps": 8, "evaluation_strategy": "no", "use_cuda_graphs": True}
+    done = in_own_process(expert_of(tmp_path / "waits", "tiny", **config, **more), waits=True)
+    run = Path(done["folder"])
+    (told,) = events_of(run, "fell_back")
+    assert "cannot be recorded" in told["reason"]
+    assert plan_of(run)["kernels"]["cuda_graphs"] is False
+    found = [float(event["loss"]) for event in events_of(run, "step")]
+    apart = [abs(one / other - 1) for one, other in zip(plain, found, strict=True)]
+    note("graphs.json", request.node.name, {"losses apart": apart})
+    assert max(apart) <= LATER_LOSSES

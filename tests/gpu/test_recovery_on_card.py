@@ -40,7 +40,7 @@ def expert_of(folder: Path, model: str, *, every: int = 350, **config: Any) -> P
     rows = [{"text": text[start : start + 700]} for text in TEXTS for start in starts]
     rows = [row for row in rows if row["text"].strip()]
     own = {"dropout": 0.1, "train_on_prompt": True, "learning_rate": 1e-3, "device": DEVICE}
-    plain = {"quantization": "none"}
+    plain = {"quantization": config.pop("quantization", "none")}
     return write_expert(folder, model, {**own, **config}, rows=rows, model=plain)
 
 

@@ -34,6 +34,20 @@ def test_large_updates_are_not(tmp_path):
     assert "the host keeps up" in found.because
 
 
+def test_recomputed_blocks_that_draw_nothing_are_recorded(tmp_path):
+    found, made = decided(tmp_path, gradient_checkpointing=True, dropout=0.0)
+    assert made.kernels.checkpointing == "full"
+    assert found.value is True
+
+
+def test_where_memory_is_short_nothing_is_recorded(tmp_path):
+    _, roomy = decided(tmp_path)
+    needed = roomy.memory.peak_bytes / 2**30
+    found, made = decided(tmp_path, vram_limit=f"{1.1 * needed:.2f}GB")
+    assert made.fits
+    assert (found.value, found.because[:21]) == (False, "memory is short for i")
+
+
 @pytest.mark.parametrize("asked", [True, False])
 def test_the_manifest_decides_where_it_says_something(tmp_path, asked):
     found, _ = decided(tmp_path, use_cuda_graphs=asked, batch_size=2048 if asked else 16)
@@ -47,6 +61,7 @@ def test_the_manifest_decides_where_it_says_something(tmp_path, asked):
         ({"adapter_type": "adalora"}, "AdaLoRA's penalty"),
         ({"torch_compile": True, "torch_compile_mode": "reduce-overhead"}, "graphs of its own"),
         ({"gpu": None}, "only CUDA has graphs"),
+        ({"gradient_checkpointing": True, "dropout": 0.1}, "which no graph can"),
     ],
 )
 def test_what_cannot_be_recorded_is_not_and_says_why(tmp_path, config, because):

@@ -74,6 +74,13 @@ def test_out_of_memory_halves_the_micro_batch_and_doubles_the_accumulation(usual
     assert because == f"out of memory in {where} with 16 at once: CUDA out of memory."
 
 
+def test_out_of_memory_gives_up_what_was_recorded_before_anything_else(usual):
+    recorded = changed(usual, kernels={"cuda_graphs": True})
+    found = after(recorded, NO_ROOM)
+    assert changed_values(recorded, found) == {"kernels.cuda_graphs": False}
+    assert after(found, NO_ROOM).batch.micro_batch == 8
+
+
 @pytest.mark.parametrize(
     ("sequences", "micro", "expected"),
     [(7, 7, (3, 3)), (7, 3, (1, 7)), (2, 64, (2, 1)), (6, 5, (2, 3)), (None, 9, (4, None))],

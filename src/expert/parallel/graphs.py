@@ -9,6 +9,7 @@ gradients are copied out of it.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -29,6 +30,9 @@ where the last batch of an update is smaller."""
 TARGETS_IN_STEPS_OF = 8192
 """How many places there are to learn from is a number of the host, and part of what is recorded;
 places without a label fill it up. One step is a chunk of the fused loss or less."""
+
+_FAILED: list[torch.cuda.CUDAGraph] = []
+"""Kept for good: the allocator may still ask one of them whether memory belongs to it."""
 
 Made = list[Tensor | None]
 Replay = Callable[[], None]
@@ -57,19 +61,39 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, run: Callable[[], Made]) -> tuple[Made, Replay]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            made = run()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                made = run()
+        except BaseException:
+            self._tidy_up(graph, stream)
+            raise
         return made, graph.replay
+
+    def _tidy_up(self, graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
+        """Let the process go on after a recording that failed, which torch 2.11 does not see to.
+
+        Where the end of a recording fails, the stream of the recording stays the current one, the
+        allocator goes on giving from the pool, and the generator believes that it is recorded and
+        refuses to draw. One short recording that ends well frees the generator.
+        """
+        _FAILED.append(graph)
+        torch.cuda.set_stream(stream)
+        device = torch.cuda.current_device()
+        for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+            with suppress(RuntimeError, AttributeError):  # the recording got as far by itself
+                getattr(torch._C, name)(device, self._pool)
+        with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.ones((), device="cuda")
 
 
 def recorded(run: Callable[[], Made], record: Recorder) -> tuple[Made, Replay]:
     """What a recorder makes of something; GraphsUnavailable where it cannot."""
     try:
         return record(run)
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, ExpertError):
         raise
-    except RuntimeError as error:
+    except Exception as error:  # of the model, of a compiler, of CUDA: it runs without recording
         raise GraphsUnavailable(f"cannot be recorded: {error}") from error
 
 

@@ -6,6 +6,7 @@ from expert.planning.decisions import Ledger
 from expert.planning.fitting import budget_of, peak_bytes
 from expert.planning.kernels import LIKELY_SHARE_OF_PEAK
 from expert.planning.length import peak_flops
+from expert.planning.memory import resting_bytes
 from expert.planning.situation import Situation
 from expert.planning.workload import Workload, flops_per_token
 
@@ -17,9 +18,6 @@ PATH = "kernels.cuda_graphs"
 LAUNCH_SECONDS = {"adapter": 0.011, "plain": 0.0024}
 COMPILED_SHARE = 0.5
 """What is left of that where blocks are compiled: fewer kernels, but a graph to call for each."""
-MOST_MEMORY = 0.7
-"""Share of the budget that a recorded run may take: what it records is never given back, and an
-evaluation needs memory beside it."""
 
 
 def choose_graphs(
@@ -53,14 +51,25 @@ def _cannot_record(now: Situation, ledger: Ledger, *, packed: bool) -> str:
         return "widths of padded rows vary: each would be recorded anew"
     if now.config.adapter_type == "adalora":
         return "AdaLoRA's penalty counts the targets of every batch"
+    recomputes = ledger.decisions["kernels.checkpointing"].value != "none"
+    drops = ledger.decisions["adapter.dropout"].value or _drops_of_itself(now)
+    if recomputes and drops:
+        return "recomputed blocks that draw dropout save the random state, which no graph can"
     mode = ledger.decisions["kernels.compile_mode"].value
     if ledger.decisions["kernels.compile"].value and mode in ("reduce-overhead", "max-autotune"):
         return f"torch_compile_mode {mode} records graphs of its own"
     return ""
 
 
+def _drops_of_itself(now: Situation) -> bool:
+    """Whether the character model draws dropout: its own, not that of an adapter."""
+    shape = now.model.architecture
+    return shape is not None and bool(shape.dropout)
+
+
 def _pays(now: Situation, work: Workload | None, *, compiled: bool) -> tuple[bool, str]:
-    """Whether launching would take longer than computing, and there is memory to spare."""
+    """Whether launching would take longer than computing, and there is memory to spare: recorded
+    passes keep theirs, while an evaluation or a batch of another shape needs as much again."""
     peak = peak_flops(now, work.precision) if work is not None else None
     if work is None or peak is None:
         return False, "how long a pass computes is not known"
@@ -71,6 +80,6 @@ def _pays(now: Situation, work: Workload | None, *, compiled: bool) -> tuple[boo
     times = f"computing about {1e3 * computing:.0f} ms, launching up to {1e3 * launching:.0f}"
     if computing >= launching:
         return False, f"the host keeps up: a pass takes {times}"
-    if peak_bytes(now, work) > MOST_MEMORY * budget_of(now):
+    if 2 * peak_bytes(now, work) - resting_bytes(work) > budget_of(now):
         return False, f"memory is short for it: recorded passes keep theirs ({times})"
     return True, f"the card would wait for its host: {times}"

@@ -74,7 +74,8 @@ class OptimizerLearner:
 
     def update(self, *, rate: float, max_norm: float) -> UpdateStats:
         """One step with what was accumulated; none where it is not finite."""
-        if self._recorded is not None and self._losses is not None:
+        if self._recorded is not None:
+            assert self._losses is not None, "an update of nothing"
             gradients = [parameter.grad for parameter in self._parameters]
             norm, applied = self._recorded.step(
                 partial(self._step, max_norm=max_norm), rate, self._losses, gradients

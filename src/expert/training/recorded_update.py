@@ -36,6 +36,7 @@ class RecordedUpdate:
         self._met: tuple[int, ...] = ()
         self._times = 0
         self._made: tuple[Made, Replay] | None = None
+        optimizer._warned_capturable_if_run_uncaptured = True
         for group in optimizer.param_groups:
             group["lr"] = self._rate  # what is recorded reads it anew each time
             if device.type == "cuda":

@@ -138,10 +138,13 @@ def _answer(plan: RunPlan, failure: Failure) -> tuple[Changes, str]:
 
 
 def _smaller_training(plan: RunPlan, failure: OutOfMemory) -> tuple[Changes, str]:
-    """Fewer rows at once; then more recomputed; then a 4-bit base where that was left open."""
+    """Nothing recorded; then fewer rows at once; then more recomputed; then a 4-bit base where that
+    was left open."""
     micro, sequences = plan.batch.micro_batch, plan.batch.sequences_per_update
     ran_out = f"out of memory in {failure.where} with {micro} at once"
     because = f"{ran_out}: {_first_line(failure.message)}"
+    if plan.kernels.cuda_graphs:  # what was recorded keeps its memory whatever is tried next
+        return {"kernels.cuda_graphs": False}, because
     if micro > 1:
         fewer = min(micro // 2, sequences or micro)
         values: Changes = {"batch.micro_batch": fewer}
