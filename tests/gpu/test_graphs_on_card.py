@@ -59,7 +59,7 @@ def test_recorded_updates_learn_what_run_ones_learn(tmp_path, request, model, co
         losses(tmp_path / str(graphs), model, graphs=graphs, **config) for graphs in (False, True)
     )
     apart = [abs(one / other - 1) for one, other in zip(run, recorded, strict=True)]
-    note("graphs.json", request.node.name, {"losses apart": apart})
+    note("graphs.jsonl", request.node.name, {"losses apart": apart})
     assert apart[0] <= FIRST_LOSS
     assert max(apart) <= LATER_LOSSES
 
@@ -81,5 +81,5 @@ def test_a_model_that_cannot_be_recorded_goes_on_without_and_learns_the_same(tmp
     assert plan_of(run)["kernels"]["cuda_graphs"] is False
     found = [float(event["loss"]) for event in events_of(run, "step")]
     apart = [abs(one / other - 1) for one, other in zip(plain, found, strict=True)]
-    note("graphs.json", request.node.name, {"losses apart": apart})
+    note("graphs.jsonl", request.node.name, {"losses apart": apart})
     assert max(apart) <= LATER_LOSSES
