@@ -285,17 +285,16 @@ def _dot(one: Tensor, other: Tensor) -> float:
 
 
 def note(file: str, name: str, facts: Mapping[str, Any]) -> None:
-    """Show what was measured (pytest -s), and add it to a file in $OUT where that is set."""
+    """Show what was measured (pytest -s), and add a line to a file in $OUT where that is set."""
     sys.stdout.write(f"\n{name}: {json.dumps(facts)}\n")
     folder = os.environ.get("OUT")
     if folder:
-        path = Path(folder) / file
-        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        path.write_text(json.dumps({**known, name: facts}, indent=2) + "\n", encoding="utf-8")
+        with (Path(folder) / file).open("a", encoding="utf-8") as out:  # tests may run side by side
+            out.write(json.dumps({name: facts}) + "\n")
 
 
 def note_distance(name: str, found: Distance) -> None:
-    note("real-weights.json", name, asdict(found))
+    note("real-weights.jsonl", name, asdict(found))
 
 
 @contextmanager

@@ -137,7 +137,7 @@ def test_the_texts_fill_rows_with_several_documents_each(setting, batch, referen
     assert right.loss < 3.0
     assert right.gradient.isfinite().all()
     share = (right.gradient != 0).float().mean()
-    note("real-weights.json", "reference", {"loss": right.loss, "learning": float(share)})
+    note("real-weights.jsonl", "reference", {"loss": right.loss, "learning": float(share)})
     assert share > 0.99
 
 
@@ -288,7 +288,7 @@ def test_nothing_is_compiled_again_after_the_third_update(tmp_path: Path, attent
     done = train(write_expert(tmp_path, SMOLLM2, config, rows=rows), sinks=[look])
     later = watch.recompiles()
     counts = {"first three": compiled[3], "later": later}
-    note("real-weights.json", f"graphs compiled, {attention}", counts)
+    note("real-weights.jsonl", f"graphs compiled, {attention}", counts)
     assert done.steps == 12
     assert events_of(done.folder, "fell_back") == []
     assert len(events_of(done.folder, "eval")) >= 6

@@ -143,7 +143,7 @@ def test_a_real_lack_of_memory_halves_the_batch_and_changes_no_loss(squeezed):
     assert events_of(Path(begun_so["folder"]), "fell_back") == []
     apart = [abs(one - other) / other for one, other in zip(ours, theirs, strict=True)]
     facts = {"asked": squeezed["asked"], "ended with": rows, "losses apart": apart}
-    note("recovery.json", f"out of memory, {squeezed['model']}", facts)
+    note("recovery.jsonl", f"out of memory, {squeezed['model']}", facts)
     assert len(apart) == 4
     assert apart[0] < FIRST_LOSS
     assert max(apart) < LATER_LOSSES
@@ -154,6 +154,6 @@ def test_a_cap_holds_for_the_whole_process_even_while_memory_runs_out(squeezed):
     cap = plan_of(Path(squeezed["folder"]))["memory"]["cap_bytes"]
     assert cap == parse_size(CAP)
     held = {name: squeezed[name] for name in ("memory_bytes", "memory_from")}
-    note("recovery.json", f"under a cap, {squeezed['model']}", {"cap_bytes": cap, **held})
+    note("recovery.jsonl", f"under a cap, {squeezed['model']}", {"cap_bytes": cap, **held})
     # More than half of it: the run that was held to it did come near.
     assert cap / 2 < squeezed["memory_bytes"] <= cap
