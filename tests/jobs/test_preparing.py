@@ -15,7 +15,8 @@ from expert.data.documents import DocumentStore
 from expert.data.encoder import CharacterEncoder
 from expert.data.records import DataError
 from expert.jobs.feeding import data_order, settled_by_data
-from expert.jobs.preparing import PreparedData, prepare
+from expert.jobs.prepared import PreparedData
+from expert.jobs.preparing import prepare
 from expert.jobs.preparing_all import manifests_below
 from tests.data.tokenizers import model_folder, small_tokenizer
 
