@@ -16,13 +16,13 @@ from expert.jobs import datasets as job
 from expert.jobs.datasets import DatasetReport, check_dataset
 from expert.jobs.finding import (
     FoundDataset,
-    consolidate,
     count_rows,
     datasets_cache,
     find_datasets,
     hub_cache,
     read_users,
 )
+from expert.jobs.gathering import consolidate
 from expert.jobs.preparing import prepare
 from tests.jobs.test_preparing import ROWS, an_expert, lines
 

@@ -16,10 +16,10 @@ import pytest
 import expert
 from expert.core.rundir import RunFolderError
 from expert.data.records import DataError
+from expert.jobs.choosing import NothingTrained
 from expert.jobs.export_checks import CannotExport
 from expert.jobs.exporting import export
 from expert.jobs.test_sets import NoTestSet
-from expert.jobs.trained import NothingTrained
 from expert.jobs.validating import CannotValidate, validate
 from expert.judging.oracle import UnknownDomain
 from tests.jobs.runs import ROWS as RUN_ROWS
