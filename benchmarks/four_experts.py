@@ -23,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ import torch
 from surroundings import environment
 
 import expert
+from expert.core.files import write_text_atomically
 from expert.jobs.rehearsing import Rehearsed, rehearse
 from expert.planning.ladder import BASELINE, Ground
 
@@ -173,19 +174,23 @@ def facts_of(done: Rehearsed) -> dict[str, Any]:
 def learn_and_judge(results: list[dict[str, Any]], args: argparse.Namespace) -> None:
     """Every side of every pair to its end, then judged; both sides on the same rows."""
     with ThreadPoolExecutor(args.at_once) as pool:
+        running = {}
         for result in results:
             pair = next(each for each in PAIRS if each.name == result["pair"])
             rows = result["optimised"]["examples_per_update"]
             for side, settings in settings_of(pair, rows).items():
-                pool.submit(one_side, result, side, settings, args)
-    for result in results:
-        compare(result)
+                running[pool.submit(one_side, result, side, settings, args)] = (result, side)
+        for each in as_completed(running):
+            result, side = running[each]
+            result[side] |= each.result()
+            compare(result)
+            write_record(results, args)  # whatever comes next: this much is known
 
 
 def one_side(
     result: dict[str, Any], side: str, settings: tuple[str, ...], args: argparse.Namespace
-) -> None:
-    """Train one side to its end and judge it."""
+) -> dict[str, Any]:
+    """Train one side to its end and judge it: how it was judged, or what went wrong."""
     folder = Path(result["folder"])
     short = ("training.config.max_steps=4",) if args.smoke else ()
     runs = folder.parent / side
@@ -197,10 +202,11 @@ def one_side(
     if done.returncode == 0:
         done = command(["validate", "--json", "--expert", str(runs), "--limit", str(args.judged)])
     try:
-        result[side]["judged"] = judgement(json.loads(done.stdout))
-    except ValueError:
-        result[side]["error"] = (done.stdout + done.stderr)[-2000:]
-        print(f"{result['pair']}, {side}: {result[side]['error']}", flush=True)
+        return {"judged": judgement(json.loads(done.stdout))}
+    except (ValueError, KeyError, TypeError) as error:
+        words = f"{type(error).__name__}: {error}; {(done.stdout + done.stderr)[-2000:]}"
+        print(f"{result['pair']}, {side}: {words}", flush=True)
+        return {"error": words}
 
 
 def command(arguments: list[str]) -> subprocess.CompletedProcess[str]:
@@ -253,9 +259,9 @@ def main() -> None:
         left_out = args.only and not any(text in pair.name for text in args.only)
         if not left_out and (args.data is not None or not pair.given):
             results.append(timed(pair, args))
-    write_record(results, args)
+            write_record(results, args)
+    print("all are timed; the card may be shared from here on", flush=True)
     learn_and_judge(results, args)
-    write_record(results, args)
     shutil.rmtree(args.work)
 
 
@@ -263,7 +269,7 @@ def write_record(results: list[dict[str, Any]], args: argparse.Namespace) -> Non
     kept = [{k: v for k, v in each.items() if k != "folder"} for each in results]
     facts = {"model": args.model, "judged_rows": args.judged, "results": kept}
     record = {"environment": environment(), **facts}
-    args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_text_atomically(args.out, json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import pytest
 from expert.core.interrupts import Interrupted, leave_when_asked
 from expert.data import prepare
 from expert.data import shards as making
+from tests.insight.ladders import ladder, rung
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import finished, place
 
@@ -124,7 +125,7 @@ def test_preparing_that_is_stopped_before_anything_is_finished_leaves_nothing(
 def test_a_run_that_is_stopped_while_it_is_planned_says_so_too(run, expert, monkeypatch):
     import expert.jobs.planning as planning
 
-    stopped_in(monkeypatch, planning, "plan", signal.SIGTERM)
+    stopped_in(monkeypatch, planning, "counted_plan", signal.SIGTERM)
     ran = run("train", "-m", str(expert), "--device", "cpu")
     again = "no run was begun; the same command begins again"
     assert (ran.code, ran.err) == (143, f"expert train: stopped by SIGTERM: {again}\n")
@@ -159,6 +160,29 @@ def test_a_benchmark_that_is_stopped_leaves_no_folder(run, expert, monkeypatch, 
     again = "no result was written; the same command begins again"
     assert (ran.code, ran.err) == (code, f"expert benchmark: stopped by {name}: {again}\n")
     assert list((expert.parent / "runs" / "benchmarks").iterdir()) == []
+
+
+@SIGNALS
+def test_a_benchmark_that_is_stopped_keeps_the_rungs_that_were_measured(
+    run, expert, monkeypatch, number, code, name
+):
+    from expert.jobs.climbing import Climb
+
+    def climb(self: Climb, rig: Any, folder: Path) -> Any:
+        self.so_far = ladder(rung("baseline", 100.0), rung("packing", 250.0, gain=2.5))
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(Climb, "run", climb)
+    ran = run("benchmark", "-m", str(expert), "--device", "cpu")
+    file = next((expert.parent / "runs" / "benchmarks").glob("*/ladder.json"))
+    assert ran.code == code
+    assert ran.err.startswith(f"expert benchmark: stopped by {name}: what was measured is kept: ")
+    assert str(file) in ran.err
+    assert file.with_suffix(".html").is_file()
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    assert [one["name"] for one in kept["rungs"]] == ["baseline", "packing"]
+    cut_off = f"cut off by {name} after 'packing': what stands above it was not measured"
+    assert kept["notes"][-1] == cut_off
 
 
 def test_any_other_command_says_that_it_was_stopped(run, monkeypatch):

@@ -16,7 +16,7 @@ from expert.jobs.benchmarking import Watcher, benchmark, remember, write_result
 from expert.jobs.climb_time import ClimbTime
 from expert.jobs.climbing import Climb
 from expert.jobs.rungs import THOROUGH
-from expert.planning.ladder import BASELINE, RUNGS
+from expert.planning.ladder import BASELINE, RUNGS, Rung
 from expert.planning.measurements import read_rates
 from expert.planning.sequences import Packing
 from tests.insight.ladders import measured
@@ -103,6 +103,22 @@ def test_an_end_that_is_asked_for_waits_for_no_window(tmp_path, base):
     with pytest.raises(Interrupted):
         climb.run(rig, tmp_path)
     assert any(seat.taken for seat in rig.seats)  # their processes are ended, not asked to leave
+    assert climb.so_far is None  # it was stopped before the first rung was written down
+
+
+def test_what_was_measured_is_at_hand_after_every_rung(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    kept: list[list[str]] = []
+
+    class Curious(Watcher):
+        def begins(self, rung: Rung, number: int, of: int, left: float) -> None:
+            seen = climb.so_far
+            kept.append([one.name for one in seen.rungs if one.measured] if seen else [])
+
+    climb, rig = Climb(asked(path), Curious()), PlayedRig(lambda name, plan: measured(1.0))
+    climb.run(rig, tmp_path)
+    assert kept[:2] == [[], ["baseline"]]
+    assert len(kept[-1]) == len(kept) - 1
 
 
 def test_a_baseline_that_fails_does_not_end_the_climb(tmp_path, base):

@@ -124,10 +124,25 @@ def test_what_the_card_does_goes_into_step_events_as_numbers_alone(monkeypatch):
     gpu = SimpleNamespace(step_fields=lambda since: {"power_watts": 300.0})
     session: Any = SimpleNamespace(gpu=gpu, device=CARD)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    fields = parts._device_fields(session)()
+    meter: Any = SimpleNamespace(settled_at=None)
+    fields = parts._device_fields(session, meter)()
     assert fields["power_watts"] == 300.0
     assert "because" not in fields
     assert not any(isinstance(value, str) for value in fields.values())
+
+
+def test_what_a_card_does_while_it_compiles_is_not_told_as_training(monkeypatch):
+    asked: list[float] = []
+    gpu = SimpleNamespace(step_fields=lambda since: asked.append(since) or {})
+    session: Any = SimpleNamespace(gpu=gpu, device=CARD)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    now = iter([100.0, 130.0, 140.0])
+    monkeypatch.setattr(parts.time, "monotonic", lambda: next(now))
+    meter: Any = SimpleNamespace(settled_at=125.0)
+    fields = parts._device_fields(session, meter)
+    fields()
+    fields()
+    assert asked == [125.0, 130.0]
 
 
 def test_loss_scaling_alone_is_no_state_of_an_optimizer():

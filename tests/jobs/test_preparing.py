@@ -15,10 +15,14 @@ from expert.data.documents import DocumentStore
 from expert.data.encoder import CharacterEncoder
 from expert.data.records import DataError
 from expert.jobs.feeding import data_order, settled_by_data
+from expert.jobs.planning import plan
 from expert.jobs.prepared import PreparedData
 from expert.jobs.preparing import prepare
 from expert.jobs.preparing_all import manifests_below
+from expert.jobs.training import planned_and_open
+from expert.manifest.reader import read_manifest
 from tests.data.tokenizers import model_folder, small_tokenizer
+from tests.planning.planning import gpu, machine
 
 ROWS = [
     {"instruction": f"Count to {n}.", "input": "x" * (n % 7), "output": f"SELECT {n} FROM city;"}
@@ -103,6 +107,19 @@ def test_all_sequences_of_an_update_go_at_once_where_they_fit_once_they_are_coun
     before = made.with_values(wrong, "estimated", "machine")
     split = prepare(manifest).train
     assert settled_by_data(before, data_order(before, split), split).batch == made.batch
+
+
+def test_a_run_of_short_rows_recomputes_nothing_for_the_length_they_might_have_had(tmp_path):
+    manifest = an_expert(tmp_path, model="tiny", batch_size=8, max_seq_length=4096)
+    read, card = read_manifest(manifest), machine(gpu("NVIDIA GeForce RTX 3060", 12, (8, 6)))
+    guessed = plan(read, vram="1GB", machine=card, look=False)
+    made, data, _ = planned_and_open(read, lambda *_: None, vram="1GB", machine=card)
+    assert guessed.kernels.recomputed_blocks
+    assert made.kernels.recomputed_blocks == 0
+    assert data.train is not None
+    assert made.data.sequence_length == data.train.index.length < 4096
+    shown = plan(read, vram="1GB", machine=card)
+    assert (shown.batch, shown.kernels, shown.length) == (made.batch, made.kernels, made.length)
 
 
 @pytest.mark.parametrize("packing", [True, False])

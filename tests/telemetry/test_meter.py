@@ -151,9 +151,13 @@ def test_the_time_left_is_unknown_without_an_end_and_zero_after_it(clock):
 
 
 def test_after_a_fallback_the_next_updates_settle_again(meter, clock):
+    start = clock()
+    assert meter.settled_at is None
     make(meter, clock, 9.0, 9.0, 9.0, 1.0)
+    assert meter.settled_at == start + 27
     meter.resettle()
     make(meter, clock, 9.0, 9.0, 9.0, 1.0, first=5)
+    assert meter.settled_at == start + 55
     assert meter.eta_seconds() == 91 * 1.0
     assert meter.rates(settled_only=True).seconds == 2.0
 

@@ -141,14 +141,18 @@ def _measure(asked: Asked, to: Path | None, console: Console, *, as_json: bool) 
     if to is not None:
         check_result_file(to)
     place = None if to is not None else new_folder(asked)
+    file = to or (place or Path()) / FILE
     try:
         with ClimbView(console) as view:
             ladder = benchmark_job(asked, folder=place, watcher=view)
-    except Interrupted:
-        if place is not None:
+    except Interrupted as end:
+        if view.measured is not None:
+            kept = write_result(view.measured, file)
+            end.left = f"what was measured is kept: {', '.join(map(str, kept))}"
+        elif place is not None:
             shutil.rmtree(place, ignore_errors=True)
         raise
-    files = write_result(ladder, to or (place or Path()) / FILE)
+    files = write_result(ladder, file)
     if as_json:
         write_line(ladder.model_dump_json(indent=2))
     else:

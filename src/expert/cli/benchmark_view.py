@@ -37,6 +37,8 @@ class ClimbView(Watcher):
         self._tell: Callable[[str, int, int], None] | None = None
         self._bar: Progress | None = None
         self._task: TaskID | None = None
+        self.measured: Ladder | None = None
+        """What an end that was asked for has left."""
 
     def __enter__(self) -> ClimbView:
         self._tell = self._open.enter_context(PreparingView(self._console))
@@ -86,6 +88,10 @@ class ClimbView(Watcher):
         """Prints what came of the rung."""
         style = {"kept": "green", "no difference": "green", "not here": "dim"}
         say(self._out, line_of(result), style.get(result.status, "yellow"))
+
+    def cut_off(self, ladder: Ladder) -> None:
+        """Keeps what was measured for whoever writes it down."""
+        self.measured = ladder
 
     def remembered(self, file: Path) -> None:
         """Says what becomes of it."""

@@ -27,7 +27,7 @@ def tell(end: Interrupted, words: Sequence[str]) -> None:
         return
     end.told = True
     command = next((word for word in words if not word.startswith("-")), "")
-    left = WHAT_IS_LEFT.get(command, BEGINS_AGAIN)
+    left = end.left or WHAT_IS_LEFT.get(command, BEGINS_AGAIN)
     with suppress(OSError, ValueError, AttributeError):  # closed, or nobody is there to read it
         sys.stderr.write(f"{' '.join(['expert', command]).strip()}: stopped by {end.by}: {left}\n")
         sys.stderr.flush()

@@ -18,6 +18,8 @@ class Interrupted(SystemExit):
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
         self.by = _NAMES.get(signal.Signals(number), signal.Signals(number).name)
+        self.left = ""
+        """What is left of what was interrupted, where somebody knows more than the command."""
         self.told = False
         """Whether somebody who knew more has said what is left."""
 

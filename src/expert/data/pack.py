@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from expert.data.order import Draw, shuffled
 from expert.data.pack_index import OverlongCounts, PackIndex
+from expert.planning.survey import PackedRows
 
 Overlong = Literal["cut", "split", "drop"]
 Lengths = NDArray[np.integer[Any]]
@@ -343,10 +344,8 @@ def shifted_blocks(index: PackIndex, lengths: Lengths, *, seed: int, epoch: int)
 
 
 def bins_per_update(index: PackIndex, examples_per_update: int) -> int:
-    """Bins that hold so many examples on average, at least one: packing changes no batch size."""
-    if not index.examples:
-        return 1
-    return max(1, round(examples_per_update * index.bins / index.examples))
+    """Bins that hold so many examples on average, at least one."""
+    return PackedRows(index.examples, index.bins, index.length).per_update(examples_per_update)
 
 
 def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -164,6 +164,10 @@ class Ladder(Facts):
         """The rungs that stand, from the bottom to the top."""
         return [rung for rung in self.rungs if rung.status in STAND]
 
+    def as_text(self) -> str:
+        """As it stands in a file."""
+        return json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+
     @property
     def winner(self) -> RungResult | None:
         return self.kept[-1] if self.kept else None

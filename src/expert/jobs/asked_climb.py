@@ -11,7 +11,7 @@ from expert.jobs.footing import ReadWith
 from expert.planning.ladder import BASELINE, RUNGS, Rung, find_rung
 
 if TYPE_CHECKING:
-    from expert.insight.ladder import RungResult
+    from expert.insight.ladder import Ladder, RungResult
 
 
 class CannotClimb(ExpertError):
@@ -55,6 +55,9 @@ class Watcher:
 
     def ends(self, result: RungResult) -> None:
         """A rung has ended, or was passed over."""
+
+    def cut_off(self, ladder: Ladder) -> None:
+        """An end was asked for; this is what was measured by then."""
 
     def remembered(self, file: Path) -> None:
         """What won is kept for later plans."""

@@ -7,7 +7,6 @@ the rungs above where it is faster and the loss agrees.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -40,7 +39,10 @@ class NothingMeasured(ExpertError):
 def benchmark(
     asked: Asked, *, folder: Path | None = None, watcher: Watcher | None = None
 ) -> Ladder:
-    """Climb the ladder; its runs and its result go to `folder`, or to one that is removed."""
+    """Climb the ladder; its runs and its result go to `folder`, or to one that is removed.
+
+    Where an end is asked for, the watcher is handed what was measured by then.
+    """
     from expert.jobs.rig import Rig
 
     climb = Climb(asked, watcher or Watcher())
@@ -49,6 +51,10 @@ def benchmark(
         place.mkdir(parents=True, exist_ok=True)
         with ended_by_sigterm(), Rig(log=place / "log.txt") as rig:
             ladder = climb.run(rig, place)
+    except Interrupted as end:
+        if climb.so_far is not None:
+            climb.watcher.cut_off(_cut_off(climb.so_far, end.by))
+        raise
     finally:
         if folder is None:
             shutil.rmtree(place, ignore_errors=True)
@@ -60,6 +66,13 @@ def benchmark(
     if asked.remember and not asked.only:
         _keep(climb, ladder)
     return ladder
+
+
+def _cut_off(ladder: Ladder, by: str) -> Ladder:
+    """What was measured, with a note that it is not the whole."""
+    last = ladder.rungs[-1].name
+    note = f"cut off by {by} after '{last}': what stands above it was not measured"
+    return ladder.model_copy(update={"notes": [*ladder.notes, note]})
 
 
 def _keep(climb: Climb, ladder: Ladder) -> None:
@@ -140,7 +153,7 @@ def write_result(ladder: Ladder, file: Path) -> list[Path]:
     from expert.insight.page.html import page_html
 
     texts = {
-        file: json.dumps(ladder.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n",
+        file: ladder.as_text(),
         file.with_suffix(".md"): as_markdown(ladder),
         file.with_suffix(".html"): page_html(ladder_page(ladder)),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ManifestError
+from expert.core.files import write_text_atomically
 from expert.insight.ladder import STAND
 from expert.insight.pairs import Paired
 from expert.jobs.asked_climb import Asked, CannotClimb, Watcher, wanted_rungs
@@ -96,6 +96,8 @@ class Climb:
         self.base: Timed | None = None
         self.against_baseline: Paired | None = None
         self.warned = False
+        self.so_far: Ladder | None = None
+        """What was measured, as soon as there is something."""
 
     # --- planning ------------------------------------------------------------------------------
 
@@ -137,8 +139,9 @@ class Climb:
         from expert.jobs.climb_result import ladder_of
 
         ladder = ladder_of(self, rig.environment)
-        text = json.dumps(ladder.model_dump(mode="json"), indent=2, ensure_ascii=False)
-        (place / FILE).write_text(text + "\n", encoding="utf-8")
+        write_text_atomically(place / FILE, ladder.as_text())
+        if any(rung.measured for rung in ladder.rungs):
+            self.so_far = ladder
         return ladder
 
     def _try(self, rung: Rung, rig: Rig, place: Path) -> RungResult | None:

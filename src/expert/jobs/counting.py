@@ -6,7 +6,7 @@ Nothing is tokenised whole and nothing is written but what remembers the hash of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,26 +107,42 @@ def _has_tokenizer(plan: RunPlan) -> bool:
 
 def _prepared(builder: _OnlyLooking, trains: list[Source]) -> Counts | None:
     """Exact counts, where every token is there; packed ones where the packing is too."""
-    from expert.planning.survey import Survey
-
     try:
-        tokens = [builder._tokenise(source, "train").statistics for source in trains]
+        tokens = [builder._tokenise(source, "train") for source in trains]
     except _NotPrepared:
         return None
-    weights = [task.weight for task in builder.sources.tasks] or [1.0]
-    pairs = list(zip(tokens, weights, strict=True))
-    survey = Survey(
-        sum(int(each.documents * weight) for each, weight in pairs),
-        sum(int(each.tokens * weight) for each, weight in pairs),
-        "prepared rows",
-        "prepared",
-        max((each.longest for each in tokens), default=None),
-    )
     try:
         made = builder.build()
     except _NotPrepared:
-        return Counts(survey)
-    return Counts(survey, made.train, made.doubts)
+        return Counts(_survey(builder, tokens))
+    return replace(counts_of(builder, made.train), doubts=made.doubts)
+
+
+def counts_of(builder: Builder, train: PreparedSplit) -> Counts:
+    """Exact counts of training rows that are prepared and packed."""
+    from expert.planning.survey import PackedRows
+
+    survey = _survey(builder, train.folders)
+    if builder.plan.data.packing != "none":
+        index = train.index
+        survey = replace(survey, packed=PackedRows(index.examples, index.bins, index.length))
+    return Counts(survey, train)
+
+
+def _survey(builder: Builder, tokens: Sequence[Prepared]) -> Survey:
+    """Rows and tokens that were prepared, those that will be held out among them."""
+    from expert.planning.survey import Survey
+
+    weights = [task.weight for task in builder.sources.tasks] or [1.0]
+    pairs = [(each.statistics, weight) for each, weight in zip(tokens, weights, strict=True)]
+    characters = builder.template is None  # one text, that is cut into rows
+    return Survey(
+        None if characters else sum(int(each.documents * weight) for each, weight in pairs),
+        sum(int(each.tokens * weight) for each, weight in pairs),
+        "prepared rows",
+        "prepared",
+        max((each.longest for each, _ in pairs), default=None),
+    )
 
 
 def _sampled(builder: _OnlyLooking, sources: Sources) -> Counts | None:

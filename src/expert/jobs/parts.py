@@ -99,25 +99,27 @@ def recorder_of(session: Session) -> Recorder:
 
     plan, state = session.plan, session.state
     before: Recorder | None = getattr(session, "recorder", None)
+    meter = before.meter if before is not None else meter_of(plan)
     return Recorder(
         session.emit,
         device=session.device,
-        meter=before.meter if before is not None else meter_of(plan),
+        meter=meter,
         timeline=session.timeline or Timeline(session.device),
         spikes=SpikeWatch(state=state.losses or None),
         log_every=plan.watch.logging_steps,
         flops_per_token=plan.length.flops_per_token,
         loss_scaling=plan.kernels.loss_scaling,
         compiles=plan.kernels.compile,
-        more=_device_fields(session),
+        more=_device_fields(session, meter),
         pressure=session.pressure,
         skips=state.skips,
     )
 
 
-def _device_fields(session: Session) -> Callable[[], dict[str, Any]]:
+def _device_fields(session: Session, meter: Meter) -> Callable[[], dict[str, Any]]:
     """What a step event says of the card or the cores: numbers, no text, which would be searched
-    for secrets."""
+    for secrets. Updates that compile are left out, as they are of its rates: the card stands
+    still meanwhile."""
     from expert.telemetry.cpu import CpuSampler
     from expert.telemetry.gpu import allocator_facts
 
@@ -129,7 +131,10 @@ def _device_fields(session: Session) -> Callable[[], dict[str, Any]]:
     def fields() -> dict[str, Any]:
         nonlocal looked_at
         since, looked_at = looked_at, time.monotonic()
-        facts = {**gpu.step_fields(since), **allocator_facts(session.device)}
+        facts = {
+            **gpu.step_fields(max(since, meter.settled_at or since)),
+            **allocator_facts(session.device),
+        }
         return {name: value for name, value in facts.items() if name != "because"}
 
     return fields

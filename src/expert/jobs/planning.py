@@ -52,7 +52,10 @@ def counted_plan(
     look: bool = True,
     counts: Counts | None = None,
 ) -> tuple[RunPlan, Counts | None]:
-    """The plan, and what was counted for it; counts of before spare looking again."""
+    """The plan, and what was counted for it; counts of before spare looking again.
+
+    Where rows have been packed, their updates are those of the run.
+    """
     from expert.manifest.reader import ReadManifest, read_manifest
     from expert.planning.machine import describe_machine
     from expert.planning.plan import make_plan
@@ -77,11 +80,13 @@ def counted_plan(
             survey=known.survey if known else None,
         )
 
-    if counts is not None or not look:
-        return made(counts), counts
+    if counts is not None:
+        return _as_packed(made(counts), counts), counts
+    plan = made(None)
+    if not look:
+        return plan, None
     from expert.jobs.counting import count_rows
 
-    plan = made(None)
     counts = count_rows(read, plan)
     if counts is not None:
         plan = _as_packed(made(counts), counts)

@@ -87,14 +87,12 @@ def prepared_plan(
     read: ReadManifest, *, model: str | None = None, vram: str | None = None
 ) -> tuple[RunPlan, RunData]:
     """The plan a run of this manifest would begin with, and its data, prepared."""
-    from expert.jobs.planning import plan as plan_job
     from expert.jobs.smollm2 import provide_model
-    from expert.jobs.training import open_data, with_an_end
+    from expert.jobs.training import planned_and_open
 
     provide_model(read, model)
-    plan = plan_job(read, model=model, vram=vram, look=False)
-    plan, data, _ = open_data(plan, read, lambda name, rows, tokens: None)
-    return with_an_end(plan), data
+    plan, data, _ = planned_and_open(read, lambda name, rows, tokens: None, model=model, vram=vram)
+    return plan, data
 
 
 def rehearse(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
     from expert.core.events import Sink
     from expert.core.rundir import RunFolder
     from expert.data.streaming import Stream
+    from expert.jobs.counting import Counts
     from expert.jobs.feeding import RunData
     from expert.jobs.preparing import Builder, Tell
     from expert.jobs.session import Session
     from expert.manifest.reader import ReadManifest
+    from expert.planning.machine import Machine
     from expert.planning.run_plan import RunPlan
 
 
@@ -67,7 +70,6 @@ def train(
     `acknowledge` is called from the handler of the first signal that asks for an end, `progress`
     after every update that was launched; neither may take long.
     """
-    from expert.jobs.planning import plan as plan_job
     from expert.jobs.session import Session
     from expert.jobs.smollm2 import provide_model
     from expert.manifest.reader import ReadManifest, read_manifest
@@ -76,9 +78,7 @@ def train(
     if not isinstance(read, ReadManifest):
         read = read_manifest(read, overrides=overrides)
     provide_model(read, model)
-    plan = plan_job(read, model=model, vram=vram, look=False)
-    plan, data, builder = open_data(plan, read, tell)
-    plan = with_an_end(plan)
+    plan, data, builder = planned_and_open(read, tell, model=model, vram=vram)
     if resume is not None and not allow_changed:
         over = _over_before(plan, read, data, resume)
         if over is not None:
@@ -136,10 +136,42 @@ def _removed_if_unused(folder: RunFolder) -> Iterator[None]:
         raise
 
 
-def open_data(plan: RunPlan, read: ReadManifest, tell: Tell) -> tuple[RunPlan, RunData, Builder]:
-    """Prepare the data where that is still to do, and settle the plan's counts by it."""
+def planned_and_open(
+    read: ReadManifest,
+    tell: Tell,
+    *,
+    model: str | None = None,
+    vram: str | None = None,
+    machine: Machine | None = None,
+) -> tuple[RunPlan, RunData, Builder]:
+    """The plan that a run of this manifest begins with, and its data, prepared."""
+    from expert.jobs.planning import counted_plan
+    from expert.planning.machine import describe_machine
+
+    here = machine or describe_machine(read.folder)
+    plan_with = partial(counted_plan, read, model=model, vram=vram, machine=here)
+    plan, data, builder = open_data(
+        plan_with(look=False)[0], read, tell, again=lambda counts: plan_with(counts=counts)[0]
+    )
+    return with_an_end(plan), data, builder
+
+
+def open_data(
+    plan: RunPlan,
+    read: ReadManifest,
+    tell: Tell,
+    *,
+    again: Callable[[Counts], RunPlan] | None = None,
+) -> tuple[RunPlan, RunData, Builder]:
+    """Prepare the data where that is still to do, and settle the plan's counts by it.
+
+    `again` makes the plan once more when the rows are counted: whether compiling pays and how much
+    must be recomputed depends on them, and before that their tokens are guessed from bytes and
+    every sequence may be as long as the longest allowed. Without it only counts change.
+    """
     from expert.data.sources import resolve_sources
     from expert.jobs.calibrating import known_calibrations
+    from expert.jobs.counting import counts_of
     from expert.jobs.feeding import RunData, data_order, late_rows, settled_by_data
     from expert.jobs.preparing import Builder
     from expert.planning.calibration import estimated_again
@@ -160,6 +192,8 @@ def open_data(plan: RunPlan, read: ReadManifest, tell: Tell) -> tuple[RunPlan, R
         )
         return plan, data, builder
     made = builder.build()
+    if again is not None:
+        plan = builder.plan = again(counts_of(builder, made.train))
     order = data_order(plan, made.train)
     data = RunData(
         train=made.train,

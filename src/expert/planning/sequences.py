@@ -158,6 +158,8 @@ def settle_update(
         rows_each = examples / made.sequences
     if now.config.overlong == "split" and mean > length:
         rows_each = PACKED_FILL * length / mean
+    if now.survey.packed is not None:
+        rows_each = now.survey.packed.rows_each
     because = f"{examples} rows, about {rows_each:.1f} to a sequence ({now.survey.because})"
     ledger.settle(path, made.sequences, because, "machine")
     because = "max_seq_length"
@@ -169,7 +171,9 @@ def settle_update(
 
 
 def _packing(now: Situation, examples: int, mean: float, length: int) -> Packing:
-    """As the rows will be packed, as far as they are known."""
+    """As the rows were packed, or will be as far as they are known."""
+    if now.survey.packed is not None:
+        return Packing(now.survey.packed.per_update(examples), now.survey.packed.length, None)
     if now.config.packing == "concat" or (now.config.overlong == "split" and mean > length):
         # A row that is split fills several sequences; one that is cut, one at most.
         sequences = max(1, round(examples * mean / (PACKED_FILL * length)))

@@ -21,6 +21,26 @@ _LINES = {".jsonl", ".ndjson", ".csv"}
 
 
 @dataclass(frozen=True)
+class PackedRows:
+    """What the training rows were packed into."""
+
+    rows: int
+    sequences: int
+    length: int
+    """Places in a sequence."""
+
+    @property
+    def rows_each(self) -> float:
+        """Rows of a sequence on average."""
+        return self.rows / max(1, self.sequences)
+
+    def per_update(self, examples: int) -> int:
+        """Sequences that hold so many rows on average, at least one: packing changes no batch
+        size."""
+        return max(1, round(examples * self.sequences / self.rows)) if self.rows else 1
+
+
+@dataclass(frozen=True)
 class Survey:
     """Training rows and tokens; None with the reason where they cannot be known yet."""
 
@@ -31,6 +51,8 @@ class Survey:
     """How the tokens were told."""
     longest_tokens: int | None = None
     """Of the longest row, where all of them were counted."""
+    packed: PackedRows | None = None
+    """Where they have been packed."""
 
     @property
     def mean_tokens(self) -> float | None:

@@ -149,6 +149,8 @@ class Meter:
         self._paused_at = 0.0
         self._marked = clock()
         self.paused_seconds = 0.0
+        self.settled_at: float | None = None
+        """When updates began to take what the rest will take, the last time that they did."""
 
     # --- gathering -----------------------------------------------------------------------------
 
@@ -221,6 +223,8 @@ class Meter:
         self._updates.append(timed)
         self._unlined.append(timed)
         self._unsettled = max(0, self._unsettled - 1)
+        if not settled and self._unsettled == 0:
+            self.settled_at = now
         for sums in (self._epoch, self._run):
             sums.add(update, seconds, settled=settled)
         if update.loss_sum is not None:
