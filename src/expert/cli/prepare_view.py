@@ -12,7 +12,8 @@ from expert.cli.words import count
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.jobs.preparing import PreparedData, PreparedSplit, Tell
+    from expert.jobs.prepared import PreparedData, PreparedSplit
+    from expert.jobs.preparing import Tell
     from expert.jobs.preparing_all import Outcome
 
 
@@ -50,7 +51,7 @@ def show_prepared(data: PreparedData, console: Console) -> None:
             word = "hit" if prepared.hit else "miss"
             console.print(f"{split.name}: cache {word}: {prepared.because}: {prepared.folder}")
     made = {each.folder: each.left_out for split in data.splits() for each in split.folders}
-    for text in filter(None, made.values()):
+    for text in filter(None, (*made.values(), *(doubt.text for doubt in data.doubts))):
         say(console, f"warning: {text}", "yellow")
     columns = ("", *(split.name for split in data.splits()))
     rows = [[_facts(split) for split in data.splits()]]

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from expert.data.order import DataOrder, Update
     from expert.data.pack_index import PackIndex
     from expert.data.streaming import Stream
-    from expert.jobs.preparing import Builder, PreparedSplit
+    from expert.jobs.prepared import PreparedSplit
+    from expert.jobs.preparing import Builder
     from expert.planning.run_plan import RunPlan
     from expert.training.state import TrainState
 
@@ -39,8 +40,8 @@ class RunData:
     """Every document begins with a soft prompt."""
     late: RowsTokenisedLate | None = None
     """The training rows as text, where they are tokenised only when a batch asks for them."""
-    doubt: str = ""
-    """Why the validation rows tell less than they should."""
+    doubts: tuple[str, ...] = ()
+    """Why the rows it is judged by tell less than they should."""
 
 
 def largest_ids(data: RunData) -> list[int | None]:

@@ -11,7 +11,7 @@ from expert.jobs.healing import RunFailed, fall_back, is_out_of_memory, nothing_
 
 if TYPE_CHECKING:
     from expert.data.feed import Batch
-    from expert.jobs.preparing import PreparedSplit
+    from expert.jobs.prepared import PreparedSplit
     from expert.jobs.session import Session
     from expert.training.evaluation import EvalResult, EvalSums
 

@@ -204,7 +204,7 @@ def open_data(
         encoder=made.encoder,
         soft=soft,
         late=late_rows(builder, made.train) if plan.data.tokenize == "late" else None,
-        doubt=made.doubt,
+        doubts=tuple(doubt.text for doubt in made.doubts),
     )
     plan = settled_by_data(plan, order, made.train)
     return estimated_again(plan, known_calibrations(plan.target)), data, builder
@@ -267,7 +267,7 @@ def _tell_of_data(session: Session, data: RunData) -> None:
                 bad_rows=prepared.statistics.bad_rows,
             )
     made = {each.folder: each.left_out for split in splits for each in split.folders}
-    for text in filter(None, (*made.values(), data.doubt)):
+    for text in filter(None, (*made.values(), *data.doubts)):
         session.emit("warning", text=text)
 
 
