@@ -172,7 +172,13 @@ def open_data(
     from expert.data.sources import resolve_sources
     from expert.jobs.calibrating import known_calibrations
     from expert.jobs.counting import counts_of
-    from expert.jobs.feeding import RunData, data_order, late_rows, settled_by_data
+    from expert.jobs.feeding import (
+        RunData,
+        data_order,
+        late_rows,
+        settled_by_data,
+        settled_by_stream,
+    )
     from expert.jobs.preparing import Builder
     from expert.planning.calibration import estimated_again
 
@@ -190,7 +196,8 @@ def open_data(
             encoder=builder.encoder,
             soft=soft,
         )
-        return plan, data, builder
+        assert data.stream is not None
+        return settled_by_stream(plan, data.stream.shape.bins_per_update), data, builder
     made = builder.build()
     if again is not None:
         plan = builder.plan = again(counts_of(builder, made.train))
