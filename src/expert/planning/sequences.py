@@ -198,7 +198,8 @@ def settle_update(
     ledger.settle(path, made.sequences, because, "machine")
     because = "max_seq_length"
     if made.length < length:
-        because = f"so that {made.sequences} hold {examples} rows on average"
+        hold = "1 holds" if made.sequences == 1 else f"{made.sequences} hold"
+        because = f"so that {hold} {examples} rows on average"
     ledger.settle(long, made.length, because, "machine")
     known = now.survey.longest_tokens is not None
     return examples, made.sequences, made.length if known else length
