@@ -4,6 +4,7 @@ from typing import Any
 
 from transformers import LlamaConfig, Qwen3Config
 
+ROW = 2048  # the longest document, and the width of a padded row
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 SIZES = (
     *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"),

@@ -69,7 +69,7 @@ class Clock(TrainerCallback):
             self.counted = int(self.tokens) - int(self.before)
 
 
-def main() -> None:
+def asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
@@ -79,7 +79,10 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--steps", type=int, default=30)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def load_base(folder: Path, *, nf4: bool) -> Any:
     AttentionInterface.register("varlen", varlen)
     AttentionMaskInterface.register("varlen", lambda *a, **k: None)
     quantised = BitsAndBytesConfig(
@@ -89,25 +92,31 @@ def main() -> None:
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
     model = AutoModelForCausalLM.from_pretrained(
-        args.model,
+        folder,
         dtype=torch.bfloat16,
         attn_implementation="varlen",
-        quantization_config=quantised if args.nf4 else None,
+        quantization_config=quantised if nf4 else None,
         device_map={"": 0},
     )
     model.config.use_cache = False
-    tokenizer = AutoTokenizer.from_pretrained(args.model)
-    lines = (args.data / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = datasets.Dataset.from_dict({"text": [json.loads(line)["text"] for line in lines]})
-    clock = Clock(args.steps // 3, args.steps)
+    return model
+
+
+def rows_in(folder: Path) -> Any:
+    lines = (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
+    return datasets.Dataset.from_dict({"text": [json.loads(line)["text"] for line in lines]})
+
+
+def trainer_for(args: argparse.Namespace, clock: Clock) -> SFTTrainer:
+    """TRL's own trainer; all that is added counts the real tokens of a step."""
 
     class Counting(SFTTrainer):  # type: ignore[misc]
         def training_step(self, model: Any, inputs: Any, *more: Any, **options: Any) -> Any:
             clock.tokens.add_((inputs["input_ids"] != 0).sum())
             return super().training_step(model, inputs, *more, **options)
 
-    trainer = Counting(
-        model=model,
+    return Counting(
+        model=load_base(args.model, nf4=args.nf4),
         args=SFTConfig(
             output_dir=tempfile.mkdtemp(prefix="trl-"),
             per_device_train_batch_size=args.rows,
@@ -126,8 +135,8 @@ def main() -> None:
             dataset_num_proc=8,
             dataloader_num_workers=4,
         ),
-        train_dataset=rows,
-        processing_class=tokenizer,
+        train_dataset=rows_in(args.data),
+        processing_class=AutoTokenizer.from_pretrained(args.model),
         peft_config=LoraConfig(
             r=args.rank,
             lora_alpha=2 * args.rank,
@@ -137,6 +146,12 @@ def main() -> None:
         ),
         callbacks=[clock],
     )
+
+
+def main() -> None:
+    args = asked()
+    clock = Clock(args.steps // 3, args.steps)
+    trainer = trainer_for(args, clock)
     trainer.train()
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     result = {

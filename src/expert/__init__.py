@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from expert.core.errors import ExpertError, ManifestError
     from expert.jobs.planning import plan
-    from expert.jobs.preparing import PreparedData, prepare
+    from expert.jobs.prepared import PreparedData
+    from expert.jobs.preparing import prepare
     from expert.jobs.training import RunResult, train
     from expert.jobs.validated import Validation
     from expert.jobs.validating import validate
@@ -52,7 +53,7 @@ _HOMES = {
     "describe_machine": "expert.planning.machine",
     "plan": "expert.jobs.planning",
     "prepare": "expert.jobs.preparing",
-    "PreparedData": "expert.jobs.preparing",
+    "PreparedData": "expert.jobs.prepared",
     "RunResult": "expert.jobs.training",
     "train": "expert.jobs.training",
     "Validation": "expert.jobs.validated",

@@ -49,6 +49,14 @@ def test_duplicates_and_leaks_are_warnings_and_exit_with_0(run, tmp_path):
     assert ran.out.splitlines()[-1] == "✓ usable, 2 warnings: look at them before training"
 
 
+def test_preparing_warns_of_a_validation_file_that_is_learnt_as_well(run, tmp_path):
+    file = an_expert(tmp_path, dataset={"path": "train.jsonl", "validation_path": "v.jsonl"})
+    write(tmp_path / "v.jsonl", lines([ROWS[4]]))
+    ran = run("pretokenize", "-m", str(file))
+    assert ran.code == 0, ran.err
+    assert ran.out.count("warning: validation: 1 of 1 row stands in the training rows as well") == 1
+
+
 def test_too_few_rows_to_hold_any_out_are_no_good_data(run, tmp_path):
     file = an_expert(tmp_path)
     write(tmp_path / "train.jsonl", lines(ROWS[:1]))

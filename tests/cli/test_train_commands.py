@@ -1,4 +1,4 @@
-"""`expert train` and `expert watch` as a person runs them."""
+"""`expert train` as a person runs it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from expert.cli.train_commands import _say_stopping, command_to_go_on, with_resu
 from expert.core.interrupts import Interrupted
 from expert.jobs.training import RunResult
 from tests.jobs.runs import base_model, write_expert
-from tests.jobs.test_watching import FINISHED, NO_SUCH_PID, STARTED, STEP, a_run
-from tests.jobs.trained_runs import CORPUS, finished, finished_characters, place
+from tests.jobs.test_watching import a_run
+from tests.jobs.trained_runs import CORPUS, finished, place
 
 SMALL = (
     *("--set", 'base_models[0].architecture={"layers": 1, "heads": 1, "width": 8}'),
@@ -289,105 +289,6 @@ def test_a_mistake_is_told_in_words_with_exit_code_2(run, arguments, text, monke
 def test_the_help_says_what_exit_codes_mean(run):
     text = " ".join(run("train", "--help").out.split())
     assert "4 the run could not go on; 75 no room for a checkpoint; 130 stopped" in text
-
-
-# --- watching ------------------------------------------------------------------------------------
-
-
-def test_watching_a_finished_run_shows_all_of_it_and_ends(run):
-    ran = run("watch", str(finished("lora")))
-    assert ran.code == 0
-    lines = ran.out.splitlines()
-    assert lines[0].startswith("demo: ")
-    assert lines[-2].startswith("finished in ")
-    assert sum(line.startswith("step 3/6  loss ") for line in lines) == 1
-
-
-def test_once_is_a_table_of_how_the_run_stands(run):
-    ran = run("watch", str(finished_characters()), "--once")
-    assert ran.code == 0
-    facts = dict(line.split("  ", 1) for line in ran.out.splitlines()[2:])
-    assert {name: value.strip() for name, value in facts.items()}["state"] == "finished"
-    assert {"step", "epoch", "mean loss", "tokens/s", "last checkpoint"} <= facts.keys()
-    step, epoch = (facts[name].strip().split(" of ") for name in ("step", "epoch"))
-    assert step[0] == step[1]
-    assert float(epoch[0]) == float(epoch[1])
-    assert facts["fallbacks"].strip() == "none"
-
-
-def test_a_torn_file_of_a_dead_run_is_shown_as_far_as_it_goes(run, tmp_path):
-    folder = a_run(tmp_path / "r", STARTED, STEP, pid=NO_SUCH_PID)
-    with folder.events.open("a", encoding="utf-8") as stream:
-        stream.write('{"event": "step", "st')
-    ran = run("watch", str(tmp_path / "r"))
-    assert ran.code == 0
-    assert ran.out.splitlines()[-3] == "step 4/9  loss 1.5000  lr 1.0e-03"
-    assert ran.out.splitlines()[-2].startswith("the trainer ended without a word")
-    go_on = f"go on with: expert train --manifest FILE --resume {tmp_path / 'r'}"
-    assert ran.out.splitlines()[-1] == go_on
-    assert run("watch", str(tmp_path / "r"), "--once").out.splitlines()[-1] == go_on
-    found = json.loads(run("watch", str(tmp_path / "r"), "--json").out)
-    assert (found["state"], found["step"], found["loss"]) == ("gone", 4, 1.5)
-
-
-def test_events_around_resuming_and_failing_are_shown(run, tmp_path):
-    more: list[dict[str, Any]] = [
-        {"event": "rejected", "path": "step-000009", "reason": "DONE is missing"},
-        {"event": "resumed", "step": 4, "path": "step-000004", "changed": ["seed: was 1, is 2"]},
-        {"event": "took_best", "step": 4},
-        {"event": "failed", "error": "RuntimeError: [odd]"},
-    ]
-    a_run(tmp_path / "r", STARTED, *more)
-    saved = tmp_path / "r" / "checkpoints"
-    assert run("watch", str(tmp_path / "r")).out.splitlines()[-6:-1] == [
-        f"rejected {saved / 'step-000009'}: DONE is missing",
-        f"resumed at step 4 from {saved / 'step-000004'}",
-        "  changed: seed: was 1, is 2",
-        "took the best checkpoint: step 4",
-        "failed: RuntimeError: [odd]",
-    ]
-
-
-@pytest.mark.parametrize("how", [["--once"], []])
-def test_a_stopped_run_is_shown_with_the_command_that_goes_on_wherever_it_was_moved(
-    run, tmp_path, how
-):
-    home = tmp_path / "moved"
-    stopped = {"event": "stopped", "time": 3.0, "step": 4, "reason": "signal", "exit_code": 130}
-    folder = a_run(
-        home / "runs" / "r", {**STARTED, "manifest": "/gone/fruit/manifest.yaml"}, STEP, stopped
-    )
-    plan = {"watch": {"output_dir": "/gone/fruit/runs"}}
-    folder.plan.write_text(json.dumps(plan), encoding="utf-8")
-    (home / "manifest.yaml").write_text("name: demo\n", encoding="utf-8")
-    ran = run("watch", str(folder.path), *how)
-    last = f"go on with: expert train --manifest {home / 'manifest.yaml'} --resume {folder.path}"
-    assert ran.out.splitlines()[-1] == last
-
-
-def test_a_finished_run_is_not_gone_on_with(run):
-    assert "go on with" not in run("watch", str(finished_characters()), "--once").out
-
-
-def test_no_run_is_told(run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    ran = run("watch")
-    assert ran.code == 2
-    assert ran.err.startswith("runs: there is no run below this folder  (name a run folder")
-
-
-def test_watching_and_looking_at_gpu_memory_need_no_torch(tmp_path):
-    a_run(tmp_path / "r", STARTED, STEP, FINISHED)
-    for arguments in (["watch", str(tmp_path / "r")], ["watch", str(tmp_path / "r"), "--once"]):
-        code = (
-            "import sys\n"
-            "sys.modules.update(dict.fromkeys(('torch', 'transformers', 'numpy')))\n"
-            f"sys.argv = ['expert', *{arguments!r}]\n"
-            "from expert.__main__ import main\nmain()\n"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "step" in done.stdout
 
 
 @pytest.mark.parametrize(("flags", "allowed"), [((), False), (("--allow-remote-code",), True)])

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from expert.cli.validate_view import ValidatingView
 from expert.core.errors import EXIT_GATE_FAILED
-from tests.jobs.test_validating import as_it_was, learnt
 from tests.jobs.trained_runs import finished
+from tests.jobs.validated_runs import as_it_was, learnt
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
 CPU = ("--device", "cpu")

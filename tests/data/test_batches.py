@@ -18,9 +18,10 @@ from expert.data.batches import (
     fill_batch,
     fill_padded_batch,
 )
-from expert.data.flat_documents import FlatDocuments, Shard
+from expert.data.flat_documents import FlatDocuments
 from expert.data.pack import Overlong, pack_best_fit, pack_concat, pack_none
 from expert.data.pack_index import PackIndex
+from tests.data.shards import shard_of
 
 PAD = 999
 Document = tuple[list[int], list[tuple[int, int]]]
@@ -87,10 +88,7 @@ def gather(documents: list[Document], *cuts: int) -> FlatDocuments:
     edges = [0, *sorted(min(cut, len(documents)) for cut in cuts), len(documents)]
     shards = [documents[start:stop] for start, stop in pairwise(edges)]
     return FlatDocuments(
-        [
-            Shard.of_lists([tokens for tokens, _ in some], [spans for _, spans in some])
-            for some in shards
-        ]
+        [shard_of([tokens for tokens, _ in some], [spans for _, spans in some]) for some in shards]
     )
 
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from expert.data.drawing import doubt_of_repeats, draw_documents
 from expert.data.encoder import EncodedBatch
-from expert.data.flat_documents import FlatDocuments, Shard
+from expert.data.flat_documents import FlatDocuments
 from expert.data.row_keys import RowKeys, keys_of_batch
+from tests.data.shards import shard_of
 
 counts = st.lists(st.integers(0, 60), min_size=1, max_size=4)
 
@@ -46,7 +47,7 @@ def keys(prompts: list[int], answers: list[int] | None = None) -> RowKeys:
     """Documents of a token of prompt and a token of answer, of which the answer is learnt."""
     answers = answers if answers is not None else [0] * len(prompts)
     tokens = [list(pair) for pair in zip(prompts, answers, strict=True)]
-    return RowKeys.of(FlatDocuments([Shard.of_lists(tokens, [[(1, 2)]] * len(tokens))]))
+    return RowKeys.of(FlatDocuments([shard_of(tokens, [[(1, 2)]] * len(tokens))]))
 
 
 def drawn(known: RowKeys, share: float, seed: int = 3) -> tuple[list[int], list[int]]:
@@ -109,7 +110,7 @@ def test_keys_of_a_batch_are_those_of_the_same_documents_on_disk():
         spans=np.array([2, 3, 2, 3], np.int32),
         span_counts=np.array([2, 2], np.int32),
     )
-    flat = FlatDocuments([Shard.of_lists([[1, 2, 3], [1, 2, 4]], [[(2, 3)], [(2, 3)]])])
+    flat = FlatDocuments([shard_of([[1, 2, 3], [1, 2, 4]], [[(2, 3)], [(2, 3)]])])
     assert np.array_equal(keys_of_batch(batch), RowKeys.of(flat))
     assert batch.ids[2] != batch.ids[5]
     found = keys_of_batch(batch)
@@ -130,7 +131,7 @@ def test_documents_have_one_key_exactly_where_they_have_the_same_tokens(rows, sh
     for first in range(0, len(rows), shard_rows):
         part = rows[first : first + shard_rows]
         spans = [[(len(prompt), len(prompt) + len(answer))] for prompt, answer in part]
-        shards.append(Shard.of_lists([[*prompt, *answer] for prompt, answer in part], spans))
+        shards.append(shard_of([[*prompt, *answer] for prompt, answer in part], spans))
     found = RowKeys.of(FlatDocuments(shards))
     whole = [(*prompt, *answer) for prompt, answer in rows]
     asked = [tuple(prompt) or text for (prompt, _), text in zip(rows, whole, strict=True)]

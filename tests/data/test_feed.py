@@ -12,10 +12,11 @@ import torch
 
 from expert.data.batches import BatchArrays, BatchShape, fill_batch
 from expert.data.feed import PackedFeed, UpdateWork
-from expert.data.flat_documents import FlatDocuments, Shard
+from expert.data.flat_documents import FlatDocuments
 from expert.data.order import DataOrder, micro_batches
 from expert.data.pack import pack_best_fit
 from expert.data.pack_index import PackIndex
+from tests.data.shards import shard_of
 
 PAD = 7
 CPU = torch.device("cpu")
@@ -26,7 +27,7 @@ def some_documents(count: int = 60, seed: int = 0) -> FlatDocuments:
     lengths = random.integers(2, 30, count)
     tokens = [random.integers(10, 500, length).tolist() for length in lengths]
     spans = [[(int(length) // 2, int(length))] for length in lengths]
-    return FlatDocuments([Shard.of_lists(tokens, spans)])
+    return FlatDocuments([shard_of(tokens, spans)])
 
 
 class Case:

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.flat_documents import FlatDocuments, Shard
+from expert.data.flat_documents import FlatDocuments
+from tests.data.shards import shard_of
 
 NO_PLACE = -1
 document = st.lists(st.integers(0, 99), max_size=8).flatmap(
@@ -20,7 +21,7 @@ shards = st.lists(st.lists(document, max_size=5), max_size=4)
 
 
 def flat(some: list[Any]) -> FlatDocuments:
-    return FlatDocuments([Shard.of_lists([t for t, _ in s], [p for _, p in s]) for s in some])
+    return FlatDocuments([shard_of([t for t, _ in s], [p for _, p in s]) for s in some])
 
 
 @given(some=shards, data=st.data())
@@ -50,8 +51,8 @@ def test_documents_are_numbered_through_all_shards(some, data):
 
 
 def test_tokens_and_spans_of_a_store_are_views():
-    shard = Shard.of_lists([[0, 1], [2, 3, 4, 5]], [[], [(0, 4)]])
-    store = FlatDocuments([Shard.of_lists([[9]], [[]]), shard])
+    shard = shard_of([[0, 1], [2, 3, 4, 5]], [[], [(0, 4)]])
+    store = FlatDocuments([shard_of([[9]], [[]]), shard])
     assert np.shares_memory(store.tokens(2), shard.tokens)
     assert np.shares_memory(store.spans(2), shard.spans)
     assert (store.tokens(2).tolist(), store.spans(2).tolist()) == ([2, 3, 4, 5], [[0, 4]])

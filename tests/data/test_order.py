@@ -15,7 +15,6 @@ from expert.data.order import (
     Draw,
     EpochOrder,
     Grouping,
-    bins_of_step,
     micro_batches,
     shuffled,
 )
@@ -82,7 +81,7 @@ def test_a_step_asked_for_alone_is_the_step_of_the_run(count, size, seed, epoch,
     step %= order.steps_per_epoch
     update = order.update(epoch * order.steps_per_epoch + step)
     assert (update.epoch, update.step) == (epoch, step)
-    alone = bins_of_step(seed, epoch, step, count=count, bins_per_update=size)
+    alone = EpochOrder(count, seed, epoch).step(step, size)
     assert alone.tolist() == update.bins.tolist()
 
 
@@ -110,10 +109,6 @@ def test_a_fraction_of_an_epoch_is_rounded_up_once(epochs: float, updates: int):
     # 1.1 * 50 is 55.00000000000001 in floating point; that must not make 56.
     order = DataOrder(100, 2, 0)
     assert order.updates_in(epochs) == updates
-
-
-def test_a_place_in_the_run_is_known_in_epochs():
-    assert DataOrder(140, 2, 0).epochs_at(105) == 1.5
 
 
 def test_an_order_of_nothing_is_refused():

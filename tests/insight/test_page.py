@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from expert.insight.bound import Verdict
 from expert.insight.finding import Finding
 from expert.insight.page.blocks import Example, Folded, LineChart
 from expert.insight.page.contents import ladder_page, make_page
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
 from expert.insight.page.prepared import FIRST_EDGE
-from expert.insight.verdict import Verdict
 from expert.jobs.reporting import gather
 from tests.insight.pages import (
     FIGURES,

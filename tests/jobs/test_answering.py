@@ -13,8 +13,9 @@ from expert.core.rundir import RunFolder
 from expert.data.records import Turn
 from expert.jobs import answering
 from expert.jobs.answering import answer_all
+from expert.jobs.choosing import BASE, NothingTrained, choose
 from expert.jobs.sampling import Decoding, sample
-from expert.jobs.trained import BASE, NothingTrained, choose, load_base, load_trained, read_plan
+from expert.jobs.trained import load_base, load_trained, read_plan
 from tests.jobs.runs import WORDS
 from tests.jobs.trained_runs import finished, finished_characters
 

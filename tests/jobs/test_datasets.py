@@ -16,13 +16,13 @@ from expert.jobs import datasets as job
 from expert.jobs.datasets import DatasetReport, check_dataset
 from expert.jobs.finding import (
     FoundDataset,
-    consolidate,
     count_rows,
     datasets_cache,
     find_datasets,
     hub_cache,
     read_users,
 )
+from expert.jobs.gathering import consolidate
 from expert.jobs.preparing import prepare
 from tests.jobs.test_preparing import ROWS, an_expert, lines
 
@@ -123,7 +123,7 @@ def test_rows_that_repeat_too_much_to_be_kept_apart_are_told(tmp_path):
     assert by_name(report)["validation"].lengths["examples"] == 20
     words = "the rows repeat so much that 20 of 20 rows held out for validation are learnt as well"
     assert report.doubts[0].startswith(words)
-    assert prepare(file).doubt == report.doubts[0]
+    assert [doubt.text for doubt in prepare(file).doubts] == [report.doubts[0]]
 
 
 def test_a_duplicate_is_split_off_with_its_twin_and_preparing_draws_the_same_rows(tmp_path):

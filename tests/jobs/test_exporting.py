@@ -14,18 +14,12 @@ from safetensors.torch import load_file
 
 from expert.core.publish import damage
 from expert.core.rundir import RunFolder
+from expert.jobs.choosing import NothingTrained, choose
 from expert.jobs.comparing import checked_ids, logits_of_trained
 from expert.jobs.export_checks import CannotExport
 from expert.jobs.exporting import UNHARMED_SPREADS, Exported, export
 from expert.jobs.model_card import model_card
-from expert.jobs.trained import (
-    NothingTrained,
-    Trained,
-    choose,
-    load_trained,
-    pick_device,
-    read_plan,
-)
+from expert.jobs.trained import Trained, load_trained, pick_device, read_plan
 from expert.model.export_check import TOLERANCE, compare, logits_of
 from tests.jobs.trained_runs import finished, finished_characters
 

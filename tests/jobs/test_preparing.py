@@ -16,7 +16,8 @@ from expert.data.encoder import CharacterEncoder
 from expert.data.records import DataError
 from expert.jobs.feeding import data_order, settled_by_data
 from expert.jobs.planning import plan
-from expert.jobs.preparing import PreparedData, prepare
+from expert.jobs.prepared import PreparedData
+from expert.jobs.preparing import prepare
 from expert.jobs.preparing_all import manifests_below
 from expert.jobs.training import planned_and_open
 from expert.manifest.reader import read_manifest

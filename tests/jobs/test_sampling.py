@@ -14,15 +14,10 @@ from expert.core.rundir import RunFolder
 from expert.data.encoder import read_special_tokens
 from expert.data.records import DataError, Example, Turn
 from expert.data.text_tools import text_tools
+from expert.jobs.choosing import NothingTrained, choose
 from expert.jobs.preparing import prepare
 from expert.jobs.sampling import CannotSample, prompt_text, sample
-from expert.jobs.trained import (
-    NothingTrained,
-    choose,
-    load_trained,
-    pick_device,
-    read_plan,
-)
+from expert.jobs.trained import load_trained, pick_device, read_plan
 from expert.model.chargpt import load_char_gpt
 from tests.data.tokenizers import model_folder
 from tests.jobs.runs import base_model, write_expert

@@ -17,8 +17,9 @@ import pytest
 from expert.core.publish import publishing
 from expert.core.rundir import RunFolder
 from expert.jobs import smollm2
+from expert.jobs.choosing import choose
 from expert.jobs.smollm2 import ModelUnavailable, provide_model, smollm2_folder
-from expert.jobs.trained import choose, load_trained, read_plan
+from expert.jobs.trained import load_trained, read_plan
 from expert.manifest.reader import read_manifest
 from expert.planning.resolve import home_models
 from tests.jobs.runs import events_of, run, write_expert

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from expert.core.errors import ManifestError
 from expert.manifest.document import Document, parse_document
 from expert.manifest.expectations import resolve, schema
-from expert.manifest.names import aliases_of
+from expert.manifest.names import CONFIG_ALIASES
 from expert.manifest.reader import understand
 from expert.manifest.rules import _SCHEDULE_OPTIONS
 from expert.manifest.schema import CHAR_GPT, Manifest
-from expert.manifest.write import as_item, to_json
+from expert.manifest.write import to_json
+from tests.manifest.items import as_item
 
 _CHARACTERS = st.characters(exclude_characters="\x00", exclude_categories=["Cs"])
 TEXTS = st.text(_CHARACTERS, max_size=12) | st.sampled_from(
@@ -157,6 +158,11 @@ def document_of(data: Mapping[str, Any]) -> Document:
     return parse_document(to_json(as_item(dict(data))), "json")
 
 
+def _aliases_of(key: str) -> list[str]:
+    """Other names of a key of training.config."""
+    return [alias for alias, canonical in CONFIG_ALIASES.items() if canonical == key]
+
+
 def _settle_models(data: dict[str, Any]) -> None:
     """Make the base models agree with each other: one character model, or none."""
     models = data["base_models"]
@@ -240,7 +246,7 @@ def any_spelling(draw: st.DrawFn, data: Mapping[str, Any]) -> dict[str, Any]:
         if key == "save_every_epochs":  # elsewhere it asks for a checkpoint per epoch besides
             places[-1][key] = value
             continue
-        draw(st.sampled_from(places))[draw(st.sampled_from([key, *aliases_of(key)]))] = value
+        draw(st.sampled_from(places))[draw(st.sampled_from([key, *_aliases_of(key)]))] = value
     if len(spelt["base_models"]) == 1 and draw(st.booleans()):
         spelt["schema_version"] = "1.0"
         spelt["base_model"] = spelt.pop("base_models")[0]

@@ -23,7 +23,6 @@ from expert.manifest.names import (
     MODEL_NAMES,
     SHAPE_ALIASES,
     SPECIAL_NAMES,
-    aliases_of,
     home_of,
 )
 from expert.manifest.schema import Manifest
@@ -404,10 +403,9 @@ def test_null_neither_contradicts_nor_wins_but_where_it_is_a_value():
     )
 
 
-def test_home_of_and_aliases_of_speak_the_same_table():
+def test_a_key_that_stands_alone_has_a_home():
     assert home_of("batch_size") == "training.config.batch_size"
     assert home_of("lr") == "training.config.learning_rate"
     assert home_of("val_path") == "training.dataset.validation_path"
     assert home_of("text_field") == "training.dataset.text_field"
     assert home_of("nothing") is None
-    assert "lr" in aliases_of("learning_rate")

@@ -16,7 +16,8 @@ from expert.manifest.config import TrainingConfig
 from expert.manifest.document import Document, parse_document, read_document
 from expert.manifest.reader import understand
 from expert.manifest.upgrade import FIRST_KEYS, PERFORMANCE_KEYS, upgrade
-from expert.manifest.write import as_item, to_json, to_yaml
+from expert.manifest.write import to_json, to_yaml
+from tests.manifest.items import as_item
 from tests.manifest.strategies import any_manifest, any_spelling, document_of, manifest_of
 
 ROOT = Path(__file__).parents[2]

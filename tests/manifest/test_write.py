@@ -14,12 +14,10 @@ from expert.manifest.document import Item, parse_document
 from expert.manifest.reader import understand
 from expert.manifest.write import (
     WIDTH,
-    as_item,
-    manifest_to_json,
-    manifest_to_yaml,
     to_json,
     to_yaml,
 )
+from tests.manifest.items import as_item, manifest_item
 from tests.manifest.strategies import KEYS, SCALARS, any_manifest, manifest_of
 
 TREES = st.dictionaries(
@@ -237,8 +235,8 @@ def test_a_written_manifest_holds_what_was_set_and_its_metadata_but_no_defaults(
         "made_by": {"tool": "t"},
     }
     manifest = manifest_of(data)
-    assert json.loads(manifest_to_json(manifest)) == {"schema_version": "2.0", **data}
-    assert yaml.safe_load(manifest_to_yaml(manifest)) == {"schema_version": "2.0", **data}
+    assert json.loads(to_json(manifest_item(manifest))) == {"schema_version": "2.0", **data}
+    assert yaml.safe_load(to_yaml(manifest_item(manifest))) == {"schema_version": "2.0", **data}
 
 
 @given(any_manifest())
@@ -256,7 +254,10 @@ def test_very_many_manifests_read_back_equal(data):
 
 def check_manifest(data: Any) -> None:
     manifest = manifest_of(data)
-    for kind, text in (("json", manifest_to_json(manifest)), ("yaml", manifest_to_yaml(manifest))):
+    for kind, text in (
+        ("json", to_json(manifest_item(manifest))),
+        ("yaml", to_yaml(manifest_item(manifest))),
+    ):
         again = understand(parse_document(text, kind)).manifest  # type: ignore[arg-type]
         assert again == manifest, kind
         assert again.model_dump() == manifest.model_dump(), kind

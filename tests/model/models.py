@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from expert.model.load import LoadedModel
 from expert.planning.run_plan import AdapterPlan, KernelPlan, ModelPlan
 from tests.data.tokenizers import model_folder
 
@@ -183,3 +184,11 @@ def rewrite_config(folder: Path, **changes: Any) -> None:
     file = folder / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps({**config, **changes}), encoding="utf-8")
+
+
+def trainable_tensors(loaded: LoadedModel) -> dict[str, Tensor]:
+    """What a checkpoint keeps of a model: all that learns, and what AdaLoRA remembers."""
+    tensors = {name: parameter.detach() for name, parameter in loaded.trainable}
+    if loaded.ranks is not None:
+        tensors |= {f"adalora.{name}": value for name, value in loaded.ranks.tensors().items()}
+    return tensors

@@ -11,7 +11,7 @@ import torch
 from expert.model.adapters import adalora_schedule
 from expert.model.errors import ModelError
 from expert.model.load import LoadedModel, load_model
-from expert.model.saving import load_trainable, save_trained, trainable_tensors
+from expert.model.saving import load_trainable, save_trained
 from tests.model.models import (
     Batch,
     adapter_plan,
@@ -20,6 +20,7 @@ from tests.model.models import (
     make_batch,
     model_plan,
     tiny_model,
+    trainable_tensors,
 )
 
 KINDS = ("lora", "dora", "ia3", "lokr", "adalora")

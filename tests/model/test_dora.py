@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from expert.model import adapters
 from expert.model.dora import faster_class, row_norms, settle_dora
 from expert.model.load import LoadedModel, load_model
-from expert.model.saving import load_trainable, merged, save_trained, trainable_tensors
+from expert.model.saving import load_trainable, save_trained
 from tests.model.models import (
     adapter_plan,
     documents,
@@ -22,6 +22,7 @@ from tests.model.models import (
     make_batch,
     model_plan,
     tiny_model,
+    trainable_tensors,
 )
 
 INPUTS, OUTPUTS, RANK, SCALING = 48, 40, 3, 2.0
@@ -378,10 +379,12 @@ def test_the_saved_adapter_gives_plain_peft_the_same_logits(qwen: Path, tmp_path
     base = AutoModelForCausalLM.from_pretrained(qwen, dtype=torch.float32)
     plain = PeftModel.from_pretrained(base, tmp_path).eval()
     document = documents(12)
-    whole = merged(loaded).eval()
     with torch.no_grad():
         logits = loaded.hidden(make_batch([document])) @ loaded.head().T
         expected = plain(input_ids=torch.tensor(document)).logits[0]
+        module: Any = loaded.module
+        whole = module.merge_and_unload().eval()
+        whole.set_attn_implementation("sdpa")
         same = whole(input_ids=torch.tensor(document)).logits[0]
     limit = FLOAT_ERROR * expected.abs().max().item()
     torch.testing.assert_close(logits, expected, rtol=FLOAT_ERROR, atol=limit)

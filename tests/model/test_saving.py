@@ -12,7 +12,7 @@ from torch import Tensor
 
 from expert.model.errors import ModelError
 from expert.model.load import LoadedModel, load_model
-from expert.model.saving import load_trainable, merged, save_trained, trainable_tensors
+from expert.model.saving import load_trainable, save_trained
 from tests.model.models import (
     adapter_plan,
     documents,
@@ -20,6 +20,7 @@ from tests.model.models import (
     make_batch,
     model_plan,
     tiny_model,
+    trainable_tensors,
 )
 
 KINDS = ("lora", "dora", "ia3", "lokr", "adalora")
@@ -209,31 +210,12 @@ def test_tensors_of_another_model_are_refused_and_change_nothing(qwen: Path):
 def test_a_merged_model_gives_the_logits_of_the_adapter(qwen: Path, kind: str):
     loaded = trained(load(qwen, kind))
     ours = our_logits(loaded)
-    whole = merged(loaded)
+    module: Any = loaded.module
+    whole = module.merge_and_unload()
+    whole.set_attn_implementation("sdpa")
     assert not any("lora" in name for name, _ in whole.named_parameters())
     # Merged weights are rounded once more: a hundred times as many roundings as a sum's order.
     assert_same(ours, plain_logits(whole), 10 * FLOAT_ERROR)
-    assert_same(ours, our_logits(loaded))  # which stays as it was
-
-
-def test_an_adapter_of_a_quantised_base_is_merged_into_the_originals(qwen: Path, tmp_path: Path):
-    from peft import PeftModel
-
-    loaded = trained(load(qwen, quantization="int4", soft_prompts=[]))
-    save_trained(loaded, tmp_path)
-    plain = PeftModel.from_pretrained(plain_base(qwen), tmp_path)
-    assert_same(plain_logits(merged(loaded)), plain_logits(plain), 10 * FLOAT_ERROR)
-
-
-def test_a_merged_model_is_saved_as_a_plain_one(qwen: Path, tmp_path: Path):
-    loaded = trained(load(qwen))
-    merged(loaded).save_pretrained(tmp_path)
-    assert_same(our_logits(loaded), plain_logits(plain_base(tmp_path)), 10 * FLOAT_ERROR)
-
-
-def test_there_is_nothing_to_merge_without_an_adapter(qwen: Path):
-    with pytest.raises(ModelError, match="full has no adapter to merge"):
-        merged(load(qwen, "full"))
 
 
 def test_an_adapter_of_a_cached_model_names_its_hub_id_and_commit(tmp_path: Path):

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from expert.data.audit import SplitReport
     from expert.jobs.datasets import DatasetReport
-    from expert.jobs.finding import FoundDataset, Gathered
+    from expert.jobs.finding import FoundDataset
+    from expert.jobs.gathering import Gathered
 
 app = typer.Typer(help="Look into data sets.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -137,8 +138,9 @@ def find_datasets(
     import os
 
     from expert.cli.display import make_console, show_problems, write_line
-    from expert.jobs.finding import consolidate, read_users
     from expert.jobs.finding import find_datasets as find
+    from expert.jobs.finding import read_users
+    from expert.jobs.gathering import consolidate
 
     if destination is not None and manifests is None:
         raise typer.BadParameter("--consolidate needs the manifests: --manifests FOLDER")

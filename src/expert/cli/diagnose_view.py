@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from expert.insight.anatomy import RunTimes, StepAnatomy
+    from expert.insight.bound import Verdict
     from expert.insight.finding import Finding
-    from expert.insight.verdict import Verdict
     from expert.jobs.diagnosing import Diagnosis
 
 MARKS = {"error": "✗ error", "warning": "! warning", "note": "· note", "good": "✓ good"}

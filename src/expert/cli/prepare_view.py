@@ -12,7 +12,9 @@ from expert.cli.words import count
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.jobs.preparing import PreparedData, PreparedSplit, Tell
+    from expert.data.pack_index import PackStatistics
+    from expert.jobs.prepared import PreparedData, PreparedSplit
+    from expert.jobs.preparing import Tell
     from expert.jobs.preparing_all import Outcome
 
 
@@ -50,7 +52,7 @@ def show_prepared(data: PreparedData, console: Console) -> None:
             word = "hit" if prepared.hit else "miss"
             console.print(f"{split.name}: cache {word}: {prepared.because}: {prepared.folder}")
     made = {each.folder: each.left_out for split in data.splits() for each in split.folders}
-    for text in filter(None, made.values()):
+    for text in filter(None, (*made.values(), *(doubt.text for doubt in data.doubts))):
         say(console, f"warning: {text}", "yellow")
     columns = ("", *(split.name for split in data.splits()))
     rows = [[_facts(split) for split in data.splits()]]
@@ -103,8 +105,16 @@ def _facts(split: PreparedSplit) -> dict[str, str]:
         "sequences": f"{packed.bins:,} of {split.index.length} tokens",
         "fill": f"{packed.fill:.2%}",
         "examples per sequence": f"{packed.examples_per_bin:.2f}",
-        "padding avoided": count(max(0, packed.padding_avoided)) + " tokens",
+        "padding avoided": _padding_avoided(packed),
     }
+
+
+def _padding_avoided(packed: PackStatistics) -> str:
+    """Against rows padded to the longest of a batch; few rows an update may not fill a sequence
+    that has room for the longest."""
+    if packed.padding_avoided >= 0:
+        return f"{count(packed.padding_avoided)} tokens"
+    return "none: an update is shorter than the longest row; a larger batch_size fills sequences"
 
 
 def _show_histogram(split: PreparedSplit, console: Console) -> None:

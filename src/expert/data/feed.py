@@ -54,11 +54,10 @@ class Batch:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class FedUpdate:
-    """The batches of one update, and how long they were waited for."""
+    """The batches of one update, and what making them took."""
 
     update: Update
     batches: tuple[Batch, ...]
-    waited_seconds: float
     made_seconds: float | None = None
     """How long somebody worked on them; None where processes did."""
     copied: tuple[Any, Any] | None = None
@@ -257,14 +256,12 @@ class PackedFeed:
     def __iter__(self) -> Iterator[FedUpdate]:
         while True:
             self._release()
-            began = time.perf_counter()
             filled = self._ready.get()
-            waited = time.perf_counter() - began
             if filled is None:
                 return
             if isinstance(filled, BaseException):
                 raise filled
-            yield self._handed_over(filled, waited)
+            yield self._handed_over(filled)
 
     def _release(self) -> None:
         if self._held is not None:
@@ -272,7 +269,7 @@ class PackedFeed:
             self._free.put(self._held)
             self._held = None
 
-    def _handed_over(self, filled: _Filled, waited: float) -> FedUpdate:
+    def _handed_over(self, filled: _Filled) -> FedUpdate:
         slot = filled.slot
         slot.take()
         self._held = slot
@@ -290,7 +287,6 @@ class PackedFeed:
         return FedUpdate(
             update=filled.update,
             batches=batches,
-            waited_seconds=waited,
             made_seconds=filled.seconds,
             copied=slot.copied,
         )

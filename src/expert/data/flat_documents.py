@@ -25,18 +25,6 @@ class Shard(NamedTuple):
     span_offsets: Numbers
     """Where each document begins in `spans`, and the end of the last one."""
 
-    @classmethod
-    def of_lists(
-        cls, tokens: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]
-    ) -> Shard:
-        """Documents from lists: the tokens and the learnt spans of each."""
-        return cls(
-            np.asarray([token for document in tokens for token in document], dtype=np.int32),
-            np.cumsum([0, *map(len, tokens)]),
-            np.asarray([end for some in spans for span in some for end in span], np.int32),
-            np.cumsum([0, *(2 * len(some) for some in spans)]),
-        )
-
 
 class FlatDocuments:
     """Shards as one row of documents. Their offsets are copied, 12 bytes a document with their

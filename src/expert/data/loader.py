@@ -239,7 +239,6 @@ class PaddedFeed:
         return FedUpdate(
             update=update,
             batches=made,
-            waited_seconds=waited,
             made_seconds=waited if self._loader.num_workers == 0 else None,
         )
 

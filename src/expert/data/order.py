@@ -91,19 +91,6 @@ class EpochOrder:
         return np.concatenate([batches[turn].ravel(), rest])
 
 
-def bins_of_step(
-    seed: int,
-    epoch: int,
-    step: int,
-    *,
-    count: int,
-    bins_per_update: int,
-    grouping: Grouping | None = None,
-) -> NDArray[np.int64]:
-    """The bins of one update, from nothing but numbers; `DataOrder` keeps the epoch's order."""
-    return EpochOrder(count, seed, epoch, grouping).step(step, bins_per_update)
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class Update:
     """What one update is made of."""
@@ -140,10 +127,6 @@ class DataOrder:
     def updates_in(self, epochs: float) -> int:
         """Updates of so many epochs, a fraction rounded up; 1.1 epochs of 50 updates are 55."""
         return math.ceil(Fraction(str(epochs)) * self.steps_per_epoch)
-
-    def epochs_at(self, done: int) -> float:
-        """Epochs behind us after so many updates."""
-        return done / self.steps_per_epoch
 
     def update(self, done: int) -> Update:
         """The update that follows after `done` of them."""

@@ -9,7 +9,7 @@ from expert.insight.anatomy import number
 from expert.insight.bands import expected_band
 from expert.insight.evidence import Evidence
 from expert.insight.finding import Finding
-from expert.insight.verdict import CADENCE_SHARE, PAUSES_MATTER_SECONDS, advised_interval
+from expert.insight.pauses import CADENCE_SHARE, PAUSES_MATTER_SECONDS, advised_interval
 from expert.insight.wording import percent, span
 from expert.planning.cards import card_named
 

@@ -6,27 +6,15 @@ for data tells nothing about its kernels, so the feeding is judged before the co
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from expert.core.words import gib
 from expert.insight.anatomy import StepAnatomy, number
+from expert.insight.bound import Gain, Verdict
 from expert.insight.evidence import Evidence
+from expert.insight.pauses import judge_run
 from expert.insight.wording import percent, span, times
 from expert.planning.gains import NOT_RECOMPUTED
-
-Kind = Literal[
-    "data-bound",
-    "copy-bound",
-    "launch-bound",
-    "sync-bound",
-    "memory-bound",
-    "compute-bound",
-    "evaluation-bound",
-    "saving-bound",
-    "start-bound",
-    "unknown",
-]
 
 WAITING_SHARE = 0.10
 """Less waiting than a tenth is not worth a change; healthy runs on an H200 waited below 1 %."""
@@ -44,121 +32,11 @@ FULL_UTILIZATION = 0.97
 an H200 an 8B model on NF4 weights did in all of them, at 100 % (training-speed-h200.json)."""
 RETRIES_PER_UPDATE = 0.1
 """Emptying the allocator's cache waits for the device; once in ten updates is not the start."""
-START_MATTERS_SECONDS = 60.0
-"""Loading and compiling of a shorter start are not worth a word."""
-PAUSES_MATTER_SECONDS = 2.0
-"""Evaluating and saving that took less in all are nothing to change, whatever their share."""
-CADENCE_SHARE = 0.05
-"""What evaluating or saving may take beside the training; the advised interval comes from it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gain:
-    """One change, how many times as fast it would be at most, and how that was reckoned."""
-
-    what: str
-    factor: float
-    reckoned: str
-
-    def __str__(self) -> str:
-        return f"{self.what}: {times(self.factor)} ({self.reckoned})"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What the run is bound by; `gains` is empty where nothing is to be gained or to be told."""
-
-    kind: Kind
-    sentence: str
-    fix: str = ""
-    overrides: tuple[str, ...] = ()
-    """The fix as `--set` takes it, where a key alone mends it."""
-    gains: tuple[Gain, ...] = ()
-
-    @property
-    def gain(self) -> float | None:
-        return max((gain.factor for gain in self.gains), default=None)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "gain": self.gain, "gains": [asdict(g) for g in self.gains]}
 
 
 def judge(found: Evidence) -> Verdict:
     """The verdict: by the whole time where most of it was no training, else by an update."""
     return judge_run(found) or judge_step(found)
-
-
-# --- the whole run -------------------------------------------------------------------------------
-
-
-def judge_run(found: Evidence) -> Verdict | None:
-    """A verdict where something else took longer than the training itself."""
-    spent = found.anatomy.run
-    parts: dict[str, float] = {}
-    if len(found.run.of("eval")) > 1:  # a single one at the end is not too many
-        parts["evaluation"] = spent.evaluating
-    if len(found.run.of("saved")) > 1:
-        parts["saving"] = spent.saving
-    ended = any(found.run.of(kind) for kind in ("finished", "stopped"))
-    if ended and spent.start >= START_MATTERS_SECONDS:
-        parts["start"] = spent.start
-    name = max(parts, key=lambda part: parts[part], default="")
-    seconds = parts.get(name, 0.0)
-    if found.step is None or seconds < max(PAUSES_MATTER_SECONDS, spent.training):
-        return None
-    if name == "start":
-        return _start_bound(found)
-    kind: Kind = "evaluation-bound" if name == "evaluation" else "saving-bound"
-    word = "evaluating" if name == "evaluation" else "saving checkpoints"
-    rarer = CADENCE_SHARE * spent.training
-    factor = spent.total / (spent.total - seconds + rarer)
-    key, interval = advised_interval(found, "eval" if name == "evaluation" else "saved", seconds)
-    return Verdict(
-        kind=kind,
-        sentence=f"{kind}: {word} took {span(seconds)} of {span(spent.total)} "
-        f"({percent(seconds / spent.total)}), training only {span(spent.training)}.",
-        fix=f"training.config.{key}: {interval}",
-        overrides=(f"training.config.{key}={interval}",),
-        gains=(
-            Gain(
-                what=f"{key}: {interval}",
-                factor=factor,
-                reckoned=f"{span(spent.total)} / ({span(spent.total)} - {span(seconds)} + "
-                f"{percent(CADENCE_SHARE)} of {span(spent.training)})",
-            ),
-        ),
-    )
-
-
-def advised_interval(found: Evidence, event: str, seconds: float) -> tuple[str, int]:
-    """The key and the updates between two, so that all of them take a twentieth of the training."""
-    key = "eval_steps" if event == "eval" else "save_steps"
-    updates = sum(line.updates for line in found.anatomy.lines)
-    count = max(1, len(found.run.of(event)))
-    training = found.anatomy.run.training
-    allowed = max(1.0, CADENCE_SHARE * training / (seconds / count)) if seconds else 1.0
-    return key, max(1, round(updates / allowed))
-
-
-def _start_bound(found: Evidence) -> Verdict:
-    spent = found.anatomy.run
-    fix = "train longer, or several experts one after the other on the same machine"
-    gains: tuple[Gain, ...] = ()
-    if spent.compiling > spent.loading:
-        fix = "training.config.torch_compile: false (a run this short does not win it back)"
-        factor = spent.total / (spent.total - spent.compiling)
-        reckoned = f"{span(spent.total)} / ({span(spent.total)} - {span(spent.compiling)})"
-        gains = (Gain(what="not compiling, at most", factor=factor, reckoned=reckoned),)
-    return Verdict(
-        kind="start-bound",
-        sentence=f"start-bound: loading took {span(spent.loading)} and compiling "
-        f"{span(spent.compiling)} of {span(spent.total)}, training only {span(spent.training)}.",
-        fix=fix,
-        gains=gains,
-    )
-
-
-# --- a step --------------------------------------------------------------------------------------
 
 
 def judge_step(found: Evidence) -> Verdict:

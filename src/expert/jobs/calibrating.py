@@ -37,8 +37,9 @@ class MemoryWatch:
         from expert.planning.calibration import workload_of
 
         self._plan, self._device, self._gpu, self._emit = plan, device, gpu, emit
-        # What is recorded keeps gradients and activations, which would be taken for weights.
-        tells = device.type == "cuda" and not plan.kernels.cuda_graphs
+        # What is recorded keeps gradients and activations, which would be taken for weights; and
+        # where widths vary, the widest batches, which are estimated, may be others.
+        tells = device.type == "cuda" and not (plan.kernels.cuda_graphs or plan.data.trim)
         self._left = UPDATES if tells and plan.memory.workload else 0
         self._work: Workload | None = workload_of(plan) if self._left else None
         if self._left:

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from expert.data.prepare import Prepared
     from expert.data.records import BadRow, Row
     from expert.data.row_keys import RowKeys
+    from expert.data.shared_rows import SharedRows
     from expert.data.sources import Source, Sources
-    from expert.jobs.preparing import PreparedSplit
+    from expert.jobs.places import Doubt
+    from expert.jobs.prepared import PreparedSplit
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
     from expert.planning.survey import Survey
@@ -38,6 +40,8 @@ class Counts:
 
     survey: Survey
     packed: PreparedSplit | None = None
+    doubts: tuple[Doubt, ...] = ()
+    """What was found of the rows that the run is to be judged by."""
 
 
 class _NotPrepared(Exception):
@@ -65,6 +69,12 @@ class _OnlyLooking(Builder):
         if len(there) < len(kept):
             raise _NotPrepared  # to make them every token would be read
         return RowKeys.joined(there)
+
+    def _shared(self, split: Any, train: Any, learnt: Any) -> SharedRows | None:
+        try:
+            return super()._shared(split, train, learnt)
+        except _NotPrepared:  # the next run makes the keys, and tells
+            return None
 
     def _index(self, name: str, lengths: Any, seed: int, packing: Any) -> Any:
         raise _NotPrepared
@@ -102,9 +112,10 @@ def _prepared(builder: _OnlyLooking, trains: list[Source]) -> Counts | None:
     except _NotPrepared:
         return None
     try:
-        return counts_of(builder, builder.build().train)
+        made = builder.build()
     except _NotPrepared:
         return Counts(_survey(builder, tokens))
+    return replace(counts_of(builder, made.train), doubts=made.doubts)
 
 
 def counts_of(builder: Builder, train: PreparedSplit) -> Counts:
@@ -113,8 +124,9 @@ def counts_of(builder: Builder, train: PreparedSplit) -> Counts:
 
     survey = _survey(builder, train.folders)
     if builder.plan.data.packing != "none":
-        index = train.index
-        survey = replace(survey, packed=PackedRows(index.examples, index.bins, index.length))
+        index, fill = train.index, train.index.statistics().fill
+        packed = PackedRows(index.examples, index.bins, index.length, fill)
+        survey = replace(survey, packed=packed)
     return Counts(survey, train)
 
 

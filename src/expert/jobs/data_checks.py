@@ -16,6 +16,7 @@ from expert.core.words import counted, gib
 from expert.insight.finding import Finding
 
 if TYPE_CHECKING:
+    from expert.data.shared_rows import SharedRows
     from expert.data.sources import Source, Sources
     from expert.jobs.preparing import Builder
     from expert.jobs.storage import ReadSpeed
@@ -162,6 +163,7 @@ def _prepared(builder: Builder, plan: RunPlan) -> DataFacts:
         ),
         *_left_out(total.rows_in, total.bad_rows, sum(total.dropped.values()), exact=True),
         *_overlong(plan, total.documents, over.cut, over.split, over.dropped, exact=True),
+        *map(_shared, made.shared),
     ]
     return DataFacts(
         findings=findings,
@@ -288,6 +290,18 @@ def _overlong(
             numbers={"share": share, "rows": count},
         )
     ]
+
+
+def _shared(rows: SharedRows) -> Finding:
+    return Finding(
+        name="rows-shared",
+        severity="warning",
+        title=f"{rows.split} rows stand in the training rows as well",
+        evidence=rows.evidence,
+        consequence=rows.consequence,
+        fix="take them out of one of the two; expert dataset check lists them",
+        numbers={"rows": rows.count, "share": rows.count / rows.of},
+    )
 
 
 def _size(plan: RunPlan, files: Sequence[Path], size: int) -> list[Finding]:

@@ -8,11 +8,12 @@ from typing import Any
 
 from expert.core.rundir import RunFolder, named_manifest
 from expert.insight.anatomy import Anatomy, dissect
+from expert.insight.bound import Verdict
 from expert.insight.evidence import Evidence
 from expert.insight.faults import find_faults
 from expert.insight.finding import Finding, worst_first
 from expert.insight.record import RunRecord, read_run
-from expert.insight.verdict import Verdict, judge, judge_step
+from expert.insight.verdict import judge, judge_step
 from expert.jobs.run_places import find_trained
 from expert.jobs.watching import State, status_by
 

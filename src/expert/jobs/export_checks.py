@@ -14,7 +14,7 @@ from expert.jobs.standing_verdict import read_verdict
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
-    from expert.jobs.trained import Choice
+    from expert.jobs.choosing import Choice
     from expert.planning.run_plan import RunPlan
 
 Kind = Literal["adapter", "merged", "model"]

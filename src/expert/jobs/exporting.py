@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from expert.core.rundir import RunFolder
-    from expert.jobs.trained import Choice, Trained
+    from expert.jobs.choosing import Choice
+    from expert.jobs.trained import Trained
     from expert.model.export_check import Difference
     from expert.planning.run_plan import RunPlan
 
@@ -93,7 +94,8 @@ def export(
 
     A run that was validated and did not pass the gate is refused, unless `allow_failed`.
     """
-    from expert.jobs.trained import base_remark, choose, read_plan
+    from expert.jobs.choosing import choose
+    from expert.jobs.trained import base_remark, read_plan
     from expert.jobs.watching import find_run
 
     # All that may be refused is asked before torch is imported, which takes seconds.

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.data.records import BadRow, Example, Row
     from expert.data.sources import Source
-    from expert.jobs.preparing import Builder, PreparedData, PreparedSplit
+    from expert.jobs.prepared import PreparedData, PreparedSplit
+    from expert.jobs.preparing import Builder
     from expert.manifest.dataset import DatasetSpec
     from expert.planning.run_plan import RunPlan
 

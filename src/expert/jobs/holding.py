@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from expert.insight.pairs import Paired, in_turns, one_after_the_other
 from expert.jobs.pairing import rates_of, time_alone, time_in_turns
 from expert.jobs.rig import RungLost
-from expert.jobs.rungs import FIRST_UPDATES
+from expert.jobs.rung_windows import FIRST_UPDATES
 from expert.planning.ladder import fit_together
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from expert.jobs.healing import RunFailed, fall_back, is_out_of_memory, nothing_
 
 if TYPE_CHECKING:
     from expert.data.feed import Batch
-    from expert.jobs.preparing import PreparedSplit
+    from expert.jobs.prepared import PreparedSplit
     from expert.jobs.session import Session
     from expert.training.evaluation import EvalResult, EvalSums
 
@@ -64,8 +65,8 @@ def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> Eva
 def probe(session: Session) -> None:
     """Try the largest batch there will be, of training and of evaluation, and forget the result.
 
-    Packed batches all have one shape, so that the first update is their trial. What the optimizer
-    will keep from the first update on is held in the meantime.
+    Packed batches of one width need no trial but the first update. What the optimizer will keep
+    from the first update on is held in the meantime.
     """
     import torch
 
@@ -76,10 +77,29 @@ def probe(session: Session) -> None:
         batch = widest_batch(session)
         built.engine.accumulate(batch, divisor=max(1, batch.targets))
         built.engine.discard()
+    elif varies_in_width(session):
+        with full_width_feed(session) as fed:
+            batch = next(iter(fed)).batches[0]
+            built.engine.accumulate(batch, divisor=max(1, batch.targets))
+            built.engine.discard()
     for split in (data.validation if session.evaluates else None, data.test):
         if split is not None:
             _fitting(session, split, most=1)
     del held
+
+
+def varies_in_width(session: Session) -> bool:
+    """Whether a later batch may need more of a card than the first; a CPU has its memory or dies
+    of it."""
+    return session.plan.data.trim and session.device.type != "cpu"
+
+
+def full_width_feed(session: Session) -> AbstractContextManager[Any]:
+    """The updates to come with batches as wide as any can be."""
+    from expert.jobs.feeding import training_feed
+
+    whole = session.plan.with_values({"data.trim": False}, "to try the widest", "machine")
+    return training_feed(whole, session.data, session.state, device=session.device)
 
 
 def widest_batch(session: Session) -> Batch:

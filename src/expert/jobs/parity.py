@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from expert.jobs.building import Built
     from expert.jobs.checkpoints import Groups
     from expert.jobs.feeding import RunData
-    from expert.jobs.preparing import PreparedSplit
+    from expert.jobs.prepared import PreparedSplit
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
 

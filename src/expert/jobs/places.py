@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Doubt:
-    """A key whose file, folder or model is not found now, and what to do."""
+    """A key whose file, folder or model is not found now or tells too little, and what to do."""
 
     path: str
     text: str

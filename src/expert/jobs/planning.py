@@ -90,15 +90,17 @@ def counted_plan(
     counts = count_rows(read, plan)
     if counts is not None:
         plan = _as_packed(made(counts), counts)
-    return _with_doubts(plan, read, model), counts
+    return _with_doubts(plan, read, model, counts), counts
 
 
-def _with_doubts(plan: RunPlan, read: ReadManifest, model: str | None) -> RunPlan:
-    """The plan with a warning of everything it rests on that is not there."""
+def _with_doubts(
+    plan: RunPlan, read: ReadManifest, model: str | None, counts: Counts | None
+) -> RunPlan:
+    """The plan with a warning of everything it rests on that is not there, or tells too little."""
     from expert.jobs.places import doubts_about
     from expert.planning.decisions import Remark
 
-    doubts = doubts_about(read, model=model)
+    doubts = [*doubts_about(read, model=model), *(counts.doubts if counts else ())]
     told = [Remark(kind="warning", path=doubt.path, text=doubt.text) for doubt in doubts]
     return plan.model_copy(update={"remarks": (*plan.remarks, *told)})
 

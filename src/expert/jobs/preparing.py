@@ -5,24 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.jobs.packing import packed, packing_for, soft_tokens
+from expert.jobs.places import Doubt
+from expert.jobs.prepared import PreparedData, PreparedSplit
 from expert.jobs.tokenizer_files import tokenizer_folder
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from expert.data.documents import DocumentStore
     from expert.data.encoder import Encoder
     from expert.data.pack_index import PackIndex
     from expert.data.prepare import Prepared, Recipe
     from expert.data.records import BadRow, Row
     from expert.data.row_keys import RowKeys
+    from expert.data.shared_rows import SharedRows
     from expert.data.sources import Source, Sources
     from expert.data.streaming import Stream
     from expert.data.templates import Template
@@ -38,40 +39,6 @@ ENOUGH_FOR_TWO = 4_000_000
 
 class NothingToPrepare(ExpertError):
     """Rows that are tokenised while training."""
-
-
-@dataclass(frozen=True)
-class PreparedSplit:
-    """Training, validation or test rows: the tokens, and the sequences they were packed into."""
-
-    name: str
-    folders: tuple[Prepared, ...]
-    index: PackIndex
-    index_file: Path
-    index_hit: bool
-
-    def open(self) -> DocumentStore:
-        """The documents, memory-mapped."""
-        from expert.data.documents import DocumentStore
-
-        return DocumentStore(*(prepared.folder for prepared in self.folders))
-
-
-@dataclass(frozen=True)
-class PreparedData:
-    """Everything a run reads, and what there is to say about it."""
-
-    train: PreparedSplit
-    validation: PreparedSplit | None
-    test: PreparedSplit | None
-    encoder: Encoder
-    template: str
-    doubt: str = ""
-    """Why the validation rows tell less than they should; "" where nothing speaks for that."""
-
-    def splits(self) -> list[PreparedSplit]:
-        found = (self.train, self.validation, self.test)
-        return [split for split in found if split is not None]
 
 
 def prepare(
@@ -118,6 +85,11 @@ class Builder:
         self._window_packing: Packing | None = None
 
     @property
+    def _check(self) -> str:
+        """The command that says where bad and shared rows stand."""
+        return f"expert dataset check --manifest {self.manifest_file}"
+
+    @property
     def beside(self) -> Path:
         """Where indexes, further splits and what rows are recognised by go: in the cache, or beside
         a folder that is the cache."""
@@ -129,9 +101,10 @@ class Builder:
         from expert.data.drawing import doubt_of_repeats, draw_documents
 
         tasks = self.sources.tasks
-        trains = [task.train for task in tasks] or [_only(self.sources.train)]
+        trains = self._sources_of("train")
         tokens = tuple(self._tokenise(source, "train") for source in trains)
-        validation = self._given("validation", [t.validation for t in tasks])
+        given = [self._given("validation"), self._given("test")]
+        validation, test = given
         share = self.spec.validation_split if validation is None else 0.0
         keys = self.keys_of(tokens) if share else None
         chosen, held_out = draw_documents(
@@ -141,15 +114,18 @@ class Builder:
             seed=self.plan.optim.seed,
             keys=keys,
         )
-        doubt = doubt_of_repeats(keys, chosen, held_out) if keys is not None else ""
+        repeats = doubt_of_repeats(keys, chosen, held_out) if keys is not None else ""
+        doubts = [Doubt("training.dataset.validation_split", repeats)] if repeats else []
         if self.holds_out_the_end(trains[0]):
             chosen, held_out = np.array([0]), np.array([1])
         if len(held_out):
             validation = self._pack("validation", tokens, held_out)
         train = self._pack("train", tokens, chosen)
-        test = self._given("test", [t.test for t in tasks])
         name = self.template.name if self.template else "characters"
-        return PreparedData(train, validation, test, self.encoder, name, doubt)
+        found = [self._shared(split, train, chosen) for split in given if split is not None]
+        shared = tuple(each for each in found if each is not None)
+        doubts += [Doubt(each.key, each.told(f"{self._check} lists them")) for each in shared]
+        return PreparedData(train, validation, test, self.encoder, name, tuple(doubts), shared)
 
     def keys_of(self, tokens: tuple[Prepared, ...]) -> RowKeys:
         """What the documents of prepared sources are recognised by."""
@@ -157,14 +133,26 @@ class Builder:
 
         return RowKeys.joined([saved_keys(prepared, self.beside) for prepared in tokens])
 
+    def _shared(
+        self, split: PreparedSplit, train: PreparedSplit, learnt: npt.NDArray[np.integer[Any]]
+    ) -> SharedRows | None:
+        """The rows of a split with files of its own that are learnt as well."""
+        from expert.data.shared_rows import PreparedRows, find_shared
+
+        own, known = (
+            PreparedRows(
+                names=[source.name for source in self._sources_of(each.name)],
+                folders=each.folders,
+                keys=self.keys_of(each.folders),
+            )
+            for each in (split, train)
+        )
+        return find_shared(split.name, own, known, learnt)
+
     def held_out(self) -> tuple[PreparedSplit | None, PreparedSplit | None]:
         """Validation and test rows that have files of their own: all that is prepared of a run
         whose training rows are streamed."""
-        tasks = self.sources.tasks
-        return (
-            self._given("validation", [task.validation for task in tasks]),
-            self._given("test", [task.test for task in tasks]),
-        )
+        return self._given("validation"), self._given("test")
 
     def stream(self) -> Stream:
         """The training rows, tokenised and packed as they are read."""
@@ -221,7 +209,7 @@ class Builder:
             encoder=self.encoder,
             made_for=f"{name} {source.name}",
             max_bad_rows=self.spec.max_bad_rows,
-            listed_by=f"expert dataset check --manifest {self.manifest_file} lists them",
+            listed_by=f"{self._check} lists them",
             tell=lambda rows, tokens: self.tell(f"{name} {source.name}", rows, tokens),
             with_helper=self._pays_for_a_helper(source),
         )
@@ -316,12 +304,17 @@ class Builder:
 
         return segments_of, str(columns)
 
-    def _given(self, name: str, of_tasks: list[Source | None]) -> PreparedSplit | None:
+    def _sources_of(self, name: str) -> list[Source]:
+        """Where the rows of a split come from: a source for each task, or the only one."""
+        of_tasks = [getattr(task, name) for task in self.sources.tasks]
+        found = of_tasks or [getattr(self.sources, name)]
+        return [source for source in found if source is not None]
+
+    def _given(self, name: str) -> PreparedSplit | None:
         """A split that has files of its own."""
         import numpy as np
 
-        own = getattr(self.sources, name)
-        found = [source for source in (of_tasks or [own]) if source is not None]
+        found = self._sources_of(name)
         if not found:
             return None
         tokens = tuple(self._tokenise(source, name) for source in found)

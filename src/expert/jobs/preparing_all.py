@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from expert.core.errors import ExpertError
 
 if TYPE_CHECKING:
-    from expert.jobs.preparing import PreparedData, Tell
+    from expert.jobs.prepared import PreparedData
+    from expert.jobs.preparing import Tell
 
 MAKES_ROWS = "make_data.py"
 """A script beside a manifest that makes its rows."""

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from expert.core.errors import ExpertError
 
 if TYPE_CHECKING:
+    from expert.insight.bound import Verdict
     from expert.insight.finding import Finding
     from expert.insight.ladder import Ladder
     from expert.insight.page.contents import Report
     from expert.insight.page.facts import RunFacts
     from expert.insight.record import RunRecord
-    from expert.insight.verdict import Verdict
     from expert.jobs.diagnosing import Diagnosis
 
 HTML = "report.html"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expert.data.records import Example, Row
-    from expert.jobs.preparing import PreparedSplit
+    from expert.jobs.prepared import PreparedSplit
     from expert.jobs.trained import Trained
     from expert.training.evaluation import EvalResult
 
@@ -96,7 +96,7 @@ def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> Pre
     from expert.data.records import BadRow, Row, Segment
     from expert.data.shards import Work
     from expert.data.templates import TemplateError
-    from expert.jobs.preparing import PreparedSplit
+    from expert.jobs.prepared import PreparedSplit
 
     plan, template = trained.plan, trained.template
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from expert.jobs.checkpoints import Groups
     from expert.jobs.feeding import RunData
-    from expert.jobs.preparing import PreparedSplit
+    from expert.jobs.prepared import PreparedSplit
     from expert.jobs.rehearsing import Rehearsal
     from expert.planning.run_plan import RunPlan
     from expert.training.evaluation import EvalSums

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
     from expert.telemetry.meter import Meter
 
+FIRST_UPDATES = 3
+"""Enough to compile, to fill caches, and to know how long an update takes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Window:

@@ -88,9 +88,10 @@ def sample(
     `decoding` holds what differs from the manifest's; `plain` continues prompts as they stand, None
     decides by the data. `loading`, `begin` and `tell` follow the work.
     """
+    from expert.jobs.choosing import choose
     from expert.jobs.row_kind import trained_on_text
     from expert.jobs.run_places import find_trained
-    from expert.jobs.trained import base_remark, choose, load_trained, pick_device, read_plan
+    from expert.jobs.trained import base_remark, load_trained, pick_device, read_plan
 
     folder = find_trained(run)
     plan = read_plan(folder)

@@ -12,8 +12,8 @@ from expert.core.publish import DONE
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
+    from expert.jobs.choosing import Choice
     from expert.jobs.test_sets import TestSet
-    from expert.jobs.trained import Choice
 
 PARTIAL = "validation-partial.json"
 ENOUGH_OF_A_PART = 50

@@ -172,7 +172,13 @@ def open_data(
     from expert.data.sources import resolve_sources
     from expert.jobs.calibrating import known_calibrations
     from expert.jobs.counting import counts_of
-    from expert.jobs.feeding import RunData, data_order, late_rows, settled_by_data
+    from expert.jobs.feeding import (
+        RunData,
+        data_order,
+        late_rows,
+        settled_by_data,
+        settled_by_stream,
+    )
     from expert.jobs.preparing import Builder
     from expert.planning.calibration import estimated_again
 
@@ -190,7 +196,8 @@ def open_data(
             encoder=builder.encoder,
             soft=soft,
         )
-        return plan, data, builder
+        assert data.stream is not None
+        return settled_by_stream(plan, data.stream.shape.bins_per_update), data, builder
     made = builder.build()
     if again is not None:
         plan = builder.plan = again(counts_of(builder, made.train))
@@ -204,7 +211,7 @@ def open_data(
         encoder=made.encoder,
         soft=soft,
         late=late_rows(builder, made.train) if plan.data.tokenize == "late" else None,
-        doubt=made.doubt,
+        doubts=tuple(doubt.text for doubt in made.doubts),
     )
     plan = settled_by_data(plan, order, made.train)
     return estimated_again(plan, known_calibrations(plan.target)), data, builder
@@ -267,7 +274,7 @@ def _tell_of_data(session: Session, data: RunData) -> None:
                 bad_rows=prepared.statistics.bad_rows,
             )
     made = {each.folder: each.left_out for split in splits for each in split.folders}
-    for text in filter(None, (*made.values(), data.doubt)):
+    for text in filter(None, (*made.values(), *data.doubts)):
         session.emit("warning", text=text)
 
 

@@ -77,9 +77,9 @@ def validate(
     `expert`: a run folder, a folder of runs, or the folder of a manifest, whose newest run is
     taken. `baseline`: "base" for the same base untrained, or another run. `checkpoints`: "all".
     """
+    from expert.jobs.choosing import choose
     from expert.jobs.sampling import settle_decoding
-    from expert.jobs.test_sets import find_test_set
-    from expert.jobs.trained import base_remark, choose, pick_device, read_plan
+    from expert.jobs.trained import base_remark, pick_device, read_plan
 
     _refuse_unknown(checkpoints)
     began = time.monotonic()
@@ -88,12 +88,8 @@ def validate(
     _look_for_baseline(baseline)
     chosen = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     remark = base_remark(folder, plan)
-    tell("reading the test set", 0, 0)
     named = Path(test_set) if test_set is not None else None
-    test = find_test_set(folder, plan, beside=beside, named=named).limited(limit)
-    if baseline is not None and test.drawn:
-        tell("reading what the baseline has learnt", 0, 0)
-        _refuse_what_the_baseline_learnt(folder, plan, beside, str(baseline), test)
+    test = _rows(folder, plan, beside, named=named, limit=limit, baseline=baseline, tell=tell)
     how, said = settle_decoding(plan, {})
     task = _task(folder, plan, test, how, domain, seed=seed, device=pick_device(device), tell=tell)
     learnt, untold = _learnt(folder, plan, beside, test)
@@ -122,6 +118,27 @@ def validate(
     )
     folder.write_json(file.name, done.as_dict())
     return done
+
+
+def _rows(
+    folder: RunFolder,
+    plan: RunPlan,
+    beside: Path | None,
+    *,
+    named: Path | None,
+    limit: int | None,
+    baseline: str | Path | None,
+    tell: Tell,
+) -> TestSet:
+    """The rows to judge by, which a baseline has not learnt either."""
+    from expert.jobs.test_sets import find_test_set
+
+    tell("reading the test set", 0, 0)
+    test = find_test_set(folder, plan, beside=beside, named=named).limited(limit)
+    if baseline is not None and test.drawn:
+        tell("reading what the baseline has learnt", 0, 0)
+        _refuse_what_the_baseline_learnt(folder, plan, beside, str(baseline), test)
+    return test
 
 
 def _refuse_unknown(checkpoints: str | None) -> None:
@@ -182,7 +199,7 @@ def _reach_all(
     folder: RunFolder, plan: RunPlan, task: _Task, known: dict[Path, Reached]
 ) -> tuple[Reached, ...]:
     """What every state of the run reaches; `known`: of some it was found out before."""
-    from expert.jobs.trained import choose, states
+    from expert.jobs.choosing import choose, states
 
     wanted = {choose(folder, name).path: name for name in states(folder)}
     return tuple(
@@ -193,7 +210,8 @@ def _reach_all(
 
 def _reach(folder: RunFolder, plan: RunPlan, name: str, task: _Task) -> Reached:
     """Ask a state of a run."""
-    from expert.jobs.trained import choose, load_trained
+    from expert.jobs.choosing import choose
+    from expert.jobs.trained import load_trained
 
     choice = choose(folder, name)
     task.tell(f"loading {plan.model.name} and {choice.name}", 0, 0)
@@ -202,7 +220,8 @@ def _reach(folder: RunFolder, plan: RunPlan, name: str, task: _Task) -> Reached:
 
 def _baseline(folder: RunFolder, plan: RunPlan, named: str, task: _Task) -> Reached:
     """Ask the base of the run without what it learnt, or another run."""
-    from expert.jobs.trained import BASE, load_base, read_plan
+    from expert.jobs.choosing import BASE
+    from expert.jobs.trained import load_base, read_plan
 
     if named == BASE:
         task.tell(f"loading {plan.model.name} alone", 0, 0)
@@ -214,7 +233,8 @@ def _baseline(folder: RunFolder, plan: RunPlan, named: str, task: _Task) -> Reac
 
 def _look_for_baseline(named: str | Path | None) -> None:
     """Raise where the baseline is no run with a finished state, before anything is loaded."""
-    from expert.jobs.trained import BASE, choose, read_plan
+    from expert.jobs.choosing import BASE, choose
+    from expert.jobs.trained import read_plan
 
     if named is not None and str(named) != BASE:
         other, _ = find_expert(Path(named))
@@ -225,9 +245,10 @@ def _refuse_what_the_baseline_learnt(
     folder: RunFolder, plan: RunPlan, beside: Path | None, named: str, test: TestSet
 ) -> None:
     """Rows that a run held out are to be new to a run beside it as well."""
+    from expert.jobs.choosing import BASE
     from expert.jobs.held_out import Run, refuse_rows_of_the_baseline
     from expert.jobs.test_sets import data_folder
-    from expert.jobs.trained import BASE, read_plan
+    from expert.jobs.trained import read_plan
 
     if named == BASE:
         return

@@ -176,8 +176,3 @@ def homes_of_short_name(key: str) -> list[tuple[str | int, ...]]:
     if key in at_the_top or home_of(key) is not None:
         return []
     return [home for home, keys in SHORT_NAMES if key in keys]
-
-
-def aliases_of(key: str) -> list[str]:
-    """Other names of a training.config key."""
-    return [alias for alias, canonical in CONFIG_ALIASES.items() if canonical == key]

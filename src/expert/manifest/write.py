@@ -6,37 +6,11 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from expert.manifest.document import Item, Scalar
-from expert.manifest.schema import Manifest
 
 WIDTH = 100
 _STEP = "  "
-
-
-def as_item(data: Any) -> Item:
-    """Plain Python data as a tree without lines and comments."""
-    if isinstance(data, dict):
-        return Item({str(key): as_item(value) for key, value in data.items()})
-    if isinstance(data, list | tuple):
-        return Item([as_item(value) for value in data])
-    return Item(data)
-
-
-def manifest_to_json(manifest: Manifest) -> str:
-    """The manifest as JSON text: what was set, nothing that is only a default."""
-    return to_json(_manifest_item(manifest))
-
-
-def manifest_to_yaml(manifest: Manifest) -> str:
-    """The manifest as YAML text: what was set, nothing that is only a default."""
-    return to_yaml(_manifest_item(manifest))
-
-
-def _manifest_item(manifest: Manifest) -> Item:
-    said = manifest.model_dump(mode="json", exclude_unset=True)
-    return as_item({"schema_version": manifest.schema_version, **said})
 
 
 def to_json(root: Item) -> str:

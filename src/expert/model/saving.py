@@ -17,7 +17,7 @@ from expert.model.adapters import ADAPTER, ADAPTERS
 from expert.model.base_folder import base_reference
 from expert.model.chargpt import CharGpt, save_char_gpt
 from expert.model.errors import ModelError
-from expert.model.load import LoadedModel, load_model, without_progress_bar
+from expert.model.load import LoadedModel, without_progress_bar
 from expert.model.soft_prompts import save_soft_prompt
 from expert.model.tokens import copy_tokenizer
 
@@ -105,18 +105,10 @@ def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
-def trainable_tensors(loaded: LoadedModel) -> dict[str, Tensor]:
-    """What a checkpoint keeps of the model: all that learns, and what AdaLoRA remembers."""
-    tensors = {name: parameter.detach() for name, parameter in loaded.trainable}
-    if loaded.ranks is not None:
-        tensors |= {f"{_ADALORA}{name}": value for name, value in loaded.ranks.tensors().items()}
-    return tensors
-
-
 @torch.no_grad()
 def load_trainable(loaded: LoadedModel, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what `trainable_tensors` gave; anything missing, left over or of another size is an
-    error, and then nothing was changed."""
+    """Put back what a checkpoint keeps of a model: all that learns, and what AdaLoRA remembers.
+    Anything missing, left over or of another size is an error, and then nothing was changed."""
     own = {name: value for name, value in tensors.items() if not name.startswith(_ADALORA)}
     wanted = dict(loaded.trainable)
     wrong = sorted(own.keys() ^ wanted.keys())
@@ -131,28 +123,3 @@ def load_trainable(loaded: LoadedModel, tensors: Mapping[str, Tensor]) -> None:
     if loaded.ranks is not None:
         memory = {name.removeprefix(_ADALORA): v for name, v in tensors.items() if name not in own}
         loaded.ranks.load(memory)
-
-
-def merged(loaded: LoadedModel, *, device: torch.device | str = "cpu") -> Any:
-    """A transformers model with the adapter added into unquantised weights; `loaded` stays as it
-    is. The base is read anew, so that quantised bases lose nothing more."""
-    if loaded.adapter.type not in ADAPTERS:
-        what = f"{loaded.adapter.type} has no adapter to merge"
-        raise ModelError("training.config.adapter_type", what, "export the model as it is")
-    steps = loaded.ranks.config.total_step if loaded.ranks is not None else None
-    fresh = load_model(
-        loaded.plan.model_copy(update={"quantization": "none"}),
-        loaded.adapter.model_copy(update={"soft_prompts": []}),
-        loaded.kernels.model_copy(update={"attention": "sdpa"}),
-        vocabulary=None,
-        device=device,
-        seed=0,
-        total_steps=steps,
-        adapter_dtype=torch.float32,
-    )
-    own = trainable_tensors(loaded)
-    load_trainable(fresh, {k: v for k, v in own.items() if not k.startswith("soft_prompts.")})
-    module: Any = fresh.module
-    whole = module.merge_and_unload()
-    whole.set_attn_implementation("sdpa")
-    return whole

@@ -40,7 +40,7 @@ from expert.planning.measurements import find_best, measurements_file, read_rate
 from expert.planning.recording import choose_graphs
 from expert.planning.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
-from expert.planning.sequences import settle_sequences, settle_update
+from expert.planning.sequences import settle_sequences, settle_update, settle_widths
 from expert.planning.situation import Situation
 from expert.planning.survey import Survey, survey_data
 from expert.planning.target import Target
@@ -106,7 +106,10 @@ def make_plan(
     if work is not None:
         work = replace(work, compiled=compiled, attention=attention)
     work = settle_fit(now, ledger, work, examples=examples, sequences=sequences)
-    choose_graphs(now, ledger, work, packed=packed, compiled=compiled)
+    recorded = choose_graphs(now, ledger, work, packed=packed, compiled=compiled)
+    fixed = "recorded passes have one width" if recorded else ""
+    fixed = "compiled blocks want one width" if compiled else fixed
+    settle_widths(now, ledger, packed=packed, fixed=fixed)
     settle_optimisation(now, ledger)
     settle_watching(now, ledger)
     warn_of_cadences_longer_than_the_run(now, ledger)

@@ -22,7 +22,7 @@ COMPILED_SHARE = 0.5
 
 def choose_graphs(
     now: Situation, ledger: Ledger, work: Workload | None, *, packed: bool, compiled: bool
-) -> None:
+) -> bool:
     """Recorded where the manifest says so, or where the card would wait for its host."""
     asked = now.config.use_cuda_graphs
     obstacle = _cannot_record(now, ledger, packed=packed)
@@ -41,6 +41,7 @@ def choose_graphs(
         ledger.settle(PATH, *found, "measurement")
     else:
         ledger.settle(PATH, *_pays(now, work, compiled=compiled), "machine")
+    return bool(ledger.decisions[PATH].value)
 
 
 def _cannot_record(now: Situation, ledger: Ledger, *, packed: bool) -> str:

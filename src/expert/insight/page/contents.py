@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from expert import __version__
+from expert.insight.bound import Verdict
 from expert.insight.finding import Finding, worst_first
 from expert.insight.ladder import Ladder
 from expert.insight.ladder_table import headline
@@ -21,7 +22,6 @@ from expert.insight.page.prepared import prepared
 from expert.insight.page.speed import speed
 from expert.insight.page.story import story
 from expert.insight.page.surroundings import surroundings
-from expert.insight.verdict import Verdict
 
 STATES = {
     "running": "The run is going on; this page shows it as it stood when the page was made.",

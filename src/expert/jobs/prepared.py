@@ -1,0 +1,51 @@
+"""What preparing leaves: the tokens of every split, packed, and what there is to say of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from expert.data.documents import DocumentStore
+    from expert.data.encoder import Encoder
+    from expert.data.pack_index import PackIndex
+    from expert.data.prepare import Prepared
+    from expert.data.shared_rows import SharedRows
+    from expert.jobs.places import Doubt
+
+
+@dataclass(frozen=True)
+class PreparedSplit:
+    """Training, validation or test rows: the tokens, and the sequences they were packed into."""
+
+    name: str
+    folders: tuple[Prepared, ...]
+    index: PackIndex
+    index_file: Path
+    index_hit: bool
+
+    def open(self) -> DocumentStore:
+        """The documents, memory-mapped."""
+        from expert.data.documents import DocumentStore
+
+        return DocumentStore(*(prepared.folder for prepared in self.folders))
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """Everything a run reads, and what there is to say about it."""
+
+    train: PreparedSplit
+    validation: PreparedSplit | None
+    test: PreparedSplit | None
+    encoder: Encoder
+    template: str
+    doubts: tuple[Doubt, ...] = ()
+    """Why the rows it is judged by tell less than they should."""
+    shared: tuple[SharedRows, ...] = ()
+    """Rows of files for validation and test that are learnt as well; the doubts tell of them."""
+
+    def splits(self) -> list[PreparedSplit]:
+        found = (self.train, self.validation, self.test)
+        return [split for split in found if split is not None]

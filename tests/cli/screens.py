@@ -1,0 +1,77 @@
+"""Events of a run, and a screen that shows them while its clock stands still."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+from expert.cli.progress_view import ProgressView
+
+STARTED = {
+    "event": "started",
+    "expert": "expert-json",
+    "model": "Qwen/Qwen3-0.6B",
+    "device": "NVIDIA H200",
+    "total_steps": 900,
+    "epochs": 3,
+    "run": "runs/a",
+    "trainable_parameters": 4_600_000,
+    "tokens_per_epoch": 1_200_000,
+}
+STEP = {
+    "event": "step",
+    "step": 120,
+    "loss": 1.23449,
+    "rate": 1.9e-4,
+    "tokens_per_second": 104_233.4,
+    "gpu_utilization": 98.0,
+    "gpu_memory_bytes": 25 * 2**30,
+    "data_wait": 0.001,
+    "eta_seconds": 720,
+    "epoch": 1,
+}
+EPOCH = {
+    "event": "epoch",
+    "step": 300,
+    "epoch": 1,
+    "loss": 1.714,
+    "eval_loss": 1.65,
+    "seconds": 42.0,
+    "tokens_per_second": 103_000.0,
+    "samples_per_second": 5.1,
+}
+PLAIN_STEP = (
+    "step 120/900  loss 1.2345  lr 1.9e-04  104,233 tok/s  GPU 98 %  data wait 0.1 %  ETA 12 min"
+)
+
+
+class Screen:
+    """A console that is recorded, and the view on it; its clock stands still until turned."""
+
+    def __init__(self, *, terminal: bool, width: int = 100) -> None:
+        self.file = io.StringIO()
+        self.console = Console(
+            file=self.file, force_terminal=terminal, width=width, record=True, color_system=None
+        )
+        self.now = 0.0
+        self.view = ProgressView(self.console, clock=lambda: self.now)
+
+    def show(self, *events: dict[str, Any]) -> Screen:
+        with self.view:
+            for event in events:
+                self.view(event)
+        return self
+
+    def lines(self) -> list[str]:
+        return self.file.getvalue().splitlines()
+
+
+def plain(*events: dict[str, Any]) -> list[str]:
+    return Screen(terminal=False).show(*events).lines()
+
+
+def only_line(**event: Any) -> str:
+    [line] = plain(event)
+    return line

@@ -1,0 +1,205 @@
+"""What is said of an event, in plain lines."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from expert.cli.event_lines import lines_of, step_parts
+from tests.cli.screens import EPOCH, PLAIN_STEP, STARTED, STEP, only_line, plain
+
+
+def test_outside_a_terminal_a_step_is_one_plain_line():
+    assert plain(STARTED, STEP)[-1] == PLAIN_STEP
+
+
+def test_a_start_says_who_learns_what_where():
+    assert plain(STARTED) == [
+        "expert-json: Qwen/Qwen3-0.6B on NVIDIA H200",
+        "900 steps, 3 epochs, 1.2 M tokens an epoch, 4.6 M parameters learn",
+        "run folder: runs/a",
+    ]
+    assert ", 1 epoch," in plain(STARTED | {"epochs": 1})[1]
+
+
+def test_values_that_are_not_known_are_left_out_of_a_step():
+    unknown = {"gpu_utilization": None, "data_wait": None, "eta_seconds": None}
+    assert plain(STARTED, STEP | unknown)[-1] == (
+        "step 120/900  loss 1.2345  lr 1.9e-04  104,233 tok/s"
+    )
+
+
+def test_a_value_of_zero_is_a_value():
+    line = only_line(event="step", step=9, loss=0.0, data_wait=0.0, eta_seconds=0)
+    assert line == "step 9  loss 0.00  data wait 0.0 %  ETA 0.0 s"
+
+
+def test_a_step_without_a_start_has_no_total():
+    assert only_line(event="step", step=7, loss=2.0) == "step 7  loss 2.0000"
+
+
+def test_small_losses_keep_their_digits():
+    told = {"event": "finished", "loss": 0.1438, "eval_loss": 2.1e-05}
+    assert plain(told) == ["finished  mean loss 0.1438  best validation loss 2.10e-05"]
+    assert only_line(event="step", step=9, loss=0.000234) == "step 9  loss 0.000234"
+
+
+def test_rates_that_leave_the_warm_up_out_say_so():
+    facts = {"seconds": 4.0, "tokens": 7871, "samples_per_second": 176.7}
+    line = only_line(event="epoch", epoch=1, tokens_per_second=3931.0, **facts)
+    assert line == "epoch 1  4.0 s  3,931 tok/s  176.7 samples/s after the warm-up"
+    line = only_line(event="epoch", epoch=1, tokens_per_second=1968.0, **facts)
+    assert line == "epoch 1  4.0 s  1,968 tok/s  176.7 samples/s"
+
+
+def test_an_epoch_line_has_loss_time_and_throughput():
+    assert plain(STARTED, EPOCH)[-1] == (
+        "epoch 1/3  loss 1.71 (validation 1.65)  42 s  103,000 tok/s  5.1 samples/s"
+    )
+
+
+def test_an_epoch_without_validation_says_nothing_about_it():
+    assert plain(STARTED, EPOCH | {"eval_loss": None, "loss": 0.03117})[-1].startswith(
+        "epoch 1/3  loss 0.0312  42 s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (
+            {
+                "event": "eval",
+                "step": 300,
+                "loss": 1.65,
+                "perplexity": 5.207,
+                "token_accuracy": 0.631,
+                "seconds": 1.2,
+                "best": True,
+                "split": "validation",
+            },
+            "step 300  validation loss 1.6500  perplexity 5.207  token accuracy 63.1 %  1.2 s  "
+            "best so far",
+        ),
+        (
+            {"event": "saved", "path": "checkpoints/step-000400", "bytes": 2**30, "seconds": 0.8},
+            "saved checkpoints/step-000400  1.0 GiB  0.8 s",
+        ),
+        ({"event": "compiled", "seconds": 41.0}, "compiled in 41 s"),
+        ({"event": "warning", "text": "[bold]slow disk"}, "warning: [bold]slow disk"),
+        (
+            {"event": "log_failed", "what": "the file cannot be written", "because": "disk full"},
+            "warning: the file cannot be written: disk full",
+        ),
+        (
+            {"event": "not_finite", "step": 12, "bins": [4, 17], "policy": "skip"},
+            "step 12: not a finite number in sequences 4, 17: skip",
+        ),
+        (
+            {"event": "spike", "step": 340, "loss": 9.5, "median": 1.7, "z": 8.13},
+            "step 340: the loss leaps: loss 9.50 (median 1.70, z 8.1)",
+        ),
+        (
+            {"event": "rolled_back", "to_step": 300, "skipped": list(range(12))},
+            "rolled back to step 300, skipping 12 (0, 1, 2, …)",
+        ),
+        ({"event": "rolled_back", "to_step": 300, "skipped": 0}, "rolled back to step 300"),
+        ({"event": "skipped", "step": 8, "reason": "overflow"}, "step 8 skipped: overflow"),
+        (
+            {"event": "stopped", "reason": "Ctrl-C", "exit_code": 130},
+            "stopped: Ctrl-C (exit code 130)",
+        ),
+        ({"event": "stopped", "reason": "no improvement"}, "stopped: no improvement"),
+    ],
+    ids=lambda value: value["event"] if isinstance(value, dict) else "",
+)
+def test_an_event_is_said_in_one_line(event, expected):
+    assert plain(event) == [expected]
+
+
+def test_kernels_are_listed_line_by_line():
+    assert plain({"event": "kernels", "lines": ["flash: on", "tf32: on"]}) == [
+        "flash: on",
+        "tf32: on",
+    ]
+
+
+def test_a_fallback_says_what_failed_and_what_changes_and_why():
+    changes = [
+        {"path": "batch.rows", "value": 4, "because": "half of the rows fit"},
+        {"path": "kernels.compile", "value": False},
+    ]
+    event = {"event": "fell_back", "failure": "out of memory", "reason": "2 GiB too few"}
+    assert plain(event | {"changes": changes}) == [
+        "fell back: out of memory: 2 GiB too few",
+        "  batch.rows = 4  (half of the rows fit)",
+        "  kernels.compile = no",
+    ]
+
+
+def test_the_end_says_how_long_how_good_and_where_it_is():
+    finished = {
+        "event": "finished",
+        "loss": 1.1,
+        "eval_loss": 1.2,
+        "seconds": 700.0,
+        "tokens_per_second": 104_000.0,
+        "final": "runs/a/final",
+    }
+    assert plain(finished) == [
+        "finished in 12 min  mean loss 1.1000  best validation loss 1.2000  104,000 tok/s",
+        "final: runs/a/final",
+    ]
+
+
+def test_numbers_that_are_not_finite_are_shown_as_such():
+    line = only_line(event="step", step=1, loss="nan", eta_seconds="inf", gpu_memory_bytes="nan")
+    assert line == "step 1  loss nan  ETA ?"
+
+
+def test_events_of_a_newer_version_and_empty_ones_are_passed_over():
+    assert plain({"event": "levitated", "height": 3}, {}) == []
+    known = ("eval", "saved", "fell_back", "not_finite", "spike", "rolled_back", "skipped")
+    for name in (*known, "warning", "epoch", "stopped", "finished", "started", "kernels"):
+        lines_of({"event": name})  # whatever is missing, nothing is raised
+
+
+def test_a_run_read_back_from_its_file_looks_like_the_run_itself():
+    events = [STARTED, STEP, EPOCH]
+    stored = [json.loads(json.dumps(event)) for event in events]
+    assert plain(*stored) == plain(*events)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "words", "shown"), [(3.0, "3 epochs", "1/3"), (2.5, "2.5 epochs", "1/2.5")]
+)
+def test_epochs_of_real_runs_are_fractions_and_are_shown_all_the_same(epochs, words, shown):
+    assert f", {words}," in plain(STARTED | {"epochs": epochs})[1]
+    parts = step_parts(STEP, total=900, epochs=epochs)
+    assert parts["epoch"] == f"epoch {shown}"
+
+
+def test_a_run_says_whether_its_tokens_were_there_and_why():
+    hit = {"event": "data", "split": "train", "hit": True, "because": "made from the same data"}
+    miss = {"event": "data", "split": "test", "hit": False, "because": "the tokenizer changed"}
+    assert lines_of(hit) == [("train: tokens were there: made from the same data", "dim")]
+    assert lines_of(miss) == [("test: tokens were made: the tokenizer changed", "dim")]
+
+
+def test_threads_kept_by_a_resumed_run_are_told_where_torch_would_take_others():
+    told = {"event": "threads", "threads": 1, "cores": 2, "because": "as the run began"}
+    assert plain({**told, "kept": True, "own": 1}) == []
+    assert plain({**told, "kept": False, "own": 2}) == []
+    assert plain({**told, "kept": True, "own": 2}) == [
+        "computing with 1 thread: as the run began  "
+        "(OMP_NUM_THREADS=2 takes torch's own number, whose sums round otherwise)"
+    ]
+
+
+def test_threads_are_told_only_where_others_took_cores():
+    told = {"event": "threads", "threads": 1, "cores": 2, "because": "other processes use 1.0 of 2"}
+    assert plain({**told, "lowered": False}) == []
+    assert plain({**told, "lowered": True}) == [
+        "computing with 1 thread: other processes use 1.0 of 2  (OMP_NUM_THREADS=2 takes them all)"
+    ]

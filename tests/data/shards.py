@@ -1,0 +1,19 @@
+"""Documents written down as lists, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from expert.data.flat_documents import Shard
+
+
+def shard_of(tokens: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]) -> Shard:
+    """Documents from lists: the tokens and the learnt spans of each."""
+    return Shard(
+        np.asarray([token for document in tokens for token in document], dtype=np.int32),
+        np.cumsum([0, *map(len, tokens)]),
+        np.asarray([end for some in spans for span in some for end in span], np.int32),
+        np.cumsum([0, *(2 * len(some) for some in spans)]),
+    )

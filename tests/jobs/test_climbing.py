@@ -1,0 +1,321 @@
+"""What holds of a ladder, decided on rates that are made up."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.core.interrupts import Interrupted
+from expert.insight.ladder import Measured, RungResult, read_ladder
+from expert.jobs.benchmarking import Watcher, benchmark, remember, write_result
+from expert.jobs.climb_time import ClimbTime
+from expert.jobs.climbing import Climb
+from expert.jobs.rungs import THOROUGH
+from expert.planning.ladder import BASELINE, RUNGS, Rung
+from expert.planning.measurements import read_rates
+from expert.planning.sequences import Packing
+from tests.insight.ladders import measured
+from tests.jobs.climbs import Heard, PlayedRig, asked, climbed, rising
+from tests.jobs.rigs import be_brisk
+from tests.jobs.runs import base_model, write_expert
+
+NAMES = [rung.name for rung in (BASELINE, *RUNGS)]
+
+
+@pytest.fixture(autouse=True)
+def brisk(monkeypatch, tmp_path):
+    be_brisk(monkeypatch)
+    monkeypatch.setenv("EXPERT_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return base_model(tmp_path_factory.mktemp("models"))
+
+
+def test_rungs_that_fail_are_slower_or_disagree_are_left_out_of_those_above(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    rate = rising()
+
+    def answer(name: str, plan: dict[str, Any]) -> Measured | str:
+        if name == "loader":
+            return "out of memory"
+        if name == "attention":
+            return measured(1.0)
+        if name == "fused-loss":
+            return measured(10_000.0, loss=3.0)
+        return measured(rate(name))
+
+    found, rig, _ = climbed(path, tmp_path / "out", answer)
+    by = {rung.name: rung for rung in found.rungs}
+    assert (by["loader"].status, by["loader"].because) == ("failed", "out of memory")
+    assert by["attention"].status == "slower"
+    assert by["fused loss"].status == "disagrees"
+    top = rig.plans["no-checkpointing"]
+    assert top["loader"]["workers"] == 0
+    assert top["kernels"]["attention"] == "eager"
+    assert top["kernels"]["fused_loss"] is False
+    assert top["kernels"]["checkpointing"] == "none"
+    assert by["packing"].below == "pre-tokenised"
+    assert by["batch size"].below == "packing"
+    assert by["batch size"].gain == pytest.approx(4 / 3)
+    # Directly against the baseline, however the gains in between came about.
+    assert by["no checkpointing"].cumulative == pytest.approx(5.0)
+    assert found.against_baseline is not None
+    assert (found.against_baseline.against, found.against_baseline.how) == ("baseline", "in turns")
+    assert rig.begun[-1][:2] == ("baseline", True)
+
+
+def test_a_rung_with_other_rows_is_held_to_itself(tmp_path, base):
+    """However far its weights are from those below, they must have one loss in both ways."""
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+
+    def climb(own_loss: float, place: str) -> RungResult:
+        rate = rising()
+
+        def answer(name: str, plan: dict[str, Any]) -> Measured | str:
+            if name == "packing":
+                return measured(rate(name), loss=3.0, own_loss=own_loss)
+            return measured(rate(name))
+
+        found, _, _ = climbed(path, tmp_path / place, answer, only=("packing",))
+        return next(rung for rung in found.rungs if rung.name == "packing")
+
+    right, wrong = climb(3.0, "right"), climb(3.1, "wrong")
+    assert (right.status, right.loss_difference, right.own_difference) == ("kept", 0.5, 0.0)
+    assert wrong.status == "disagrees"
+    assert "when it is computed in this way" in wrong.because
+
+
+def test_an_end_that_is_asked_for_waits_for_no_window(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+
+    class Impatient(Watcher):
+        def ends(self, result: RungResult) -> None:
+            raise Interrupted(signal.SIGINT)
+
+    climb, rig = Climb(asked(path), Impatient()), PlayedRig(lambda name, plan: measured(1.0))
+    with pytest.raises(Interrupted):
+        climb.run(rig, tmp_path)
+    assert any(seat.taken for seat in rig.seats)  # their processes are ended, not asked to leave
+    assert climb.so_far is None  # it was stopped before the first rung was written down
+
+
+def test_what_was_measured_is_at_hand_after_every_rung(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    kept: list[list[str]] = []
+
+    class Curious(Watcher):
+        def begins(self, rung: Rung, number: int, of: int, left: float) -> None:
+            seen = climb.so_far
+            kept.append([one.name for one in seen.rungs if one.measured] if seen else [])
+
+    climb, rig = Climb(asked(path), Curious()), PlayedRig(lambda name, plan: measured(1.0))
+    climb.run(rig, tmp_path)
+    assert kept[:2] == [[], ["baseline"]]
+    assert len(kept[-1]) == len(kept) - 1
+
+
+def test_a_baseline_that_fails_does_not_end_the_climb(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {})
+    rate = rising()
+
+    def answer(name: str, plan: dict[str, Any]) -> Measured | str:
+        if plan["kernels"]["attention"] == "eager":
+            return "out of memory"
+        return measured(rate(name))
+
+    found, rig, _ = climbed(path, tmp_path / "out", answer)
+    by = {rung.name: rung for rung in found.rungs}
+    assert by["packing"].status == "failed"
+    assert (by["attention"].status, by["attention"].gain) == ("kept", None)
+    # Nothing below could be measured: packing is not to blame, and stays.
+    assert rig.plans["attention"]["data"]["packing"] == "best-fit"
+    assert by["no checkpointing"].cumulative is None
+
+
+def test_only_measures_a_rung_and_the_one_below(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {})
+    found, rig, _ = climbed(
+        path,
+        tmp_path / "out",
+        lambda name, plan: measured(100.0),
+        only=("fused loss", "loader"),
+    )
+    assert list(rig.plans) == ["pre-tokenised", "loader", "attention", "fused-loss"]
+    by = {rung.name: rung for rung in found.rungs}
+    assert (by["loader"].below, by["loader"].gain) == ("pre-tokenised", 1.0)
+    assert (by["attention"].below, by["fused loss"].below) == (None, "attention")
+    assert by["fused loss"].cumulative is None
+
+
+def test_the_winner_is_remembered_with_what_was_tried_and_no_more(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {})
+    rate = rising()
+    found, _, climb = climbed(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
+    remember(climb, found)
+    [kept] = read_rates(tmp_path / "home" / "measurements.json")
+    assert kept.settings == {
+        "kernels.attention": "sdpa",
+        "kernels.checkpointing": "none",
+        "batch.micro_batch": 4,
+    }
+    assert kept.gains.keys() == kept.settings.keys()
+    assert found.winner is not None
+    assert found.winner.measured is not None
+    assert kept.tokens_per_second == found.winner.measured.tokens_per_second
+    again = Climb(asked(path), Watcher())
+    assert all(decision.source != "measurement" for decision in again.top.decisions)
+
+
+def test_a_machine_that_slows_down_throws_out_nothing(tmp_path, base):
+    """Each window takes longer than the one before; side by side every rung is as fast."""
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    passed: list[str] = []
+
+    def slower_and_slower(name: str) -> float:
+        passed.append(name)
+        return 1.01 ** len(passed)
+
+    found, rig, _ = climbed(
+        path, tmp_path / "out", lambda name, plan: measured(100.0), speed=slower_and_slower
+    )
+    seen = [rung.status for rung in found.rungs[1:] if rung.measured]
+    assert seen
+    assert set(seen) == {"no difference"}
+    assert 1.01 ** len(passed) > 1.3
+    # Alone, then in turns with the one below.
+    assert rig.windows[:6] == ["baseline"] * 2 + [
+        *("baseline", "pre-tokenised"),
+        *("pre-tokenised", "baseline"),
+    ]
+
+
+def test_where_memory_holds_not_both_a_doubt_has_the_one_below_timed_again(
+    tmp_path, base, monkeypatch
+):
+    monkeypatch.setattr("expert.jobs.holding.fit_together", lambda *plans: len(plans) == 1)
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+
+    def answer(name: str, plan: dict[str, Any]) -> Measured | str:
+        return measured({"baseline": 100.0, "pre-tokenised": 150.0}.get(name, 75.0))
+
+    found, rig, _ = climbed(path, tmp_path / "out", answer)
+    by = {rung.name: rung for rung in found.rungs}
+    assert {rung.paired.how for rung in found.rungs if rung.paired} == {"one after the other"}
+    # Clearly faster is believed; slower than minutes ago is not, before the other was timed again.
+    assert [begun[:2] for begun in rig.begun[:4]] == [
+        ("baseline", False),
+        ("pre-tokenised", False),
+        ("loader", False),
+        ("pre-tokenised", True),
+    ]
+    assert (by["pre-tokenised"].status, by["loader"].status) == ("kept", "slower")
+    assert by["loader"].because.endswith("as fast as 'pre-tokenised', the last that stays")
+
+
+def test_rungs_for_which_there_is_no_time_are_named_and_what_won_is_a_product(
+    tmp_path, base, monkeypatch
+):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    rate = rising()
+    up = iter([False] * 4)
+    monkeypatch.setattr(ClimbTime, "is_up", property(lambda time: next(up, True)))
+    found, _, _ = climbed(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
+    by = {rung.name: rung for rung in found.rungs}
+    assert by["packing"].status == "kept"
+    assert (by["attention"].status, by["attention"].measured) == ("no time", None)
+    assert "without --quick there is more time" in by["attention"].because
+    assert found.against_baseline is None
+    assert found.winner is not None
+    assert found.winner.cumulative == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("more", "seconds", "thorough"),
+    [({}, 600, True), ({"minutes": 1.2}, 72, False), ({"minutes": 30.0}, 1800, True)],
+)
+def test_a_climb_takes_as_long_as_was_asked_for(tmp_path, base, more, seconds, thorough):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    climb = Climb(replace(asked(path), quick=False, **more), Watcher())
+    assert climb.time.total == pytest.approx(seconds)
+    assert (climb.pace.window_seconds == THOROUGH.window_seconds) is thorough
+
+
+def test_a_first_rung_on_crowded_cores_is_measured_again_with_fewer_threads(
+    tmp_path, base, monkeypatch
+):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    rate, heard = rising(), Heard()
+
+    def answer(name: str, plan: dict[str, Any]) -> Measured | str:
+        return measured(rate(name), others=1.1, cores=2, threads=2)
+
+    found, rig, _ = climbed(path, tmp_path / "out", answer, watcher=heard, only=("loader",))
+    assert [(name, threads) for name, _, threads in rig.begun] == [
+        ("pre-tokenised", None),
+        ("pre-tokenised", 1),
+        ("loader", 1),
+    ]
+    assert heard.warned == [
+        "other processes use so much of the 2 cores that 2 threads had to do"  # as was played
+    ]
+    assert found.doubts == heard.warned
+
+
+def test_what_won_on_a_busy_machine_is_not_remembered_and_it_is_said_why(
+    tmp_path, base, monkeypatch
+):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    rate, heard = rising(), Heard()
+    rig = PlayedRig(lambda name, plan: measured(rate(name), others=1.4, cores=2, threads=1))
+    monkeypatch.setattr("expert.jobs.rig.Rig", lambda **_: nullcontext(rig))
+    found = benchmark(asked(path), folder=tmp_path / "out", watcher=heard)
+    assert heard.forgotten == "other processes used 1.4 of 2 cores meanwhile"
+    assert found.doubts == [heard.forgotten]
+    assert not (tmp_path / "home" / "measurements.json").exists()
+
+
+def test_an_update_has_the_rows_of_the_manifest_packed_or_not(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {"batch_size": 2, "max_seq_length": 128})
+    climb = Climb(asked(path), Watcher())
+    ground = climb.footing.ground
+    assert climb.footing.examples == round(ground.sequences_per_update * ground.rows_per_sequence)
+    assert (climb.footing.examples, climb.footing.notes) == (2, ())
+    assert climb._planned(climb.standing.values)[1].batch.micro_batch == 2
+
+
+def test_an_update_that_packs_to_other_rows_is_told(tmp_path, base, monkeypatch):
+    plain = Packing(1, 128, None)  # as though no better one had been found
+    monkeypatch.setattr("expert.jobs.packing.tried_packing", lambda *_, **__: plain)
+    path = write_expert(tmp_path / "expert", base, {"batch_size": 2, "max_seq_length": 128})
+    climb = Climb(asked(path), Watcher())
+    assert climb.footing.examples > 2
+    assert any("rows and not the 2 of the manifest" in note for note in climb.footing.notes)
+
+
+def test_without_held_out_rows_some_are_held_out_and_it_is_said(tmp_path, base):
+    dataset = {"validation_split": 0}
+    path = write_expert(tmp_path / "expert", base, {}, dataset=dataset)
+    climb = Climb(asked(path), Watcher())
+    assert "training.dataset.validation_split=0.1" in climb.footing.overrides
+    assert climb.footing.notes[0].startswith("the manifest holds no rows out: 10% were")
+
+
+def test_the_result_is_written_as_data_words_and_a_page(tmp_path, base):
+    path = write_expert(tmp_path / "expert", base, {})
+    found, _, _ = climbed(path, tmp_path / "out", lambda name, plan: measured(100.0))
+    files = write_result(found, tmp_path / "result.json")
+    assert [file.name for file in files] == ["result.json", "result.md", "result.html"]
+    assert read_ladder(files[0]) == found
+    assert "| ✓ baseline | 100 |" in files[1].read_text(encoding="utf-8")
+    page = files[2].read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>") or page.lower().startswith("<!doctype html>")
+    assert "no checkpointing" in page

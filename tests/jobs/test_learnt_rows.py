@@ -1,0 +1,239 @@
+"""Rows that a run, or the baseline beside it, may have learnt before it is judged by them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.jobs.test_sets import NoTestSet
+from expert.jobs.validating import validate
+from tests.jobs.runs import ROWS as RUN_ROWS
+from tests.jobs.runs import run, write_expert
+from tests.jobs.validated_runs import ROWS, TESTS, YES, own_run, written
+
+
+def append_a_row(folder: Path) -> None:
+    with (folder / "train.jsonl").open("a", encoding="utf-8") as stream:
+        stream.write("\n" + json.dumps({"instruction": "say more", "response": "more"}))
+
+
+def test_rows_are_not_held_out_of_data_that_changed_since_the_run(tmp_path):
+    folder = own_run(tmp_path)
+    assert validate(folder, device="cpu", min_accuracy=0.0).reached.rows.examples == 5
+    append_a_row(tmp_path)
+    words = r"held out of train.jsonl.*: the data changed since the run  \(.*--test-set FILE"
+    with pytest.raises(NoTestSet, match=words):
+        validate(folder, device="cpu")
+    (tmp_path / "datasets_optimized").rename(tmp_path / "elsewhere")
+    with pytest.raises(NoTestSet, match="the data, or how its rows are read, changed since"):
+        validate(folder, device="cpu")
+    # The refusal comes before anything is prepared from the other rows.
+    assert not list(tmp_path.glob("datasets_optimized/tokens-*"))
+
+
+def test_rows_that_are_read_otherwise_than_in_the_run_are_told_from_changed_data(
+    tmp_path, monkeypatch
+):
+    from expert.jobs.preparing import Builder
+
+    folder = own_run(tmp_path)
+
+    recipe_of = Builder.recipe_of
+
+    def with_other_columns(builder: Builder, source: Any, name: str) -> Any:
+        recipe, place = recipe_of(builder, source, name)
+        return replace(recipe, columns="others"), place
+
+    monkeypatch.setattr(Builder, "recipe_of", with_other_columns)
+    with pytest.raises(NoTestSet, match="those it learnt: the columns changed since the run"):
+        validate(folder, device="cpu")
+
+
+def test_test_rows_of_their_own_may_be_used_whatever_became_of_the_training_rows(tmp_path):
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, TESTS)), encoding="utf-8")
+    folder = own_run(tmp_path, test_path="test.jsonl")
+    append_a_row(tmp_path)
+    done = validate(folder, device="cpu", min_accuracy=0.0, limit=2)
+    assert done.test_set == "2 of 16 of test rows: test.jsonl"
+
+
+def test_a_named_test_set_may_be_used_whatever_became_of_the_training_rows(tmp_path):
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, TESTS)), encoding="utf-8")
+    folder = own_run(tmp_path)
+    append_a_row(tmp_path)
+    named = tmp_path / "test.jsonl"
+    done = validate(folder, test_set=named, device="cpu", min_accuracy=0.0, limit=2)
+    assert done.reached.rows.examples == 2
+
+
+def test_a_run_that_went_on_with_other_rows_has_held_none_out(tmp_path):
+    folder = own_run(tmp_path)
+    append_a_row(tmp_path)
+    manifest = tmp_path / "manifest.json"
+    text = manifest.read_text(encoding="utf-8").replace('"max_steps": 2', '"max_steps": 4')
+    manifest.write_text(text, encoding="utf-8")
+    run(manifest, resume=str(folder), allow_changed=True)
+    with pytest.raises(NoTestSet, match="went on with other rows than it began with"):
+        validate(folder, device="cpu")
+
+
+@pytest.mark.parametrize("kept", ["events", "checkpoints", "neither"])
+def test_what_was_learnt_is_known_by_the_events_or_by_the_checkpoints(tmp_path, kept):
+    folder = own_run(tmp_path)
+    if kept != "checkpoints":
+        shutil.rmtree(folder / "checkpoints")
+    if kept != "events":
+        lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        others = [line for line in lines if '"event": "data"' not in line]
+        assert len(others) < len(lines)
+        (folder / "events.jsonl").write_text("\n".join(others) + "\n", encoding="utf-8")
+    if kept == "neither":
+        with pytest.raises(NoTestSet, match="does not tell which rows were learnt"):
+            validate(folder, device="cpu")
+    else:
+        done = validate(folder, device="cpu", min_accuracy=0.0)
+        assert done.test_set == "rows held out of train.jsonl"
+
+
+def test_a_run_of_an_earlier_version_is_known_by_the_folder_of_its_tokens(tmp_path):
+    folder = own_run(tmp_path)
+    shutil.rmtree(folder / "checkpoints")
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    for event in events:
+        if event["event"] == "data":  # such versions said less
+            del event["key"], event["index"]
+    lines = "".join(json.dumps(event) + "\n" for event in events)
+    (folder / "events.jsonl").write_text(lines, encoding="utf-8")
+    done = validate(folder, device="cpu", min_accuracy=0.0)
+    assert done.test_set == "rows held out of train.jsonl"
+    append_a_row(tmp_path)
+    with pytest.raises(NoTestSet, match="the data changed since the run"):
+        validate(folder, device="cpu")
+
+
+# --- rows that a baseline may have learnt --------------------------------------------------------
+
+
+def test_a_baseline_that_held_out_other_rows_is_refused_with_how_many_it_has_learnt(tmp_path):
+    folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", seed=7)
+    words = (
+        r"b.*: the baseline has learnt (\d) of the 5 rows it would be judged by \(rows held out of "
+        r"train.jsonl\)  \(name rows that neither run has learnt with --test-set FILE, or compare"
+    )
+    with pytest.raises(NoTestSet, match=words):
+        validate(folder, baseline=other, device="cpu")
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, TESTS)), encoding="utf-8")
+    named = tmp_path / "test.jsonl"
+    done = validate(folder, test_set=named, baseline=other, device="cpu", min_accuracy=0.0, limit=2)
+    assert done.baseline is not None
+
+
+def test_a_baseline_that_held_nothing_out_has_learnt_them_all(tmp_path):
+    folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", validation_split=0)
+    with pytest.raises(NoTestSet, match="has learnt 5 of the 5 rows"):
+        validate(folder, baseline=other, device="cpu")
+
+
+def test_a_baseline_that_held_out_the_same_rows_may_read_them_otherwise(tmp_path):
+    folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", max_seq_length=32)
+    done = validate(folder, baseline=other, device="cpu", min_accuracy=0.0, max_regression=1.0)
+    assert done.baseline is not None
+    assert done.baseline.run == str(other)
+
+
+def test_a_row_that_is_there_twice_is_no_reason_where_the_run_has_learnt_it_too(tmp_path):
+    twice = {"rows": [*RUN_ROWS, *RUN_ROWS]}
+    folder = own_run(tmp_path / "a", **twice)
+    other = own_run(tmp_path / "b", max_seq_length=32, **twice)
+    done = validate(folder, baseline=other, device="cpu", min_accuracy=0.0, max_regression=1.0)
+    assert done.baseline is not None
+
+
+def test_a_baseline_whose_rows_are_no_more_as_they_were_is_refused_as_the_run_itself(tmp_path):
+    folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", seed=7)
+    append_a_row(tmp_path / "b")
+    words = (
+        r"b.*: the baseline may have learnt the rows it would be judged by \(rows held out of "
+        r"train.jsonl\): the data changed since the run  \(.*--test-set FILE, or put the data back"
+    )
+    with pytest.raises(NoTestSet, match=words):
+        validate(folder, baseline=other, device="cpu")
+    (tmp_path / "b").rename(tmp_path / "c")
+    (tmp_path / "c" / "train.jsonl").unlink()
+    (moved,) = (tmp_path / "c" / "runs").iterdir()
+    with pytest.raises(NoTestSet, match=r"may have learnt .*: its data is not where it was"):
+        validate(folder, baseline=moved, device="cpu")
+
+
+# --- cases that the run itself has learnt --------------------------------------------------------
+
+
+def own_run_without_validation(folder: Path) -> Path:
+    return own_run(folder, rows=ROWS, validation_split=0)
+
+
+def judged_by(run_folder: Path, rows: list[dict[str, Any]]) -> Any:
+    file = run_folder.parents[1] / "judged.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return validate(run_folder, test_set=file, device="cpu", min_accuracy=0.0)
+
+
+NEW = [{"instruction": f"sing {n}", "output": YES} for n in range(10)]
+
+
+def test_cases_that_were_learnt_are_told_and_the_gate_is_judged_without_them(tmp_path):
+    from expert.cli.validate_view import gate_lines
+
+    folder = own_run_without_validation(tmp_path)
+    done = judged_by(folder, [*ROWS[:12], *NEW])
+    assert [each.learnt for each in done.reached.cases] == [True] * 12 + [False] * 10
+    assert done.reached.standing.score.cases == 10
+    [(words, style)] = [line for line in gate_lines(done) if "training rows" in line[0]]
+    assert words.startswith(
+        "⚠ 12 of 22 cases were also in the training rows; accuracy without them "
+    )
+    assert words.endswith(" of 10), by which the gate is judged")
+    assert style == "yellow"
+    found = written(folder)
+    assert (found["learnt"]["cases"], found["learnt"]["others"]) == (12, 10)
+    assert found["learnt"]["left_out_at_the_gate"] is True
+    assert [case["learnt"] for case in found["cases"]] == [True] * 12 + [False] * 10
+
+
+def test_with_too_few_other_cases_the_gate_is_judged_by_all_and_says_so(tmp_path):
+    folder = own_run_without_validation(tmp_path)
+    done = judged_by(folder, [*ROWS[:12], *NEW[:3]])
+    assert done.reached.standing.score.cases == 15
+    assert done.learnt_remark().endswith("too few for the gate, which is judged by all")
+    assert judged_by(folder, ROWS[:3]).learnt_remark() == (
+        "3 of 3 cases were also in the training rows: what was learnt by heart passes"
+    )
+    assert judged_by(folder, NEW[:3]).learnt_remark() == ""
+
+
+def test_where_it_cannot_be_told_which_cases_were_learnt_a_note_says_why(tmp_path):
+    folder = own_run_without_validation(tmp_path)
+    append_a_row(tmp_path)
+    notes = judged_by(folder, NEW[:2]).notes
+    assert any(
+        note.startswith("whether cases were learnt cannot be told: the data changed")
+        for note in notes
+    )
+    write_expert(tmp_path, "unused", {}, rows=ROWS)
+    shutil.rmtree(tmp_path / "datasets_optimized")
+    notes = judged_by(folder, NEW[:2]).notes
+    assert "whether cases were learnt cannot be told: the prepared rows are gone" in notes
+    assert not list(tmp_path.glob("datasets_optimized/tokens-*"))
+
+
+def test_rows_that_stand_twice_in_the_data_are_not_learnt_and_held_out(tmp_path):
+    folder = own_run(tmp_path, rows=[*RUN_ROWS, *RUN_ROWS])
+    done = validate(folder, device="cpu", min_accuracy=0.0)
+    assert done.learnt is None
+    assert len(done.reached.cases) == 10
+    assert len({each.case.prompt for each in done.reached.cases}) == 5

@@ -1,0 +1,122 @@
+"""What a validation means for the export that comes after it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from expert.jobs.export_checks import CannotExport
+from expert.jobs.exporting import export
+from expert.jobs.validating import validate
+from tests.jobs.trained_runs import finished
+from tests.jobs.validated_runs import TESTS, as_it_was, learnt, written
+
+__all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
+
+
+def with_validation(tmp_path: Path, found: object) -> Path:
+    copy = tmp_path / "demo-20260101-000000"
+    shutil.copytree(finished("lora"), copy)
+    text = found if isinstance(found, str) else json.dumps(found)
+    (copy / "validation.json").write_text(text, encoding="utf-8")
+    return copy
+
+
+def test_a_run_that_failed_the_gate_is_not_exported_unless_told_otherwise(tmp_path):
+    gate = {"passed": False, "reasons": ["accuracy 10.0% is below 95.0%"]}
+    copy = with_validation(tmp_path, {"gate": gate, "checkpoint": "final"})
+    with pytest.raises(CannotExport) as raised:
+        export(copy, tmp_path / "out", device="cpu")
+    assert "the gate is not passed: accuracy 10.0% is below 95.0%" in str(raised.value)
+    assert "--allow-failed" in str(raised.value)
+    assert not (tmp_path / "out").exists()
+    done = export(copy, tmp_path / "out", device="cpu", allow_failed=True)
+    assert "the gate is not passed" in done.warnings()[0]
+
+
+def test_a_validation_that_cannot_be_read_is_no_pass(tmp_path):
+    with pytest.raises(CannotExport, match="the file cannot be read"):
+        export(with_validation(tmp_path, "{"), tmp_path / "out", device="cpu")
+
+
+def test_another_state_than_the_one_that_passed_is_exported_with_a_warning(tmp_path):
+    passed = {"gate": {"passed": True, "reasons": []}, "checkpoint": "final"}
+    copy = with_validation(tmp_path, passed)
+    assert export(copy, tmp_path / "one", device="cpu").warnings() == []
+    done = export(copy, tmp_path / "two", device="cpu", checkpoint="3")
+    assert "the gate was passed by final, and step-000003 is exported" in done.warnings()[0]
+
+
+def test_a_few_of_the_rows_do_not_take_the_place_of_all_of_them():
+    from expert.cli.validate_view import gate_lines
+
+    validate(learnt(), device="cpu")
+    few = validate(learnt(), device="cpu", limit=4)
+    assert len(written(learnt())["cases"]) == len(TESTS)
+    kept = learnt() / "validation-partial.json"
+    assert len(json.loads(kept.read_text(encoding="utf-8"))["cases"]) == 4
+    assert "validation.json, which judged 16 of these cases, is kept" in few.notes
+    assert (f"wrote {kept}", "dim") in gate_lines(few)
+    kept.unlink()
+    # Another state, or another set, was not judged before.
+    validate(learnt(), device="cpu", limit=4, checkpoint="6")
+    assert written(learnt())["partial"] == {"test_set": "test rows: test.jsonl", "of": 16}
+    validate(learnt(), device="cpu", limit=2, checkpoint="6")
+    assert len(written(learnt())["cases"]) == 4
+    kept.unlink()
+
+
+def test_a_state_that_learnt_on_since_is_judged_anew_by_a_few_rows():
+    validate(learnt(), device="cpu")
+    later = time.time() + 60
+    os.utime(learnt() / "final" / "DONE", (later, later))
+    validate(learnt(), device="cpu", limit=4)
+    assert len(written(learnt())["cases"]) == 4
+
+
+def test_a_gate_that_a_few_of_the_rows_passed_is_not_enough_for_an_export(tmp_path):
+    cases = [{"passed": True}] * 5
+    passed = {"gate": {"passed": True, "reasons": []}, "checkpoint": "final", "cases": cases}
+    copy = with_validation(tmp_path, {**passed, "partial": {"test_set": "rows", "of": 40}})
+    with pytest.raises(CannotExport, match=r"is passed by 5 of 40 rows only  \(judge them all"):
+        export(copy, tmp_path / "out", device="cpu")
+    done = export(copy, tmp_path / "out", device="cpu", allow_failed=True)
+    assert "passed by 5 of 40 rows only" in done.warnings()[0]
+    many = {**passed, "cases": cases * 10, "partial": {"test_set": "rows", "of": 4000}}
+    (copy / "validation.json").write_text(json.dumps(many), encoding="utf-8")
+    assert export(copy, tmp_path / "two", device="cpu").judged == "50 cases, a part of 4000 rows"
+
+
+def test_the_card_and_the_export_say_how_well_it_answers(tmp_path):
+    from expert.cli.run_commands import exported_lines
+
+    found = {
+        "gate": {"passed": True, "reasons": []},
+        "checkpoint": "final",
+        "test_set": "rows held out",
+        "cases": [{}] * 40,
+        "accuracy": 0.975,
+        "interval": [0.871, 0.996],
+        "learnt": {"cases": 20, "accuracy_of_others": 0.95},
+    }
+    done = export(with_validation(tmp_path, found), tmp_path / "out", device="cpu")
+    words = "accuracy 97.5% of 40 cases (95 % interval 87.1% to 99.6%)"
+    assert (f"  validated: {words}", "dim") in exported_lines(done)
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    for line in (
+        "| answers right | 97.5% |",
+        "| 95 % interval | 87.1% to 99.6% |",
+        "| cases | 40 (rows held out) |",
+        "| cases that were also learnt | 20; answers right without them: 95.0% |",
+        "| quality gate | passed (final) |",
+    ):
+        assert line in card
+    without = export(finished("lora"), tmp_path / "two", device="cpu")
+    assert "not validated" in exported_lines(without)[2][0]
+    card = (tmp_path / "two" / "README.md").read_text(encoding="utf-8")
+    assert "| answers | not judged: expert validate was not run |" in card

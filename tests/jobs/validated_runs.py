@@ -1,0 +1,74 @@
+"""An expert that has learnt its task, to be validated, and runs of one's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.runs import ROWS as RUN_ROWS
+from tests.jobs.runs import WORDS, base_model, run, write_expert
+from tests.jobs.trained_runs import place
+
+YES = '{"ok": true}'
+ROWS = [{"instruction": f"say {word} {n}", "output": YES} for n in range(6) for word in WORDS]
+TESTS = [
+    {
+        "id": f"{word}-{n}",
+        "task": word,
+        "instruction": f"say {word} {n}",
+        "output": '{ "ok" : true }',
+    }
+    for n in range(6, 8)
+    for word in WORDS
+]
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    """Runs that other tests look at too keep no verdict of these."""
+    yield
+    for run_folder in place().glob("*/runs/*/"):
+        (run_folder / "validation.json").unlink(missing_ok=True)
+
+
+@cache
+def learnt() -> Path:
+    """The run of an expert that has learnt to answer one JSON object, whatever it is asked."""
+    config = {
+        "epochs": 6,
+        "adapter_type": "full",
+        "learning_rate": 3e-3,
+        "save_steps": 6,
+        "save_total_limit": None,
+    }
+    folder = place() / "yes"
+    path = write_expert(
+        folder,
+        base_model(place() / "models"),
+        config,
+        rows=ROWS,
+        dataset={"test_path": "test.jsonl"},
+        capabilities=["format:json"],
+    )
+    (folder / "test.jsonl").write_text("\n".join(map(json.dumps, TESTS)), encoding="utf-8")
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["training"]["decoding"] = {"max_new_tokens": 12}
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    return run(path).folder
+
+
+def written(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "validation.json").read_text(encoding="utf-8")))
+
+
+def own_run(folder: Path, *, rows: Any = RUN_ROWS, **dataset: Any) -> Path:
+    """A short run that nobody else looks at, with its rows beside its manifest."""
+    base = base_model(place() / "models")
+    config = {"max_steps": 2, "save_steps": 1, "save_total_limit": None}
+    config |= {key: dataset.pop(key) for key in ("seed", "max_seq_length") if key in dataset}
+    return run(write_expert(folder, base, config, dataset=dataset, rows=rows)).folder

@@ -1,0 +1,23 @@
+"""Plain data and manifests as the trees that are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from expert.manifest.document import Item
+from expert.manifest.schema import Manifest
+
+
+def as_item(data: Any) -> Item:
+    """Plain Python data as a tree without lines and comments."""
+    if isinstance(data, dict):
+        return Item({str(key): as_item(value) for key, value in data.items()})
+    if isinstance(data, list | tuple):
+        return Item([as_item(value) for value in data])
+    return Item(data)
+
+
+def manifest_item(manifest: Manifest) -> Item:
+    """What was set in a manifest, nothing that is only a default."""
+    said = manifest.model_dump(mode="json", exclude_unset=True)
+    return as_item({"schema_version": manifest.schema_version, **said})

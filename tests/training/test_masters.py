@@ -1,0 +1,107 @@
+"""Masters in float32 of weights that have sixteen bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import Parameter
+
+from expert.training import optim
+from expert.training.optim import Masters, optimizer_tensors, pieces
+from tests.training.optimizers import bits, made, parameters, train
+
+
+def sixteen_bit() -> list[tuple[str, Parameter]]:
+    named = parameters()
+    return [(name, Parameter(p.detach().bfloat16()) if p.ndim == 2 else p) for name, p in named]
+
+
+@pytest.mark.parametrize("scratch", [100, 700, 6000, 2**24])
+def test_masters_add_up_gradients_exactly_as_float32_does(scratch, monkeypatch):
+    monkeypatch.setattr(optim, "SCRATCH_WEIGHTS", scratch)
+    named = sixteen_bit()
+    masters = Masters(named)
+    expected = {name: torch.zeros(p.shape) for name, p in named}
+    for seed in range(4):
+        draw = torch.Generator().manual_seed(seed)
+        for name, parameter in named:
+            grad = torch.randn(parameter.shape, generator=draw).to(parameter.dtype)
+            expected[name] += grad.float()
+            parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+        masters.collect()
+        assert all(p.grad is None for _, p in named if p.dtype != torch.float32)
+    found = {name: m.grad for name, m in masters.named if m.grad is not None}
+    assert bits(found) == bits(expected)
+
+
+def test_a_new_update_does_not_remember_the_gradients_of_the_last():
+    weight = Parameter(torch.zeros(4, 4, dtype=torch.bfloat16))
+    masters = Masters([("weight", weight)])
+    master = masters.named[0][1]
+    for value in (float("nan"), 2.0):
+        master.grad = None
+        weight.grad = torch.full_like(weight, value)
+        masters.collect()
+    assert master.grad is not None
+    assert torch.equal(master.grad, torch.full((4, 4), 2.0))
+
+
+@given(st.lists(st.integers(0, 30)), st.integers(1, 40))
+def test_pieces_are_all_of_them_in_order_and_small_enough(sizes, most):
+    found = pieces(sizes, most)
+    assert [index for piece in found for index in piece] == list(range(len(sizes)))
+    for piece in found:
+        assert len(piece) == 1 or sum(sizes[index] for index in piece) <= most
+
+
+def test_masters_keep_small_steps_that_sixteen_bits_would_round_away():
+    weight = Parameter(torch.ones(4, 4, dtype=torch.bfloat16))
+    masters = Masters([("weight", weight)])
+    optimizer = torch.optim.SGD([m for _, m in masters.named], lr=1e-3)
+    for _ in range(10):
+        weight.grad = torch.ones_like(weight)
+        masters.collect()
+        optimizer.step()
+        optimizer.zero_grad()
+        masters.publish()
+    # 1 - 10 * 0.001 = 0.99; bfloat16 has 0.98828 and 0.99219 there, and 1 - 0.001 rounds to 1.
+    assert torch.equal(weight.detach(), torch.full((4, 4), 0.98828125, dtype=torch.bfloat16))
+    assert torch.allclose(masters.named[0][1], torch.full((4, 4), 0.99), atol=1e-6)
+
+
+def test_a_float32_parameter_is_its_own_master():
+    named = sixteen_bit()
+    masters = Masters(named)
+    for (name, parameter), (master_name, master) in zip(named, masters.named, strict=True):
+        assert name == master_name
+        assert (master is parameter) is (parameter.dtype == torch.float32)
+        assert master.dtype == torch.float32
+        assert master.requires_grad
+
+
+def test_a_parameter_without_a_gradient_leaves_its_master_without_one():
+    named = sixteen_bit()
+    masters = Masters(named)
+    named[0][1].grad = torch.ones_like(named[0][1])
+    masters.collect()
+    assert [m.grad is not None for _, m in masters.named] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_masters_round_trip_with_their_optimizer():
+    named = sixteen_bit()
+    masters = Masters(named)
+    optimizer = made("adamw_torch_fused", masters.named)
+    train(optimizer, masters.named, range(2))
+    masters.publish()
+    for (_, parameter), (_, master) in zip(named, masters.named, strict=True):
+        assert torch.equal(parameter, master.to(parameter.dtype))
+    assert "blocks.0.up.weight.exp_avg" in optimizer_tensors(optimizer, masters.named)
