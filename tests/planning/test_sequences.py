@@ -49,7 +49,7 @@ def packed(fill: float) -> Survey:
 
 
 def test_sequences_that_stay_half_empty_are_not_compiled_and_cut_to_the_fullest():
-    made = plan(manifest({"batch_size": 8}), survey=packed(0.5))
+    made = plan(manifest({"batch_size": 8, "use_cuda_graphs": False}), survey=packed(0.5))
     assert (made.kernels.compile, made.data.trim) == (False, True)
     assert "updates fill 50% of sequences" in decision(made, "kernels.compile")[1]
     assert decision(made, "data.trim")[1] == "sequences are 50% full"
@@ -64,8 +64,11 @@ def test_full_sequences_are_compiled_and_all_of_one_width():
 
 @pytest.mark.parametrize(("fill", "trims"), [(0.97, False), (0.8, True)])
 def test_without_compilation_it_is_the_fill_that_decides(fill, trims):
-    made = plan(manifest({"batch_size": 8, "torch_compile": False}), survey=packed(fill))
+    config = {"batch_size": 8, "torch_compile": False, "use_cuda_graphs": False}
+    made = plan(manifest(config), survey=packed(fill))
     assert made.data.trim is trims
+    recorded = plan(manifest(config | {"use_cuda_graphs": True}), survey=packed(fill))
+    assert decision(recorded, "data.trim")[:2] == (False, "recorded passes have one width")
 
 
 @pytest.mark.parametrize(
