@@ -203,3 +203,29 @@ def test_threads_are_told_only_where_others_took_cores():
     assert plain({**told, "lowered": True}) == [
         "computing with 1 thread: other processes use 1.0 of 2  (OMP_NUM_THREADS=2 takes them all)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wall", "words"),
+    [
+        (6.7, 102.0, "finished in 2 min (6.7 s of it training)"),
+        (700.0, 701.0, "finished in 12 min"),
+        (300.0, 30.0, "finished in 30 s (5 min of training with what came before)"),
+    ],
+)
+def test_the_end_tells_the_time_that_was_waited_and_the_time_of_training_apart(
+    seconds, wall, words
+):
+    assert only_line(event="finished", seconds=seconds, wall_seconds=wall) == words
+
+
+def test_a_run_that_max_steps_ends_says_how_many_epochs_it_makes_of_those_asked_for():
+    cut = {"total_steps": 40, "ends_by": "max_steps", "epochs_to_come": 0.01422}
+    assert plain(STARTED | cut)[1].startswith("40 steps, 0.014 of 3 epochs (max_steps), ")
+    one = STARTED | cut | {"epochs": 1.0}
+    assert "40 steps, 0.014 of 1 epoch (max_steps), " in plain(one)[1]
+
+
+def test_a_stream_that_max_steps_ends_makes_at_most_its_epochs():
+    line = plain(STARTED | {"total_steps": 40, "ends_by": "max_steps"})[1]
+    assert line.startswith("40 steps, at most 3 epochs, ")

@@ -174,3 +174,37 @@ def test_the_test_rows_are_told_with_the_update_whose_weights_they_judge(base, t
     assert told["step"] == best
     assert done.eval_loss is None  # another number was followed
     assert events_of(done.folder, "finished")[0]["eval_loss"] is None
+
+
+def test_a_run_tells_of_the_evaluations_that_are_to_come_and_of_the_time_that_was_waited(
+    base, tmp_path
+):
+    told = []
+    settings = {"max_steps": 5, "eval_steps": 5, "micro_batch_size": 8, "eval_batch_size": 2}
+    dataset = {"validation_split": 0.5}
+    done = run(
+        write_expert(tmp_path, base, settings, dataset=dataset),
+        evaluating=lambda split, rows, total: told.append((split, rows, total)),
+    )
+    assert told[0] == ("validation", 0, 24)
+    assert told[-1] == ("validation", 24, 24)
+    rows = [each for _, each, _ in told]
+    assert rows == sorted(rows)
+    assert len(rows) > 2
+    [started], [end] = events_of(done.folder, "started"), events_of(done.folder, "finished")
+    assert started["evaluation_updates"] > 0
+    assert end["wall_seconds"] > end["seconds"]
+    [evaluation] = events_of(done.folder, "eval")
+    last = events_of(done.folder, "step")[-1]
+    assert last["step"] == evaluation["step"] == 5
+    assert last["eta_seconds"] > 0  # the evaluation was still to come
+
+
+def test_a_run_that_max_steps_ends_early_says_how_many_epochs_it_makes(base, tmp_path):
+    short = run(write_expert(tmp_path / "short", base, {"max_steps": 2}))
+    [started] = events_of(short.folder, "started")
+    assert (started["ends_by"], started["epochs"]) == ("max_steps", 2)
+    assert 0 < started["epochs_to_come"] < 1
+    whole = run(write_expert(tmp_path / "whole", base, {"max_steps": 1000}))
+    [started] = events_of(whole.folder, "started")
+    assert "epochs_to_come" not in started

@@ -213,7 +213,7 @@ def _stopped(event: Event) -> list[Line]:
 
 def _finished(event: Event) -> list[Line]:
     parts = (
-        joined("finished", worded(number(event, "seconds"), "in {}", time_in_words)),
+        joined("finished", _time_taken(event)),
         worded(number(event, "loss"), "mean loss {}", loss),
         worded(number(event, "eval_loss"), "best validation loss {}", loss),
         joined(worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"), _without_warmup(event)),
@@ -222,6 +222,20 @@ def _finished(event: Event) -> list[Line]:
     if event.get("final"):
         lines.append((f"final: {event['final']}", "bold"))
     return lines
+
+
+def _time_taken(event: Event) -> str:
+    """How long somebody waited, and how much of it was training; a run that was resumed has
+    trained longer than that."""
+    training, waited = number(event, "seconds"), number(event, "wall_seconds")
+    if waited is None or training is None:
+        return worded(training, "in {}", time_in_words)
+    words = f"in {time_in_words(waited)}"
+    if training > waited:
+        return f"{words} ({time_in_words(training)} of training with what came before)"
+    if time_in_words(training) == time_in_words(waited):
+        return words
+    return f"{words} ({time_in_words(training)} of it training)"
 
 
 _WRITERS: Mapping[str, Callable[[Event], list[Line]]] = {

@@ -51,6 +51,10 @@ class RunView:
         """Shows that an update was launched; no event is needed for it."""
         self._view.progress(step)
 
+    def evaluating(self, split: str, rows: int, total: int) -> None:
+        """Shows how far an evaluation is."""
+        self._view.evaluating(split, rows, total)
+
     def wait(self, what: str) -> None:
         """Says what is being waited for until the next event."""
         self._waiting.enter_context(waiting(self._console, what))

@@ -158,6 +158,7 @@ def _run(
                 tell=tell,
                 acknowledge=_say_stopping,
                 progress=view.progress,
+                evaluating=view.evaluating,
             )
         except ExpertError as error:
             started_with = getattr(error, "started_with", None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +22,30 @@ def evaluate_split(session: Session, split: PreparedSplit) -> EvalResult | None:
     """All rows of a split; None where a signal asked for an end in between."""
     from expert.training.evaluation import EvalResult
 
+    began = time.monotonic()
     sums = _fitting(session, split, most=None)
     if sums is None:
         return None
     targets = max(1, sums.targets)
-    return EvalResult(
+    result = EvalResult(
         loss=sums.loss_sum.item() / targets,
         token_accuracy=sums.correct.item() / targets,
         targets=sums.targets,
         examples=sums.examples,
     )
+    _remember(session, split, time.monotonic() - began)
+    return result
+
+
+def _remember(session: Session, split: PreparedSplit, seconds: float) -> None:
+    """How long an evaluation took tells how long the next ones will take."""
+    ahead = session.recorder.meter.ahead
+    if ahead is None:
+        return
+    if split is session.data.validation:
+        ahead.measured(seconds, cost=ahead.validation, done=session.state.done)
+    else:
+        ahead.measured(seconds, cost=ahead.test)
 
 
 def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> EvalSums | None:
@@ -42,9 +58,10 @@ def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> Eva
         rows = session.plan.batch.eval_batch
         try:
             with split_batches(session.plan, split, rows=rows, device=session.device) as batches:
+                told = batches if most is not None else _told(session, split, batches)
                 return evaluate(
                     session.built.engine,
-                    islice(batches, most),
+                    islice(told, most),
                     stop=lambda: session.signals.requested is not None,
                 )
         except RuntimeError as error:
@@ -59,6 +76,18 @@ def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> Eva
         if after is None:
             raise RunFailed(nothing_left(failure))
         fall_back(session, after, failure)
+
+
+def _told(session: Session, split: PreparedSplit, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches on their way to the model: how many of the rows were launched. Nothing waits for
+    the device; it is never more than some batches behind."""
+    rows = split.index.examples
+    launched = 0
+    session.evaluating(split.name, 0, rows)
+    for batch in batches:
+        yield batch
+        launched += batch.counts.examples
+        session.evaluating(split.name, launched, rows)
 
 
 def probe(session: Session) -> None:

@@ -6,6 +6,7 @@ recorded, and the same update is taken again with the same data.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from expert.jobs.counting import Counts
     from expert.jobs.feeding import RunData
     from expert.jobs.preparing import Builder, Tell
-    from expert.jobs.session import Session
+    from expert.jobs.session import Evaluating, Session
     from expert.manifest.reader import ReadManifest
     from expert.planning.machine import Machine
     from expert.planning.run_plan import RunPlan
@@ -64,16 +65,19 @@ def train(
     tell: Tell = lambda name, rows, tokens: None,
     acknowledge: Callable[[], None] = lambda: None,
     progress: Callable[[int], None] = lambda done: None,
+    evaluating: Evaluating = lambda split, rows, total: None,
 ) -> RunResult:
     """Train what a manifest describes. `resume` is "auto", a run folder or a checkpoint.
 
     `acknowledge` is called from the handler of the first signal that asks for an end, `progress`
-    after every update that was launched; neither may take long.
+    after every update that was launched, `evaluating` after every batch of an evaluation; none of
+    them may take long.
     """
     from expert.jobs.session import Session
     from expert.jobs.smollm2 import provide_model
     from expert.manifest.reader import ReadManifest, read_manifest
 
+    began = time.monotonic()
     read = manifest
     if not isinstance(read, ReadManifest):
         read = read_manifest(read, overrides=overrides)
@@ -96,6 +100,8 @@ def train(
             allow_remote_code=allow_remote_code,
             acknowledge=acknowledge,
             progress=progress,
+            evaluating=evaluating,
+            began=began,
         )
         with session:
             if checkpoint is not None:
@@ -342,6 +348,7 @@ def _finished(session: Session, *, early: bool) -> RunResult:
         eval_loss=_best_loss(session),
         test_loss=test.loss if test else None,
         seconds=facts["seconds"],
+        wall_seconds=time.monotonic() - session.began,
         tokens=facts["tokens"],
         tokens_per_second=facts["tokens_per_second"],
         early=early,

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from expert.telemetry.ahead import Ahead
 from expert.telemetry.timeline import StepTimes
 
 KEPT_UPDATES = 1000
@@ -134,8 +135,11 @@ class Meter:
         *,
         peak: Peak,
         total_steps: int | None = None,
+        ahead: Ahead | None = None,
         settling: int = SETTLING_UPDATES,
     ) -> None:
+        self.ahead = ahead
+        """The evaluations that are still to come."""
         self._clock = clock
         self._peak = peak
         self._total_steps = total_steps
@@ -274,15 +278,16 @@ class Meter:
         )
 
     def eta_seconds(self) -> float | None:
-        """Seconds of training left at the pace of settled updates; None before there is one.
+        """Seconds left at the pace of settled updates; None before there is one.
 
-        Evaluations and saves that are still to come are not in it.
+        Evaluations that are still to come are in it, saves are not.
         """
         settled = [timed.seconds for timed in self._updates if timed.settled]
         if not settled or self._total_steps is None:
             return None
-        left = max(0, self._total_steps - self._updates[-1].update.step - 1)
-        return left * sum(settled) / len(settled)
+        done, each = self._updates[-1].update.step + 1, sum(settled) / len(settled)
+        evaluating = self.ahead.seconds(done, each) if self.ahead is not None else 0.0
+        return max(0, self._total_steps - done) * each + evaluating
 
     def step_line(self, step: int | None = None) -> dict[str, Any]:
         """Fields of a "step" event: everything since the last such line, up to this update.
