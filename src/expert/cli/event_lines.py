@@ -68,7 +68,7 @@ def _started(event: Event) -> list[Line]:
     epochs, steps = number(event, "epochs"), whole(event, "total_steps")
     facts = [
         worded(steps, "1 step" if steps == 1 else "{:,} steps"),
-        worded(epochs, "1 epoch" if epochs == 1 else "{:g} epochs"),
+        worded(epochs, "{}", lambda passes: _epochs_in_words(passes, event)),
         worded(tokens, "{} tokens an epoch", counted),
         worded(parameters, "{} parameters learn", counted),
     ]
@@ -80,6 +80,17 @@ def _started(event: Event) -> list[Line]:
     if event.get("run"):
         lines.append((f"run folder: {event['run']}", "dim"))
     return lines
+
+
+def _epochs_in_words(epochs: float, event: Event) -> str:
+    """The passes that are made; where max_steps ends the run before those that were asked for,
+    so much is said, and where nobody knows how many it will be, no more than that."""
+    known = number(event, "epochs_to_come")
+    if known is None or not math.isfinite(known):
+        words = "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
+        return f"at most {words}" if event.get("ends_by") == "max_steps" else words
+    digits = f"{known:.2g}" if known < 10 else f"{known:.0f}"
+    return f"{digits} of {epochs:g} {'epoch' if epochs == 1 else 'epochs'} (max_steps)"
 
 
 def _kernels(event: Event) -> list[Line]:
