@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from expert.core.publish import damage
+from expert.telemetry.ahead import Ahead
 from tests.jobs.runs import base_model, events_of, losses_of, run, weights_of, write_expert
 
 
@@ -208,3 +209,19 @@ def test_a_run_that_max_steps_ends_early_says_how_many_epochs_it_makes(base, tmp
     whole = run(write_expert(tmp_path / "whole", base, {"max_steps": 1000}))
     [started] = events_of(whole.folder, "started")
     assert "epochs_to_come" not in started
+
+
+def test_on_a_cpu_the_trial_before_the_first_update_tells_how_long_evaluations_take(
+    base, tmp_path, monkeypatch
+):
+    measured = []
+    remember = Ahead.measured
+
+    def watched(self, seconds, *, cost, done=None):
+        measured.append((seconds > 0, cost > 0, done))
+        remember(self, seconds, cost=cost, done=done)
+
+    monkeypatch.setattr(Ahead, "measured", watched)
+    settings = {"max_steps": 2, "eval_steps": 2, "eval_batch_size": 1}
+    run(write_expert(tmp_path, base, settings, dataset={"validation_split": 0.5}))
+    assert measured == [(True, True, None), (True, True, 2)]

@@ -37,15 +37,17 @@ def evaluate_split(session: Session, split: PreparedSplit) -> EvalResult | None:
     return result
 
 
-def _remember(session: Session, split: PreparedSplit, seconds: float) -> None:
-    """How long an evaluation took tells how long the next ones will take."""
+def _remember(
+    session: Session, split: PreparedSplit, seconds: float, *, share: float = 1.0
+) -> None:
+    """How long a split, or a share of it, took tells how long the next evaluations will take."""
     ahead = session.recorder.meter.ahead
     if ahead is None:
         return
-    if split is session.data.validation:
-        ahead.measured(seconds, cost=ahead.validation, done=session.state.done)
-    else:
-        ahead.measured(seconds, cost=ahead.test)
+    validates = split is session.data.validation
+    done = session.state.done if validates and share == 1 else None
+    cost = ahead.validation if validates else ahead.test
+    ahead.measured(seconds, cost=share * cost, done=done)
 
 
 def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> EvalSums | None:
@@ -107,7 +109,12 @@ def probe(session: Session) -> None:
         built.engine.discard()
     for split in (data.validation if session.evaluates else None, data.test):
         if split is not None:
-            _fitting(session, split, most=1)
+            began = time.monotonic()
+            sums = _fitting(session, split, most=1)
+            # A card compiles meanwhile, and of rows that go alone the longest come first.
+            if sums is not None and session.device.type == "cpu" and not is_padded(session.plan):
+                share = sums.examples / max(1, split.index.examples)
+                _remember(session, split, time.monotonic() - began, share=share)
     del held
 
 
