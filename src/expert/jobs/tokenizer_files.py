@@ -32,12 +32,28 @@ def tokenizer_folder(plan: RunPlan, folder: Path) -> Path:
         found = snapshot_download(
             plan.model.location, revision=plan.model.revision, allow_patterns=files
         )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+    except LocalEntryNotFoundError as error:
+        raise DataNotHere(_unreachable(plan.model.location, error)) from None
+    except (HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         near = near_model(plan.model.name, folder)
-        meant = f"did you mean {near!r}? If not, " if near else ""
+        # The name that it has anyway is no slip of it.
+        slip = near is not None and near.lower() != plan.model.name.rpartition("/")[2].lower()
+        meant = f"did you mean {near!r}? If not, " if slip else ""
         raise DataNotHere(
             f"{plan.model.location} is not on this machine and could not be fetched from the hub: "
             f"{reason}  ({meant}put its folder into models/ beside the manifest)"
         ) from None
     return Path(found)
+
+
+def _unreachable(name: str, error: Exception) -> str:
+    """What to do about a model where the hub does not answer: nothing is known of its name."""
+    cause = error.__cause__ or error
+    why = str(cause).splitlines()[0].rstrip(".") if str(cause) else type(cause).__name__
+    return (
+        f"{name} is not on this machine, and the hub cannot be reached: {why}  (fetch it where "
+        f"there is a network, with 'hf download {name} --local-dir {name.rpartition('/')[2]}', and "
+        "put that folder into models/ beside the manifest or name its path; or set HF_HOME to a "
+        "cache that holds it)"
+    )
