@@ -16,7 +16,6 @@ from expert.data.records import DataError, Row
 from expert.data.sources import Source, content_hash, iterate
 from tests.data.source_folders import fill, names, refusal, refusal_while_reading, train_of, values
 
-
 CHECK_NETWORK = (
     "check the network; or download the data set elsewhere and name its folder as path, or set "
     "HF_HOME to a cache that holds it"
@@ -72,6 +71,7 @@ class FakeHub(types.ModuleType):
         super().__init__("datasets")
         self.failure = failure
         self.asked: list[tuple[Any, ...]] = []
+        self.config = types.SimpleNamespace(HF_HUB_OFFLINE=False)
 
     def load_dataset(self, name: str, config: str | None, *, split: str, streaming: bool) -> Any:
         self.asked.append((name, config, split, streaming))
@@ -195,7 +195,6 @@ def test_a_hub_that_does_not_answer_is_not_asked_again_and_its_cache_is_looked_i
     lost = OSError("Name or service not known")
     monkeypatch.setattr("expert.data.hub._unreachable", lambda: lost)
     module = hub(monkeypatch)
-    module.config = types.SimpleNamespace(HF_HUB_OFFLINE=False)
     plain = module.load_dataset
     offline = []
 
@@ -207,7 +206,8 @@ def test_a_hub_that_does_not_answer_is_not_asked_again_and_its_cache_is_looked_i
     before = constants.HF_HUB_OFFLINE
     assert len(values(train_of(tmp_path, "a/b"))) == 5  # it had them in its cache
     assert offline == [(True, True)]
-    assert (module.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE) == (False, before)
+    assert not module.config.HF_HUB_OFFLINE
+    assert before == constants.HF_HUB_OFFLINE
     module.failure = ConnectionError("Couldn't reach 'a/b' on the Hub (OfflineModeIsEnabled)")
     assert refusal_while_reading(train_of(tmp_path, "a/b")) == (
         f"a/b::train: the hub could not be reached: Name or service not known  ({CHECK_NETWORK})"

@@ -89,7 +89,7 @@ def _unreachable() -> Exception | None:
 @contextmanager
 def _offline(datasets: Any, lost: bool) -> Iterator[None]:
     """Where the hub is not there its client looks only into its cache, at once."""
-    holders = [getattr(datasets, "config", None)]
+    holders: list[Any] = [getattr(datasets, "config", None)]
     if lost:
         constants = importlib.import_module("huggingface_hub").constants
         holders.append(constants)
