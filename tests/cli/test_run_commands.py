@@ -261,7 +261,9 @@ class Refusing:
 def test_what_cannot_be_answered_is_told_and_the_next_line_may_be():
     from expert.cli.talk import talk
 
-    typed, said, written = iter(["a", "b"]), [], []
+    typed = iter(["a", "b"])
+    said: list[str] = []
+    written: list[str] = []
 
     class Writer:
         def begin(self, prompt, plain): ...

@@ -9,10 +9,21 @@ from typing import TYPE_CHECKING, Protocol
 from expert.core.errors import ExpertError
 
 if TYPE_CHECKING:
-    from expert.jobs.conversing import Conversation
+    from expert.jobs.sampling import Sample
 
 NEW = "/new"
 MARK = "> "
+
+
+class Answers(Protocol):
+    """Who is talked to."""
+
+    @property
+    def remembers(self) -> bool: ...
+    def anew(self) -> None: ...
+    def ask(
+        self, prompt: str, *, begin: Callable[[str, bool], None], tell: Callable[[str], None]
+    ) -> Sample: ...
 
 
 class Writes(Protocol):
@@ -31,7 +42,7 @@ def read_line() -> str:
 
 
 def talk(
-    conversation: Conversation,
+    conversation: Answers,
     writer: Writes,
     say: Callable[[str], None],
     read: Callable[[], str] = read_line,
@@ -59,7 +70,7 @@ def talk(
                 say(said.note)
 
 
-def _kept(conversation: Conversation) -> str:
+def _kept(conversation: Answers) -> str:
     if conversation.remembers:
         return f"what is said is kept: {NEW} begins anew"
     return "every line is continued by itself"
