@@ -73,11 +73,10 @@ def sample(
 ) -> None:
     """Let a trained expert answer prompts; decoding is the manifest's where no flag says more."""
     from expert.cli.display import make_console, write_line
-    from expert.cli.run_view import quiet_libraries, say
+    from expert.cli.run_view import say
     from expert.jobs.sampling import sample as sample_job
 
     prompts = _prompts(prompt, talks=not as_json and _is_terminal())
-    quiet_libraries()
     console, notes = make_console(), make_console(error=True)
     writer = _Writer(console, several=len(prompts) > 1, quiet=as_json)
     how: dict[str, Any] = {
@@ -192,13 +191,12 @@ def export(
 ) -> None:
     """Write the adapter, or merged weights, with tokenizer and model card, logits compared."""
     from expert.cli.display import make_console, write_line
-    from expert.cli.run_view import quiet_libraries, say, waiting
+    from expert.cli.run_view import say, waiting
     from expert.jobs.exporting import export as export_job
     from expert.jobs.run_places import find_trained
 
     if merged and adapter:
         raise typer.BadParameter("--merged and --adapter are two exports: choose one")
-    quiet_libraries()
     console = make_console(error=as_json)
     with _Stages(console, waiting) as stage:
         done = export_job(

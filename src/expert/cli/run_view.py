@@ -112,16 +112,6 @@ class PreparingView:
             say(self._console, f"preparing {name}: {counted(rows, 'row')}, {count(tokens)} tokens")
 
 
-def quiet_libraries() -> None:
-    """Keep the libraries' own messages out of the display; their errors are still told.
-
-    bitsandbytes warns on every CPU of a kernel that it would fetch from the hub.
-    """
-    import logging
-
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-
-
 def more_lines(event: Mapping[str, Any], *, live: bool) -> list[Line]:
     """Events around resuming and failing; a failure is told by the error itself while it lives."""
     kind = event.get("event")

@@ -139,10 +139,9 @@ def _run(
     console: Console,
     **options: Any,
 ) -> RunResult:
-    from expert.cli.run_view import PreparingView, RunView, quiet_libraries, say
+    from expert.cli.run_view import PreparingView, RunView, say
     from expert.jobs.training import train as train_job
 
-    quiet_libraries()
     with RunView(console, live=True) as view, ExitStack() as before:
         tell = before.enter_context(PreparingView(console))
 

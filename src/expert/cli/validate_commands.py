@@ -81,13 +81,11 @@ def validate(
 ) -> None:
     """Judge an expert's answers with parsers and databases; exit code 5 when the gate fails."""
     from expert.cli.display import make_console, write_line
-    from expert.cli.run_view import quiet_libraries
     from expert.cli.validate_view import ValidatingView, show_validation
     from expert.jobs.validating import validate as validate_job
 
     if run is not None and expert is not None:
         raise typer.BadParameter(f"{run} and --expert {expert}: name one expert")
-    quiet_libraries()
     with ValidatingView(make_console(error=as_json)) as view:
         done = validate_job(
             run or expert,
