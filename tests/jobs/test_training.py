@@ -40,6 +40,7 @@ def test_a_run_learns_and_leaves_a_whole_run_folder(whole):
     assert losses[-1] < 0.8 * losses[0]
     names = {path.name for path in folder.iterdir()}
     assert {"manifest.json", "plan.json", "environment.json", "events.jsonl", "final"} <= names
+    assert ".lock" not in names
     assert damage(folder / "final") == ""
     told = [event["event"] for event in events_of(folder)]
     assert told[0] == "started"
