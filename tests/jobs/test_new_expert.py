@@ -34,6 +34,12 @@ def test_every_template_reads_strictly_plans_and_its_data_has_nothing_wrong(temp
     assert "expert train" in (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
 
 
+def test_what_commands_leave_in_a_new_expert_is_not_for_git(tmp_path):
+    made = new_expert("mine", template="json", into=tmp_path)
+    ignored = (made.folder / ".gitignore").read_text(encoding="utf-8").split()
+    assert ignored == ["runs/", "datasets_optimized/", "profile/"]
+
+
 def test_a_new_expert_trains_as_it_is(tmp_path):
     from expert.jobs.training import train
 

@@ -102,7 +102,7 @@ def new_expert(
     text = json.dumps(made, indent=2, ensure_ascii=False)
     write_text_atomically(manifest, text + "\n")
     write_text_atomically(folder / "README.md", readme_of(folder.name, kind, path))
-    write_text_atomically(folder / ".gitignore", "runs/\ndatasets_optimized/\n")
+    write_text_atomically(folder / ".gitignore", "runs/\ndatasets_optimized/\nprofile/\n")
     read_manifest(manifest, strict=True)
     return NewExpert(folder=folder, manifest=manifest, data=rows, template=chosen, columns=columns)
 
