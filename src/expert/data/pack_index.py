@@ -59,7 +59,7 @@ class PackStatistics:
         return self.padding_to_longest - self.padding
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class PackIndex:
     """Pieces of documents in bins. Flat arrays: the pieces of bin b are those from
     `bin_offsets[b]` to `bin_offsets[b + 1]`."""
@@ -76,6 +76,10 @@ class PackIndex:
     piece_start: NDArray[np.int32]
     piece_stop: NDArray[np.int32]
     bin_offsets: NDArray[np.int64]
+
+    def __repr__(self) -> str:
+        sizes = f"{self.examples:,} rows in {self.bins:,} sequences of {self.length:,} tokens"
+        return f"<PackIndex: {sizes}, packed by {self.rule!r}>"
 
     @property
     def bins(self) -> int:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from expert.jobs.places import Doubt
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PreparedSplit:
     """Training, validation or test rows: the tokens, and the sequences they were packed into."""
 
@@ -25,8 +25,14 @@ class PreparedSplit:
     index_file: Path
     index_hit: bool
 
+    def __repr__(self) -> str:
+        index = self.index
+        rows = f"{index.examples:,} rows in {index.bins:,} sequences of {index.length:,} tokens"
+        where = ", ".join(str(prepared.folder) for prepared in self.folders)
+        return f"<PreparedSplit {self.name}: {rows}, in {where}>"
+
     def open(self) -> DocumentStore:
-        """The documents, memory-mapped."""
+        """The documents, memory-mapped; `index` says which of them are this split's."""
         from expert.data.documents import DocumentStore
 
         return DocumentStore(*(prepared.folder for prepared in self.folders))
