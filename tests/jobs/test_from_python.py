@@ -24,8 +24,8 @@ def test_an_answer_is_a_text():
 
 def test_a_setting_of_decoding_that_there_is_not_is_refused_with_those_there_are():
     with pytest.raises(CannotSample) as told:
-        expert.sample(finished("lora"), "say cat 2", temprature=0.5)
-    assert str(told.value).startswith("temprature: is no setting of decoding  (known: temperature,")
+        expert.sample(finished("lora"), "say cat 2", heat=0.5)
+    assert str(told.value).startswith("heat: is no setting of decoding  (known: temperature,")
 
 
 def test_an_export_is_the_folder_it_wrote(tmp_path):
