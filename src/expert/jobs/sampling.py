@@ -107,7 +107,7 @@ def sample(
         plain=loaded.plain,
         seed=loaded.seed,
         decoding=loaded.decoding,
-        notes=(*loaded.notes, *(each.note for each in done if each.note)),
+        notes=(*(each.note for each in done if each.note), *loaded.notes),
         samples=tuple(done),
     )
 
