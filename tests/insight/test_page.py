@@ -267,7 +267,7 @@ def test_a_page_says_first_how_good_the_expert_is_and_then_how_fast_it_was_train
     assert page.verdict == (
         "90.0% of 20 answers are right (95 % interval 70.0% to 97.0%); the baseline: 10.0%; "
         "4 of 20 cases were also in the training rows; without them 87.5% are right; only 20 of 60 "
-        "rows were judged."
+        "cases were judged."
     )
     assert page.reasons.startswith("Speed: ")
     assert page.tone == "warning"

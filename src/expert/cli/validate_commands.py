@@ -59,7 +59,7 @@ Compared = Annotated[
     Checkpoints | None, typer.Option(help="Compare all states of the run; the best is named.")
 ]
 Judge = Annotated[Domain | None, typer.Option(help="Who judges; by default as the manifest says.")]
-RowLimit = Annotated[int | None, typer.Option(min=1, help="So many rows, spread over all of them.")]
+CaseLimit = Annotated[int | None, typer.Option(min=1, help="So many cases, spread over all.")]
 
 
 def validate(
@@ -72,7 +72,7 @@ def validate(
     checkpoint: Annotated[str | None, checkpoint_option("training.packaging_checkpoint")] = None,
     checkpoints: Compared = None,
     domain: Judge = None,
-    limit: RowLimit = None,
+    limit: CaseLimit = None,
     seed: Annotated[int, typer.Option(min=0, help="Of answers that are drawn.")] = 0,
     device: WhereToCompute = Device.auto,
     as_json: Annotated[

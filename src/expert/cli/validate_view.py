@@ -104,10 +104,15 @@ def score_sheet(done: Validation) -> Sheet:
     tasks = list(done.reached.by_task())
     below = [[f"  {task}", *(_share(side.by_task().get(task)) for side in sides)] for task in tasks]
     title = (
-        f"{done.expert} on {done.model}: {counted(len(done.reached.cases), 'case')}, "
-        f"judged as {done.domain}"
+        f"{done.expert} on {done.model}: {_counted_cases(done.reached)}, judged as {done.domain}"
     )
     return Sheet(("", *heads), [rows, below], title=f"{title} ({done.test_set})")
+
+
+def _counted_cases(reached: Reached) -> str:
+    """`16 cases`; where rows have several answers each, `16 cases of 4 rows`."""
+    cases, rows = len(reached.cases), len({each.row for each in reached.cases})
+    return counted(cases, "case") + (f" of {counted(rows, 'row')}" if rows != cases else "")
 
 
 def checkpoint_sheet(done: Validation) -> Sheet:

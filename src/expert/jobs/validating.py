@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from expert.jobs.trained import Trained
     from expert.judging.cases import Case
     from expert.judging.oracle import Judgement
+    from expert.judging.score import Comparison
     from expert.planning.run_plan import RunPlan
 
 __all__ = ["CannotValidate", "Validation", "find_expert", "validate"]
@@ -107,7 +108,7 @@ def validate(
         test_set=test.name,
         reached=reached,
         baseline=before,
-        comparison=compare(reached.verdicts(), before.verdicts()) if before else None,
+        comparison=_compared(reached, before),
         gate=gate_of(demands, reached.standing, before.standing if before else None),
         checkpoints=others,
         settings=_settings(demands, task, limit),
@@ -118,6 +119,12 @@ def validate(
     )
     folder.write_json(file.name, done.as_dict())
     return done
+
+
+def _compared(reached: Reached, before: Reached | None) -> Comparison | None:
+    if before is None:
+        return None
+    return compare(reached.verdicts(), before.verdicts(), reached.rows_of_cases())
 
 
 def _rows(
@@ -167,7 +174,7 @@ def _task(
 
     manifest = json.loads(folder.manifest.read_text(encoding="utf-8"))
     name = domain or test.domain or domain_of(manifest.get("capabilities") or (), plan.decoding)
-    cases = tuple(case for case in test.cases if case is not None)
+    cases = tuple(case for own in test.cases for case in own)
     for each in {name, *(case.domain for case in cases if case.domain)}:
         oracle_for(each)  # an unknown one is told before anything is loaded
     return _Task(
@@ -354,6 +361,11 @@ def _notes(task: _Task) -> list[str]:
     if not task.cases:
         notes.append("the rows are plain text: there is a loss, and no answer to judge")
         return notes
+    if len({case.row for case in task.cases}) < len(task.cases):
+        notes.append(
+            "every answer of a conversation is a case, and those of one go together: intervals and "
+            "p count each row once"
+        )
     domains = {case.domain or task.domain for case in task.cases}
     for domain in sorted(domains):
         missing = missing_packages(domain)

@@ -10,7 +10,7 @@ from expert.insight.page.facts import RunFacts, listed, mapping, number
 
 SHOWN_CASES = 20
 """Of each kind; validation.json has all."""
-TEXTS = ("prompt", "expected", "answer", "reason")
+TEXTS = ("id", "prompt", "expected", "answer", "reason")
 
 
 def judged(run: RunFacts) -> list[Section]:
@@ -57,7 +57,7 @@ def _doubts(facts: Mapping[str, Any]) -> Iterator[str]:
         without = f"; without them {others:.1%} are right" if others is not None else ""
         yield f"{count:,.0f} of {cases:,} cases were also in the training rows{without}"
     if number(part.get("of")):
-        yield f"only {cases:,} of {number(part.get('of')):,.0f} rows were judged"
+        yield f"only {cases:,} of {number(part.get('of')):,.0f} cases were judged"
 
 
 def standing(facts: Mapping[str, Any]) -> tuple[str, str] | None:
