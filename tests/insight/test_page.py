@@ -216,6 +216,19 @@ def test_cases_without_an_oracle_are_shown_as_neither_right_nor_wrong(tmp_path: 
     assert "25.0%" in text
 
 
+def test_a_page_on_plain_text_shows_the_loss_and_says_that_nothing_could_be_judged(tmp_path: Path):
+    facts = {
+        "gate": {"passed": None, "reasons": []},
+        "cases": [],
+        "accuracy": None,
+        "rows": {"loss": 1.25, "tokens": 900},
+    }
+    text = html_of(write_run(tmp_path / "run", usual(), validation=facts))
+    assert "The rows are plain text: there is no answer to judge." in text
+    assert "Loss on the rows" in text
+    assert "answers right: the rows are plain text, which has none" in text
+
+
 @pytest.mark.parametrize("facts", [{}, {"accuracy": "x", "cases": "y"}, {"cases": [1, None]}])
 def test_a_validation_of_another_shape_does_no_harm(tmp_path: Path, facts: dict[str, Any]):
     assert html_of(write_run(tmp_path / "run", usual(), validation=facts))

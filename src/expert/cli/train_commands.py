@@ -201,7 +201,7 @@ def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json:
 
     from expert.cli.display import write_line
     from expert.cli.run_view import say
-    from expert.manifest.schema import CHAR_GPT
+    from expert.jobs.row_kind import trained_on_text
 
     if as_json:
         write_line(json.dumps(asdict(result), indent=2, default=str))
@@ -211,10 +211,10 @@ def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json:
         say(console, f"✓ nothing left to do: {result.folder} is finished")
         say(console, f"to train it longer: {longer} --allow-changed")
     if result.final is not None:
-        # A model that was made from scratch gives no answers to judge and has no base beside it.
+        # What continues a text gives no answers to judge.
         rows = "" if result.held_out else " --test-set FILE"  # it has learnt all it was given
         judge = f"expert validate --expert {result.folder}{rows} --baseline base"
-        commands = [] if plan.model.name == CHAR_GPT else [judge]
+        commands = [] if trained_on_text(plan) else [judge]
         commands.append(f'expert sample {result.folder} --prompt "…"')
         commands.append(f"expert export {result.folder} --to FOLDER")
         for number, command in enumerate(commands):

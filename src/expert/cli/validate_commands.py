@@ -50,7 +50,10 @@ Baseline = Annotated[
     typer.Option(metavar="RUN|base", help="Compare with this run, or with the base alone."),
 ]
 MinAccuracy = Annotated[
-    float, typer.Option(min=0, max=1, help="Share of right answers that the gate asks for.")
+    float | None,
+    typer.Option(
+        min=0, max=1, help="Share of right answers that the gate asks for; 0.95 by default."
+    ),
 ]
 MaxRegression = Annotated[
     float, typer.Option(min=0, max=1, help="How much worse than the baseline, as a share of it.")
@@ -67,7 +70,7 @@ def validate(
     expert: ExpertPlace = None,
     test_set: TestSetFile = None,
     baseline: Baseline = None,
-    min_accuracy: MinAccuracy = 0.95,
+    min_accuracy: MinAccuracy = None,
     max_regression: MaxRegression = 0.05,
     checkpoint: Annotated[str | None, checkpoint_option("training.packaging_checkpoint")] = None,
     checkpoints: Compared = None,
@@ -109,5 +112,5 @@ def validate(
         write_line(json.dumps(done.as_dict(), indent=2, ensure_ascii=False))
     else:
         show_validation(done, make_console())
-    if not done.gate.passed:
+    if done.gate.passed is False:
         raise typer.Exit(EXIT_GATE_FAILED)

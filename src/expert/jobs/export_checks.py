@@ -32,7 +32,7 @@ def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str
     found = read_verdict(folder)
     if found is None:
         return ""
-    if not found.passed:
+    if found.passed is False:
         said = f"{folder.validation}: the gate is not passed: {found.reasons}"
         if not allow_failed:
             raise CannotExport(
@@ -52,8 +52,9 @@ def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str
         return said
     judged = found.checkpoint
     if judged and judged != choice.name:
+        told = f"the gate was passed by {judged}" if found.passed else f"{judged} was validated"
         return (
-            f"the gate was passed by {judged}, and {choice.name} is exported  (judge it with "
+            f"{told}, and {choice.name} is exported  (judge it with "
             f"expert validate --expert {folder.path})"
         )
     return ""

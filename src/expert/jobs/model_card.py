@@ -171,6 +171,9 @@ def _answers(verdict: Verdict | None) -> list[tuple[str, str]]:
     """What `expert validate` found; a reader who cannot judge answers is told that nobody did."""
     if verdict is None or verdict.cases is None:
         return [("answers", "not judged: expert validate was not run")]
+    if not verdict.cases:
+        none = ("answers", "not judged: the rows are plain text, there are none")
+        return [none, (f"loss on {verdict.test_set}", _loss(verdict.loss))]
     rows = [("answers right", _number(verdict.accuracy, "{:.1%}"))]
     if verdict.interval is not None:
         low, high = verdict.interval

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.publish import DONE
+from expert.core.words import loss
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -25,7 +26,8 @@ above 92.9 % (Wilson, 95 %), with all of 5 above 56.6 %."""
 class Verdict:
     """What a validation.json says of the gate; what is not known is None or empty."""
 
-    passed: bool
+    passed: bool | None
+    """None: there was nothing to judge, neither an answer nor a baseline."""
     reasons: str
     checkpoint: str
     test_set: str
@@ -38,16 +40,28 @@ class Verdict:
     accuracy: float | None
     interval: tuple[float, float] | None
     learnt: Mapping[str, Any]
+    loss: float | None
+    """On the rows."""
+    examples: int | None
+    """Rows that the loss is of."""
+
+    @property
+    def count(self) -> int | None:
+        """The cases; of plain text, which has none, the rows."""
+        return self.cases or self.examples or self.cases
 
     @property
     def is_too_small(self) -> bool:
         """Whether so few of the cases were judged that a pass says little."""
-        return self.of is not None and (self.rows or 0) < ENOUGH_OF_A_PART
+        return bool(self.of and self.cases) and (self.rows or 0) < ENOUGH_OF_A_PART
 
     def in_words(self) -> str:
         """`accuracy 95.0% of 20 cases (95 % interval 76.4% to 99.1%), a part of 36`."""
         if self.cases is None:
             return ""
+        if not self.cases:
+            known = f"loss {loss(self.loss)}" if self.loss is not None else "no loss"
+            return f"{known} on plain text; no answer was judged, there is none"
         text = f"{self.cases} cases"
         if self.accuracy is not None:
             text = f"accuracy {self.accuracy:.1%} of {text}"
@@ -66,10 +80,11 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
     try:
         found = json.loads(folder.validation.read_text(encoding="utf-8"))
         gate, part = found["gate"], found.get("partial") or {}
+        told = found.get("rows") or {}
         ends = found.get("interval")
         cases = found["cases"] if isinstance(found.get("cases"), list) else None
         return Verdict(
-            passed=gate["passed"] is True,
+            passed=None if gate["passed"] is None and cases == [] else gate["passed"] is True,
             reasons="; ".join(map(str, gate.get("reasons") or ())) or "no reason is given",
             checkpoint=str(found.get("checkpoint") or ""),
             test_set=str(part.get("test_set") or found.get("test_set") or ""),
@@ -79,6 +94,8 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
             accuracy=found.get("accuracy"),
             interval=(float(ends[0]), float(ends[1])) if ends else None,
             learnt=found.get("learnt") or {},
+            loss=told.get("loss"),
+            examples=told.get("examples"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return Verdict(
@@ -92,6 +109,8 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
             accuracy=None,
             interval=None,
             learnt={},
+            loss=None,
+            examples=None,
         )
 
 
@@ -105,13 +124,14 @@ def place_for(folder: RunFolder, choice: Choice, test: TestSet) -> tuple[Path, s
     take the place of more of the same cases, judged of the same state."""
     before = read_verdict(folder)
     whole = test.part_of
-    if whole is None or before is None or before.cases is None:
+    if whole is None or before is None or before.count is None:
         return folder.validation, ""
     is_newer = _written(choice.path / DONE) > _written(folder.validation)
     other = before.checkpoint != choice.name or before.test_set != whole.name
-    if is_newer or other or before.cases <= test.count:
+    if is_newer or other or before.count <= test.count:
         return folder.validation, ""
-    note = f"{folder.validation.name}, which judged {before.cases} of these cases, is kept"
+    what = "judged {} of these cases" if before.cases else "looked at {} of these rows"
+    note = f"{folder.validation.name}, which {what.format(before.count)}, is kept"
     return folder.path / PARTIAL, note
 
 

@@ -72,7 +72,9 @@ def _answers(run: RunFacts) -> Measured:
     facts = run.record.validation or {}
     accuracy, gate = number(facts.get("accuracy")), mapping(facts.get("gate")).get("passed")
     if accuracy is None:
-        return "expert validate has judged none" if run.record.validation is None else "not judged"
+        plain = facts.get("cases") == []
+        unjudged = "the rows are plain text, which has none" if plain else "not judged"
+        return "expert validate has judged none" if run.record.validation is None else unjudged
     cases = len(listed(facts.get("cases")))
     told = {"True": ", gate passed", "False": ", gate not passed"}
     passed = told.get(str(gate), "")
