@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from expert.cli.asked_manifest import asked_manifest, flag_overrides
-from expert.cli.train_commands import _say_stopping, command_to_go_on, with_resume_value
+from expert.cli.train_commands import _say_stopping
 from expert.core.interrupts import Interrupted
+from expert.jobs.going_on import command_to_go_on, with_resume_value
 from expert.jobs.training import RunResult
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.test_watching import a_run

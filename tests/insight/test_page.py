@@ -217,7 +217,7 @@ def test_cases_without_an_oracle_are_shown_as_neither_right_nor_wrong(tmp_path: 
 
 
 def test_a_page_on_plain_text_shows_the_loss_and_says_that_nothing_could_be_judged(tmp_path: Path):
-    facts = {
+    facts: dict[str, Any] = {
         "gate": {"passed": None, "reasons": []},
         "cases": [],
         "accuracy": None,
