@@ -96,7 +96,9 @@ def _eval_loss(run: RunFacts) -> Measured:
     if best is None:
         return "nothing was evaluated" if not run.evals() else "no finite loss was measured"
     perplexity, right = number(best.get("perplexity")), number(best.get("token_accuracy"))
+    last = number(run.evals()[-1].get("loss"))
     notes = [f"best, at step {best['step']:,}"]
+    notes += [f"last {loss(last)}"] if last is not None and last > best["loss"] else []
     notes += [f"perplexity {perplexity:.4g}"] if perplexity is not None else []
     notes += [f"{right:.1%} of tokens right"] if right is not None else []
     return Card(name="Validation loss", value=loss(best["loss"]), note=", ".join(notes))
