@@ -20,7 +20,7 @@ def watch(
     from expert.cli.run_view import RunView, say, status_sheet
     from expert.jobs.going_on import command_of_run
     from expert.jobs.run_places import find_trained
-    from expert.jobs.watching import follow_run, run_status
+    from expert.jobs.watching import ENDED_BEFORE, follow_run, run_status
 
     folder = find_trained(run)
     console = make_console()
@@ -42,5 +42,5 @@ def watch(
     elif status.state == "gone":
         last = f" after step {status.step}" if status.step else ""
         say(console, f"{status.because}{last}", "bold red")
-    if status.state in ("gone", "stopped", "failed"):
+    if status.state in ENDED_BEFORE:
         say(console, f"go on with: {command_of_run(folder)}")

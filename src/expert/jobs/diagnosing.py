@@ -16,7 +16,7 @@ from expert.insight.record import RunRecord, read_run
 from expert.insight.verdict import judge, judge_step
 from expert.jobs.going_on import command_of_run
 from expert.jobs.run_places import find_trained
-from expert.jobs.watching import State, status_by
+from expert.jobs.watching import ENDED_BEFORE, State, status_by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Diagnosis:
     anatomy: Anatomy
     findings: tuple[Finding, ...]
     go_on: str
-    """The command that goes on with it as it was started."""
+    """The command that goes on with it as it was started, where it ended before its end."""
 
     @property
     def folder(self) -> Path:
@@ -67,7 +67,9 @@ def diagnose_run(place: Path | None) -> Diagnosis:
         folder = find_trained(place)
     run = read_run(folder.path)
     status = status_by(run.events, folder, damaged_lines=run.damaged_lines)
-    go_on = command_of_run(folder)
+    go_on = ""
+    if status.state in ENDED_BEFORE:
+        go_on = command_of_run(folder, next(reversed(run.of("started")), {}))
     found = Evidence(run=run, anatomy=dissect(run), go_on=go_on)
     findings = find_faults(found)
     if status.state == "gone":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 
 if TYPE_CHECKING:
+    from expert.core.events import Event
     from expert.core.rundir import RunFolder
     from expert.manifest.reader import ReadManifest
 
@@ -22,21 +23,21 @@ Setting = tuple[str, Any]
 """A key of the manifest, and what it is to be."""
 
 
-def command_of_run(folder: RunFolder) -> str:
+def command_of_run(folder: RunFolder, started: Event | None = None) -> str:
     """The command that goes on with a run, with all that it was started with besides what its
-    manifest says today."""
-    words, settings = _how_started(folder)
+    manifest says today. `started`: the event of its start, where it is known already."""
+    words, settings = _how_started(folder, started)
     return command_to_go_on(["expert", "train", *words], folder.path, settings)
 
 
-def _how_started(folder: RunFolder) -> tuple[list[str], list[Setting]]:
+def _how_started(folder: RunFolder, started: Event | None) -> tuple[list[str], list[Setting]]:
     """Words that name what was trained, and keys that the manifest of today has otherwise."""
     from expert.jobs.resuming import changed_options
     from expert.jobs.run_places import manifest_of
     from expert.manifest.reader import read_manifest
 
     recorded = _recorded(folder.manifest)
-    file = manifest_of(folder)
+    file = manifest_of(folder, started)
     text = _text_of_characters(recorded) if file == NO_FILE else None
     words = ["--dataset", text] if text is not None else ["--manifest", file]
     if file == NO_FILE and text is None:

@@ -18,6 +18,8 @@ from expert.core.rundir import RunFolder, RunFolderError
 RUNS = Path("runs")
 State = Literal["running", "finished", "stopped", "failed", "gone"]
 ENDINGS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
+ENDED_BEFORE: tuple[State, ...] = ("gone", "stopped", "failed")
+"""A run that can go on."""
 
 _STAMPED = re.compile(r".+-(\d{8}-\d{6})(?:-(\d+))?")
 
@@ -38,7 +40,8 @@ class RunStatus:
     epoch: float | None
     epochs: float | None
     loss: float | None
-    """Of the last update that was told of; of a finished run only where that was the last one."""
+    """Of the last line: the mean of the updates since the line before; of a finished run only where
+    that line was of its last update."""
     mean_loss: float | None
     """Of the whole run, once it has finished."""
     rate: float | None
