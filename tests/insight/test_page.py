@@ -102,6 +102,22 @@ def test_a_finished_run_has_all_its_updates_though_the_last_line_came_before(tmp
     assert (card.value, card.note) == ("30", "of 30, 1 epoch, 31,000 tokens")
 
 
+def test_the_loss_is_that_of_the_last_line_and_the_last_validation_is_named_where_it_is_worse(
+    tmp_path: Path,
+):
+    lines = [step_event(number, loss=2.0 - number / 50) for number in range(1, 51)]
+    evals = [
+        {"event": "eval", "time": START + at, "step": at, "split": "validation", "loss": loss}
+        for at, loss in ((20, 1.1), (50, 1.5))
+    ]
+    cards = cards_of(page_of(write_run(tmp_path / "run", [started(), *lines, *evals])))
+    assert (cards["Loss"].value, cards["Loss"].note) == (
+        "1.0000",
+        "the last line, at step 50, began at 1.9800",
+    )
+    assert cards["Validation loss"].note.startswith("best, at step 20, last 1.5000")
+
+
 def test_missing_numbers_are_never_shown_as_zero(tmp_path: Path):
     bare = [started(), {"event": "step", "step": 1, "time": START, "loss": "nan"}]
     page = page_of(write_run(tmp_path / "run", bare))
@@ -116,7 +132,7 @@ def test_the_smoothed_loss_is_drawn_over_the_single_updates_and_evaluations_besi
     chart = figures_of(page_of(write_run(tmp_path / "run", usual())))["loss"].chart
     assert isinstance(chart, LineChart)
     assert [(line.name, line.look) for line in chart.series] == [
-        ("loss of one update", "faint"),
+        ("loss as it was logged", "faint"),
         ("training, smoothed", "line"),
         ("validation", "dots"),
     ]
@@ -320,7 +336,7 @@ def test_markdown_has_no_words_on_colours_no_double_bullets_and_no_empty_reasons
     text, html = markdown_of(run), page_html(page_of(run))
     for word in ("Faint", "Grey rungs", "- ·", "\\`", "reason:"):
         assert word not in text
-    assert "Faint: single updates." in html
+    assert "Faint: the log lines, each the mean since the one before." in html
     assert "Grey rungs were left out" in html
     assert "- answer: (empty)" in text
 

@@ -82,13 +82,12 @@ def _answers(run: RunFacts) -> Measured:
 
 
 def _loss(run: RunFacts) -> Measured:
-    if run.loss is None:
+    if run.last_loss is None:
         return "no finite loss was logged" if run.steps else "no update was logged"
     first = number(run.steps[0].get("loss"))
     began = f", began at {loss(first)}" if first is not None and len(run.steps) > 1 else ""
-    lines = len(run.last_losses)
-    mean = f"mean of the last {lines} lines" if lines > 1 else "the last line"
-    return Card(name="Loss", value=loss(run.loss), note=mean + began)
+    step, last = run.last_loss
+    return Card(name="Loss", value=loss(last), note=f"the last line, at step {step:,.0f}{began}")
 
 
 def _eval_loss(run: RunFacts) -> Measured:
