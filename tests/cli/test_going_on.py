@@ -81,6 +81,21 @@ def test_another_of_the_base_models_is_named(tmp_path):
         assert command_of_run(folder) == command
 
 
+def test_a_key_that_the_version_of_the_start_did_not_have_is_not_set(tmp_path):
+    from expert.manifest.reader import read_manifest
+
+    folder = RunFolder(tmp_path / "runs" / "r")
+    folder.path.mkdir(parents=True)
+    file = write_expert(tmp_path, "tiny", {})
+    recorded = read_manifest(file, overrides=["seed=7"]).manifest.model_dump(mode="json")
+    del recorded["training"]["config"]["betas"]
+    folder.manifest.write_text(json.dumps(recorded), encoding="utf-8")
+    started = {"event": "started", "time": 1.0, "manifest": str(file)}
+    folder.events.write_text(json.dumps(started) + "\n", encoding="utf-8")
+    command = f"expert train --manifest {file} --set seed=7 --resume {folder.path}"
+    assert command_of_run(folder) == command
+
+
 @pytest.mark.parametrize("text", ["{", "name: [", "training: 3"])
 def test_a_manifest_that_cannot_be_read_today_is_named_all_the_same(tmp_path, text):
     folder = RunFolder(tmp_path / "runs" / "r")

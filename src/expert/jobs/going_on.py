@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
 
 RESUME, EPOCHS, SET = "--resume", "--epochs", "--set"
+CHARACTER_EPOCHS = 25
+"""What a corpus is trained with where there is no manifest; all else is the plan's default."""
 NO_FILE = "FILE"
 """Stands for a manifest that is not where it was."""
 
@@ -32,7 +34,7 @@ def command_of_run(folder: RunFolder, started: Event | None = None) -> str:
 
 def _how_started(folder: RunFolder, started: Event | None) -> tuple[list[str], list[Setting]]:
     """Words that name what was trained, and keys that the manifest of today has otherwise."""
-    from expert.jobs.resuming import changed_options
+    from expert.jobs.resuming import changed_options, leaves
     from expert.jobs.run_places import manifest_of
     from expert.manifest.reader import read_manifest
 
@@ -49,7 +51,12 @@ def _how_started(folder: RunFolder, started: Event | None) -> tuple[list[str], l
             read = character_manifest(text, [f"training.dataset.path={json.dumps(text)}"])
     except (ExpertError, OSError):  # it can be mended and named again
         return words, []
-    settings = [(path, then) for path, then, _ in changed_options(folder, read.manifest)]
+    known = [path for path, _ in leaves(recorded)]
+    settings = [
+        (path, then)
+        for path, then, _ in changed_options(folder, read.manifest)
+        if any(f"{path}.".startswith(f"{one}.") for one in known)  # no key of a later version
+    ]
     return [*words, *_model(folder, read)], settings
 
 
@@ -81,10 +88,6 @@ def _recorded(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-CHARACTER_EPOCHS = 25
-"""What a corpus is trained with where there is no manifest; all else is the plan's default."""
 
 
 def character_manifest(dataset: str, overrides: Sequence[str] = ()) -> ReadManifest:

@@ -48,12 +48,13 @@ class Verdict:
     @property
     def count(self) -> int | None:
         """The cases; of plain text, which has none, the rows."""
-        return self.cases or self.examples or self.cases
+        return self.examples if self.cases == 0 else self.cases
 
     @property
     def is_too_small(self) -> bool:
         """Whether so few of the cases were judged that a pass says little."""
-        return bool(self.of and self.cases) and (self.rows or 0) < ENOUGH_OF_A_PART
+        few = (self.rows or 0) < ENOUGH_OF_A_PART
+        return few and self.of is not None and self.cases != 0
 
     def in_words(self) -> str:
         """`accuracy 95.0% of 20 cases (95 % interval 76.4% to 99.1%), a part of 36`."""
