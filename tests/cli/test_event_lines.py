@@ -153,6 +153,13 @@ def test_the_end_says_how_long_how_good_and_where_it_is():
     ]
 
 
+def test_the_end_of_a_run_names_the_last_validation_loss_where_it_rose_again():
+    told = {"event": "finished", "eval_loss": 1.2, "last_eval_loss": 1.9}
+    assert plain(told) == ["finished  best validation loss 1.2000, last 1.9000"]
+    assert plain({**told, "last_eval_loss": 1.2}) == ["finished  best validation loss 1.2000"]
+    assert plain({**told, "eval_loss": None}) == ["finished  last validation loss 1.9000"]
+
+
 def test_numbers_that_are_not_finite_are_shown_as_such():
     line = only_line(event="step", step=1, loss="nan", eta_seconds="inf", gpu_memory_bytes="nan")
     assert line == "step 1  loss nan  ETA ?"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.pack import bins_per_update, pack_best_fit
+from expert.data.pack import bins_per_update, pack_best_fit, pack_concat
 from expert.jobs.packing import tried_packing
-from expert.planning.sequences import ROWS_OFF
+from expert.planning.sequences import ROWS_OFF, concatenation_of
 
 
 def packed(lengths: np.ndarray, length: int, examples: int, *, streaming: bool = False):
@@ -74,3 +74,22 @@ def test_short_sequences_are_full_where_no_row_is_long():
 def test_an_update_of_one_row_is_one_row():
     made = tried_packing(np.arange(10, 41, dtype=np.int32), 1, 512, shortest=40)
     assert (made.sequences, made.length, made.most_rows) == (1, 40, 1)
+
+
+@pytest.mark.parametrize("longest", [28, 900])
+def test_few_rows_are_not_spread_over_sequences_because_the_last_one_is_not_full(longest):
+    """180 rows make 11 updates of 16 and one of 4: that is no reason to halve the sequences."""
+    lengths = np.random.default_rng(0).integers(22, 29, 180)
+    lengths[0] = longest
+    made = tried_packing(lengths.astype(np.int32), 16, 1024, shortest=1024)
+    assert made == (1, 1024, 16)
+
+
+@given(examples=st.integers(1, 80), mean=st.integers(8, 1000))
+def test_concatenated_rows_make_updates_of_the_rows_asked_for(examples, mean):
+    lengths = np.full(4000, mean)
+    made = concatenation_of(examples, mean=mean, length=1024)
+    index = pack_concat(lengths, made.length, 0, overlong="split")
+    rows = made.sequences * index.examples / index.bins
+    # A sequence is a multiple of 8 places, and a row of 8 places a sequence of its own.
+    assert rows == pytest.approx(examples, rel=ROWS_OFF, abs=8 / mean)

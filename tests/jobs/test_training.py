@@ -124,11 +124,30 @@ def test_the_best_checkpoint_is_what_the_run_leaves(base, tmp_path):
     assert best != done.steps
     assert events_of(done.folder, "took_best")[0]["step"] == best
     assert done.eval_loss == evals[best]
+    assert done.last_eval_loss == evals[done.steps] != done.eval_loss
+    assert events_of(done.folder, "finished")[0]["last_eval_loss"] == done.last_eval_loss
     saved = load_file(done.folder / "checkpoints" / f"step-{best:06d}" / "model.safetensors")
     final = load_file(done.folder / "final" / "adapter_model.safetensors")
     assert {tuple(t.flatten().tolist()) for t in final.values()} == {
         tuple(t.flatten().tolist()) for t in saved.values()
     }
+
+
+def test_the_last_validation_loss_may_be_from_before_a_resume(tmp_path):
+    from types import SimpleNamespace
+    from typing import cast
+
+    from expert.jobs.ending import last_eval_loss
+    from expert.jobs.session import Session
+    from tests.jobs.test_watching import a_run
+
+    evals = [
+        {"event": "eval", "step": 3, "split": "validation", "loss": 1.5},
+        {"event": "eval", "step": 3, "split": "test", "loss": 9.0},
+    ]
+    folder = a_run(tmp_path / "r", *evals)
+    session = SimpleNamespace(last_eval=None, evaluates=True, folder=folder)
+    assert last_eval_loss(cast(Session, session)) == 1.5
 
 
 def test_a_changed_run_is_not_resumed_without_being_told_to(whole, tmp_path):

@@ -253,6 +253,25 @@ def test_the_widest_batch_is_tried_before_the_first_update(base, tmp_path, monke
     assert losses_of(done.folder) == losses_of(began.folder)
 
 
+def test_packed_batches_that_vary_in_width_are_tried_at_their_widest(base, tmp_path, monkeypatch):
+    widths = []
+
+    def seen(loss, batch, now):
+        widths.append((now.update, batch.tokens.shape[1]))
+        return loss
+
+    settings = {"epochs": 1, "batch_size": 2, "max_seq_length": 256, "dropout": 0.2}
+    plain = run(write_expert(tmp_path / "plain", base, settings))
+    with monkeypatch.context() as patch:
+        inject(patch, seen)
+        patch.setattr(judging, "varies_in_width", lambda session: True)
+        done = run(write_expert(tmp_path / "tried", base, settings))
+    tried = [width for update, width in widths if update is None]
+    assert tried == [plan_of(done.folder)["data"]["sequence_length"]]
+    assert tried[0] >= max(width for _, width in widths)
+    assert losses_of(done.folder) == losses_of(plain.folder)
+
+
 def test_what_the_optimizer_will_keep_is_held_while_trying(base, tmp_path, monkeypatch):
     """AdamW keeps 8 bytes a weight from its first update on."""
     held = []

@@ -67,6 +67,14 @@ def test_a_stream_trains_to_the_end_of_its_rows(streamed):
     assert [event["event"] for event in events_of(folder)][-1] == "finished"
 
 
+def test_a_batch_of_a_stream_has_room_for_no_more_sequences_than_an_update_makes(base, tmp_path):
+    settings = {"micro_batch_size": "auto", "max_seq_length": 256, "batch_size": 6, "epochs": 1}
+    folder = run(write_stream(tmp_path / "short", base, settings)).folder
+    batch = plan_of(folder)["batch"]
+    assert (batch["sequences_per_update"], batch["micro_batch"], batch["accumulation"]) == (1, 1, 1)
+    assert max(event["padding"] for event in events_of(folder, "step")) < 0.5
+
+
 def test_without_an_end_the_rate_stays_and_the_plan_says_so(streamed):
     _, folder = streamed
     rates = {event["rate"] for event in events_of(folder, "step")}
@@ -154,7 +162,7 @@ def test_memory_that_has_to_be_asked_for_again_and_again_counts_as_none(
 
     retries = iter([0, 1, 1, 2, 3, 4, 4, 4, 4, 5, 6, 7, 8, 9, 10, 11])
     fields = lambda: {"allocator_retries": next(retries, 11)}  # noqa: E731
-    monkeypatch.setattr(parts, "_device_fields", lambda session: fields)
+    monkeypatch.setattr(parts, "_device_fields", lambda *_: fields)
     done = run(write_expert(tmp_path, base, SETTINGS | {"save_steps": 100}))
     told = [
         (event["failure"], event["step"], event["changes"][0]["value"])

@@ -12,6 +12,7 @@ from expert.manifest.reader import ReadManifest, understand
 from expert.planning.machine import Fact, Gpu, GpuProcess, Machine, unknown
 from expert.planning.plan import make_plan
 from expert.planning.run_plan import RunPlan
+from expert.planning.survey import Survey
 from expert.planning.target import Target, choose_target
 
 GIB = 2**30
@@ -82,6 +83,7 @@ def plan(
     folder: Path = NOWHERE,
     model: str | None = None,
     environ: Mapping[str, str] | None = None,
+    survey: Survey | None = None,
     **options: Any,
 ) -> RunPlan:
     """The plan of plain manifest data for a card, without the caches of this machine."""
@@ -94,6 +96,7 @@ def plan(
         folder=folder,
         model=model,
         environ={**nothing, **(environ or {})},
+        survey=survey,
     )
 
 

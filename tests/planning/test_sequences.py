@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from expert.planning.sequences import packing_of
+import pytest
+
+from expert.planning.sequences import concatenation_of, packing_of
+from expert.planning.survey import PackedRows, Survey
+from tests.planning.planning import decision, manifest, plan
 
 
 def test_sequences_keep_their_length_where_whole_ones_hold_the_rows():
@@ -29,3 +33,48 @@ def test_a_long_row_keeps_sequences_long_and_rows_few():
 
 def test_an_update_of_one_row_is_one_row():
     assert packing_of(1, mean=20, longest=40, length=512) == (1, 40, 1)
+
+
+def test_rows_that_go_on_in_the_next_sequence_make_updates_of_the_rows_asked_for():
+    assert concatenation_of(64, mean=100, length=1024) == (6, 1024, None)
+    assert concatenation_of(16, mean=25, length=1024) == (1, 400, None)
+    assert concatenation_of(16, mean=100, length=1024) == (2, 800, None)
+    assert concatenation_of(1, mean=5000, length=1024) == (5, 1024, None)  # 2 % off
+
+
+def packed(fill: float) -> Survey:
+    """Very many rows, 8 to a sequence of 2,048 places."""
+    rows = PackedRows(rows=8_000_000, sequences=1_000_000, length=2048, fill=fill)
+    return Survey(8_000_000, int(2048e6 * fill), "prepared rows", "prepared", 2048, rows)
+
+
+def test_sequences_that_stay_half_empty_are_not_compiled_and_cut_to_the_fullest():
+    made = plan(manifest({"batch_size": 8}), survey=packed(0.5))
+    assert (made.kernels.compile, made.data.trim) == (False, True)
+    assert "updates fill 50% of sequences" in decision(made, "kernels.compile")[1]
+    assert decision(made, "data.trim")[1] == "sequences are 50% full"
+    assert "50% full" in decision(made, "batch.sequences_per_update")[1]
+
+
+def test_full_sequences_are_compiled_and_all_of_one_width():
+    made = plan(manifest({"batch_size": 8}), survey=packed(0.97))
+    assert (made.kernels.compile, made.data.trim) == (True, False)
+    assert decision(made, "data.trim")[1] == "compiled blocks want one width"
+
+
+@pytest.mark.parametrize(("fill", "trims"), [(0.97, False), (0.8, True)])
+def test_without_compilation_it_is_the_fill_that_decides(fill, trims):
+    made = plan(manifest({"batch_size": 8, "torch_compile": False}), survey=packed(fill))
+    assert made.data.trim is trims
+
+
+@pytest.mark.parametrize(
+    ("card", "config", "trims"),
+    [
+        (None, {}, True),
+        (None, {"packing": False}, False),
+        ("rtx-4090", {"torch_compile": False}, False),
+    ],
+)
+def test_before_rows_are_packed_only_a_cpu_trims(card, config, trims):
+    assert plan(manifest(config), card).data.trim is trims

@@ -226,7 +226,7 @@ def _finished(event: Event) -> list[Line]:
     parts = (
         joined("finished", _time_taken(event)),
         worded(number(event, "loss"), "mean loss {}", loss),
-        worded(number(event, "eval_loss"), "best validation loss {}", loss),
+        _validation_loss(number(event, "eval_loss"), number(event, "last_eval_loss")),
         joined(worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"), _without_warmup(event)),
     )
     lines = [(GAP.join(filter(None, parts)), "bold green")]
@@ -247,6 +247,14 @@ def _time_taken(event: Event) -> str:
     if time_in_words(training) == time_in_words(waited):
         return words
     return f"{words} ({time_in_words(training)} of it training)"
+
+
+def _validation_loss(best: float | None, last: float | None) -> str:
+    """The best, and the last where that is another: it rose again."""
+    if best is None or last is None or last == best:
+        known = worded(best, "best validation loss {}", loss)
+        return known or worded(last, "last validation loss {}", loss)
+    return f"best validation loss {loss(best)}, last {loss(last)}"
 
 
 _WRITERS: Mapping[str, Callable[[Event], list[Line]]] = {

@@ -50,4 +50,5 @@ def new(
     write_line("next:")
     for command in ("dataset check", "plan", "train"):
         write_line(f"  expert {command} --manifest {made.manifest}")
-    write_line(f"  expert validate --expert {made.folder}")
+    judge, ask = f"validate --expert {made.folder}", f'sample {made.folder} --prompt "…"'
+    write_line(f"  expert {judge if made.has_answers else ask}")

@@ -12,6 +12,7 @@ from expert.cli.words import count
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from expert.data.pack_index import PackStatistics
     from expert.jobs.prepared import PreparedData, PreparedSplit
     from expert.jobs.preparing import Tell
     from expert.jobs.preparing_all import Outcome
@@ -104,8 +105,16 @@ def _facts(split: PreparedSplit) -> dict[str, str]:
         "sequences": f"{packed.bins:,} of {split.index.length} tokens",
         "fill": f"{packed.fill:.2%}",
         "examples per sequence": f"{packed.examples_per_bin:.2f}",
-        "padding avoided": count(max(0, packed.padding_avoided)) + " tokens",
+        "padding avoided": _padding_avoided(packed),
     }
+
+
+def _padding_avoided(packed: PackStatistics) -> str:
+    """Against rows padded to the longest of a batch; few rows an update may not fill a sequence
+    that has room for the longest."""
+    if packed.padding_avoided >= 0:
+        return f"{count(packed.padding_avoided)} tokens"
+    return "none: an update is shorter than the longest row; a larger batch_size fills sequences"
 
 
 def _show_histogram(split: PreparedSplit, console: Console) -> None:

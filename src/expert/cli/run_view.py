@@ -138,7 +138,8 @@ def status_sheet(status: RunStatus) -> Sheet:
         "epoch": None if status.epoch is None else _epoch(status),
         "loss": _loss(status.loss),
         "mean loss": _loss(status.mean_loss),
-        "validation loss": _loss(status.eval_loss),
+        "validation loss, last": _loss(status.eval_loss),
+        "validation loss, best": _best(status),
         "learning rate": _number(status.rate, "{:.3g}"),
         "tokens/s": _number(status.tokens_per_second, "{:,.0f}"),
         "time left": _time_left(status),
@@ -158,6 +159,11 @@ def _epoch(status: RunStatus) -> str:
 
 def _loss(value: object) -> str | None:
     return loss(value) if isinstance(value, int | float) else _number(value, "{}")
+
+
+def _best(status: RunStatus) -> str | None:
+    best, step = _loss(status.best_eval_loss), status.best_eval_step
+    return f"{best} at step {step:,}" if best and step is not None else best
 
 
 def _number(value: object, form: str) -> str | None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from expert.data.order import Draw, shuffled
 from expert.data.pack_index import OverlongCounts, PackIndex
-from expert.planning.survey import PackedRows
+from expert.planning.survey import sequences_for
 
 Overlong = Literal["cut", "split", "drop"]
 Lengths = NDArray[np.integer[Any]]
@@ -345,7 +345,7 @@ def shifted_blocks(index: PackIndex, lengths: Lengths, *, seed: int, epoch: int)
 
 def bins_per_update(index: PackIndex, examples_per_update: int) -> int:
     """Bins that hold so many examples on average, at least one."""
-    return PackedRows(index.examples, index.bins, index.length).per_update(examples_per_update)
+    return sequences_for(examples_per_update, rows=index.examples, sequences=index.bins)
 
 
 def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -17,6 +17,8 @@ SLOW_TOKENS_PER_SECOND = 5e6
 PADDING_SHARE = 0.2
 """Rows grouped by length pad less than a tenth; from a fifth on, packing is worth its change."""
 PACKED_PADDING_SHARE = 0.4
+WORSE_THAN_ALONE = 0.6
+"""Of packed rows: most rows that are padded to the longest of their batch waste less."""
 """Sequences of packed rows are filled to 90 % and more, except where there are few rows in all."""
 SHORT_ROWS = 8
 """Rows so many times shorter than a sequence leave most of a launch unused when they go alone."""
@@ -126,7 +128,7 @@ def padding_waste(found: Evidence) -> Finding | None:
     packed = found.run.planned("data.packing") != "none"
     if step.padding < (PACKED_PADDING_SHARE if packed else PADDING_SHARE):
         return None
-    severity: Severity = "note" if packed else "warning"
+    severity: Severity = "warning" if not packed or step.padding >= WORSE_THAN_ALONE else "note"
     factor = 1 / (1 - step.padding) if step.padding < 1 else None
     fix = "training.config.packing: true"
     if packed:

@@ -37,7 +37,9 @@ class MemoryWatch:
         from expert.planning.calibration import workload_of
 
         self._plan, self._device, self._gpu, self._emit = plan, device, gpu, emit
-        self._left = UPDATES if device.type == "cuda" and plan.memory.workload else 0
+        # What is estimated are the widest batches; where widths vary, these may be others.
+        tells = device.type == "cuda" and not plan.data.trim
+        self._left = UPDATES if tells and plan.memory.workload else 0
         self._work: Workload | None = workload_of(plan) if self._left else None
         if self._left:
             # Trials of other batches have left their blocks with the allocator.

@@ -124,8 +124,9 @@ def counts_of(builder: Builder, train: PreparedSplit) -> Counts:
 
     survey = _survey(builder, train.folders)
     if builder.plan.data.packing != "none":
-        index = train.index
-        survey = replace(survey, packed=PackedRows(index.examples, index.bins, index.length))
+        index, fill = train.index, train.index.statistics().fill
+        packed = PackedRows(index.examples, index.bins, index.length, fill)
+        survey = replace(survey, packed=packed)
     return Counts(survey, train)
 
 

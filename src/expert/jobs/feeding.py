@@ -104,6 +104,23 @@ def settled_by_data(plan: RunPlan, order: DataOrder, split: PreparedSplit) -> Ru
     return plan.with_values(changed, because, "measurement") if changed else plan
 
 
+def settled_by_stream(plan: RunPlan, sequences: int) -> RunPlan:
+    """The plan with the sequences of an update that the first rows of a stream make: a batch with
+    room for more of them would be empty there."""
+    import math
+
+    from expert.planning.fitting import even_split
+
+    values: dict[str, Any] = {"batch.sequences_per_update": sequences}
+    micro = plan.batch.micro_batch
+    source = next((d.source for d in plan.decisions if d.path == "batch.micro_batch"), "machine")
+    if source != "manifest":
+        micro, _ = even_split(sequences, micro)
+        values["batch.micro_batch"] = micro
+    values["batch.accumulation"] = math.ceil(sequences / micro)
+    return plan.with_values(values, "the first rows of the stream", "measurement")
+
+
 def late_rows(builder: Builder, split: PreparedSplit) -> RowsTokenisedLate:
     """The rows of a split as text, one for each of its sequences, all in memory.
 
@@ -208,8 +225,7 @@ def _packed_feed(
         whole_rows=whole_rows,
         ready_ahead=plan.loader.prefetch,
         pin=plan.loader.pin_memory,
-        # A card wants one shape for its compiled kernels, and memory that does not vary.
-        trim=device.type == "cpu",
+        trim=plan.data.trim,
         new_event=new_event,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -95,8 +96,8 @@ def _told(session: Session, split: PreparedSplit, batches: Iterable[Batch]) -> I
 def probe(session: Session) -> None:
     """Try the largest batch there will be, of training and of evaluation, and forget the result.
 
-    Packed batches all have one shape, so that the first update is their trial. What the optimizer
-    will keep from the first update on is held in the meantime.
+    Packed batches of one width need no trial but the first update. What the optimizer will keep
+    from the first update on is held in the meantime.
     """
     import torch
 
@@ -107,6 +108,11 @@ def probe(session: Session) -> None:
         batch = widest_batch(session)
         built.engine.accumulate(batch, divisor=max(1, batch.targets))
         built.engine.discard()
+    elif varies_in_width(session):
+        with full_width_feed(session) as fed:
+            batch = next(iter(fed)).batches[0]
+            built.engine.accumulate(batch, divisor=max(1, batch.targets))
+            built.engine.discard()
     for split in (data.validation if session.evaluates else None, data.test):
         if split is not None:
             began = time.monotonic()
@@ -116,6 +122,20 @@ def probe(session: Session) -> None:
                 share = sums.examples / max(1, split.index.examples)
                 _remember(session, split, time.monotonic() - began, share=share)
     del held
+
+
+def varies_in_width(session: Session) -> bool:
+    """Whether a later batch may need more of a card than the first; a CPU has its memory or dies
+    of it."""
+    return session.plan.data.trim and session.device.type != "cpu"
+
+
+def full_width_feed(session: Session) -> AbstractContextManager[Any]:
+    """The updates to come with batches as wide as any can be."""
+    from expert.jobs.feeding import training_feed
+
+    whole = session.plan.with_values({"data.trim": False}, "to try the widest", "machine")
+    return training_feed(whole, session.data, session.state, device=session.device)
 
 
 def widest_batch(session: Session) -> Batch:

@@ -49,6 +49,8 @@ class NewExpert:
     template: str
     columns: dict[str, str]
     """Which column of the rows holds which part; empty where they are a template's."""
+    has_answers: bool
+    """False where the rows are plain text: what learnt it continues a text."""
 
 
 def new_expert(
@@ -75,36 +77,38 @@ def new_expert(
     if mapped and data is None:
         raise CannotMake("--map: says which column of --from holds what  (name a file with --from)")
     columns: dict[str, str] = {}
+    has_answers = True
     if data is not None:
         understood, examples = _look(data, mapped)
-        columns = _parts(understood)
+        columns, has_answers = _parts(understood), any(one.turns for one in examples)
         chosen = chosen or _domain(examples)
     chosen = chosen or "text"
     kind = TEMPLATES[chosen]
     path = f"datasets/{data.resolve().name if data else 'train.jsonl'}"
     rows = folder / path
-    files = _files_in(data, folder) if data is not None and data.is_dir() else []
-    rows.parent.mkdir(parents=True)
-    if data is None:
+    if data is not None:
+        _copy_rows(data, rows, folder)
+    else:
+        rows.parent.mkdir(parents=True)
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in kind.rows)
         write_text_atomically(rows, "".join(lines))
-    elif data.is_dir():
-        for file in files:
-            copy = rows / file.relative_to(data)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, copy)
-    else:
-        shutil.copy2(data, rows)
     dataset = {"path": path, **({"field_mapping": mapped} if mapped else {})}
     manifest = folder / "manifest.json"
     epochs = EPOCHS_OF_FEW if len(_first_rows(rows, FEW_ROWS)) < FEW_ROWS else EPOCHS
     made = manifest_of(folder.name, kind, dataset, epochs=epochs)
     text = json.dumps(made, indent=2, ensure_ascii=False)
     write_text_atomically(manifest, text + "\n")
-    write_text_atomically(folder / "README.md", readme_of(folder.name, kind, path))
+    write_text_atomically(folder / "README.md", readme_of(folder.name, kind, path, has_answers))
     write_text_atomically(folder / ".gitignore", "runs/\ndatasets_optimized/\nprofile/\n")
     read_manifest(manifest, strict=True)
-    return NewExpert(folder=folder, manifest=manifest, data=rows, template=chosen, columns=columns)
+    return NewExpert(
+        folder=folder,
+        manifest=manifest,
+        data=rows,
+        template=chosen,
+        columns=columns,
+        has_answers=has_answers,
+    )
 
 
 def _refuse(name: str, folder: Path) -> None:
@@ -202,6 +206,18 @@ def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
             fix = "name one of the files, or a folder with files of one format)"
         what = what.removeprefix(f"{data.absolute()}: ").removeprefix(f"{data}: ")
         raise CannotMake(f"--from {data}: {what}{gap}{fix}") from None
+
+
+def _copy_rows(data: Path, rows: Path, folder: Path) -> None:
+    """A file or a folder of rows into the new folder."""
+    files = _files_in(data, folder) if data.is_dir() else []
+    rows.parent.mkdir(parents=True)
+    if not data.is_dir():
+        shutil.copy2(data, rows)
+    for file in files:
+        copy = rows / file.relative_to(data)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, copy)
 
 
 def _files_in(data: Path, folder: Path) -> list[Path]:

@@ -31,12 +31,15 @@ def packing_for(
 ) -> Packing:
     """Sequences as long as the rows may be; of training rows, such as hold whole updates."""
     from expert.data.pack import cut_pieces
-    from expert.planning.sequences import Packing
+    from expert.planning.sequences import Packing, concatenation_of
 
     data, soft = plan.data, soft_tokens(plan)
     length = data.max_seq_length
-    if name != "train" or not is_text or data.packing != "best-fit":
+    if name != "train" or not is_text or data.packing == "none":
         return Packing(1, length, None)
+    if data.packing == "concat":
+        mean = float(lengths.mean()) + soft if len(lengths) else 0.0
+        return concatenation_of(plan.batch.examples_per_update, mean=mean, length=length)
     pieces = cut_pieces(lengths, length - soft, data.overlong)
     if not len(pieces):
         return Packing(1, length, None)
@@ -59,6 +62,7 @@ def tried_packing(
 
     from expert.data.pack import bins_for
     from expert.planning.sequences import ROWS_OFF, Packing
+    from expert.planning.survey import sequences_for
 
     if len(sizes) > TRIED_ROWS:
         chosen = np.random.default_rng(0).choice(len(sizes), TRIED_ROWS, replace=False)
@@ -68,8 +72,11 @@ def tried_packing(
     def tried(places: int, most: int | None) -> tuple[float, float, Packing]:
         """How far the rows of an update are off, the share of empty places, and the packing."""
         bins = bins_for(sizes, places, most_pieces=most)
-        sequences = max(1, round(examples * bins / len(sizes)))
-        off = abs(sequences * len(sizes) / bins / examples - 1)
+        sequences = sequences_for(examples, rows=len(sizes), sequences=bins)
+        # Of few rows the last sequence is seldom full: that says nothing about an update.
+        off = min(
+            abs(sequences * len(sizes) / each / examples - 1) for each in (bins, bins - 1 or 1)
+        )
         return off, 1 - total / (bins * places), Packing(sequences, places, most)
 
     plain = tried(length, None)

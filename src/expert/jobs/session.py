@@ -96,6 +96,7 @@ class Session:
         self.pressure: Pressure = pressure_of(plan)
         self.taken: int | None = None
         """The update whose weights the run ends with, where they are not the last ones."""
+        self.last_eval: EvalResult | None = None
         self._memory: MemoryWatch | None = None
         self.recorder: Recorder = recorder_of(self)
         self.best: BestSoFar = best_so_far(plan, self.state)
@@ -308,6 +309,7 @@ class Session:
         before = self.pressure.recompiling.count()
         result = evaluate_split(self, self.data.validation)
         self.pressure.recompiling.forgive(self.pressure.recompiling.count() - before)
+        self.last_eval = result or self.last_eval
         return result
 
     # --- ending --------------------------------------------------------------------------------

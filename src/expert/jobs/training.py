@@ -43,9 +43,13 @@ class RunResult:
     exit_code: int
     steps: int
     loss: float | None
+    """The mean over all updates."""
     eval_loss: float | None
+    """The best on the validation rows; None where another metric was followed."""
     test_loss: float | None
     final: Path | None
+    last_eval_loss: float | None = None
+    """On the validation rows, the last time that they were looked at."""
     held_out: bool = True
     """Whether there are rows to judge it by that it has not learnt."""
     nothing_left: bool = False
@@ -127,6 +131,7 @@ def _over_before(plan: RunPlan, read: ReadManifest, data: RunData, resume: str) 
         eval_loss=end.get("eval_loss"),
         test_loss=end.get("test_loss"),
         final=folder.final,
+        last_eval_loss=end.get("last_eval_loss"),
         held_out=_holds_out(data),
         nothing_left=True,
     )
@@ -178,7 +183,13 @@ def open_data(
     from expert.data.sources import resolve_sources
     from expert.jobs.calibrating import known_calibrations
     from expert.jobs.counting import counts_of
-    from expert.jobs.feeding import RunData, data_order, late_rows, settled_by_data
+    from expert.jobs.feeding import (
+        RunData,
+        data_order,
+        late_rows,
+        settled_by_data,
+        settled_by_stream,
+    )
     from expert.jobs.preparing import Builder
     from expert.planning.calibration import estimated_again
 
@@ -196,7 +207,8 @@ def open_data(
             encoder=builder.encoder,
             soft=soft,
         )
-        return plan, data, builder
+        assert data.stream is not None
+        return settled_by_stream(plan, data.stream.shape.bins_per_update), data, builder
     made = builder.build()
     if again is not None:
         plan = builder.plan = again(counts_of(builder, made.train))
@@ -333,7 +345,7 @@ def run_session(session: Session) -> RunResult:
 
 
 def _finished(session: Session, *, early: bool) -> RunResult:
-    from expert.jobs.ending import take_best
+    from expert.jobs.ending import last_eval_loss, take_best
 
     take_best(session)
     test = session.evaluate_test()
@@ -346,6 +358,7 @@ def _finished(session: Session, *, early: bool) -> RunResult:
         step=session.state.done,
         loss=facts["loss"],
         eval_loss=_best_loss(session),
+        last_eval_loss=last_eval_loss(session),
         test_loss=test.loss if test else None,
         seconds=facts["seconds"],
         wall_seconds=time.monotonic() - session.began,
@@ -365,6 +378,8 @@ def _best_loss(session: Session) -> float | None:
 def _result(
     session: Session, exit_code: int, *, final: Path | None, test_loss: float | None = None
 ) -> RunResult:
+    from expert.jobs.ending import last_eval_loss
+
     if exit_code != EXIT_OK:
         session.emit("stopped", step=session.state.done, reason="signal", exit_code=exit_code)
     return RunResult(
@@ -375,6 +390,7 @@ def _result(
         eval_loss=_best_loss(session),
         test_loss=test_loss,
         final=final,
+        last_eval_loss=last_eval_loss(session),
         held_out=_holds_out(session.data),
     )
 

@@ -38,7 +38,8 @@ class Standing:
 class Gate:
     """The verdict, and what speaks against it; empty where it passed."""
 
-    passed: bool
+    passed: bool | None
+    """None: there was nothing to judge, neither an answer nor a baseline."""
     reasons: tuple[str, ...]
 
 
@@ -48,8 +49,11 @@ def score_for_the_gate(every: Score, new: Score) -> Score:
 
 
 def gate_of(demands: Demands, now: Standing, before: Standing | None) -> Gate:
-    """Hold what a model reached to what is asked, and to the baseline where there is one."""
-    reasons = [*_of_accuracy(demands, now.score)]
+    """Hold what a model reached to what is asked, and to the baseline where there is one. Rows
+    without answers have no accuracy that could be asked for; answers without an oracle have."""
+    if not now.score.cases and before is None:
+        return Gate(passed=None, reasons=())
+    reasons = _of_accuracy(demands, now.score) if now.score.cases else []
     if before is not None:
         reasons += _of_regression(demands, now, before)
     return Gate(passed=not reasons, reasons=tuple(reasons))
@@ -61,10 +65,7 @@ def _of_accuracy(demands: Demands, score: Score) -> list[str]:
             f"{score.without_oracle} of {score.cases} cases have no oracle, "
             f"{score.share_without_oracle:.1%}; at most {MOST_WITHOUT_ORACLE:.0%} may"
         ]
-    if score.accuracy is None:
-        text = "no answer was judged, so that no accuracy is known"
-        return [text] if demands.min_accuracy > 0 else []
-    if score.accuracy < demands.min_accuracy:
+    if score.accuracy is not None and score.accuracy < demands.min_accuracy:
         return [f"accuracy {score.accuracy:.1%} is below {demands.min_accuracy:.1%}"]
     return []
 
@@ -79,7 +80,7 @@ def _of_regression(demands: Demands, now: Standing, before: Standing) -> list[st
             return [f"{text} by more than {demands.max_regression:.0%} of it"]
         return []
     if now.loss is not None and before.loss is not None:
-        if now.loss > before.loss * (1 + demands.max_regression):
+        if not now.loss <= before.loss * (1 + demands.max_regression):  # nor where it is NaN
             text = f"loss {loss(now.loss)} is above the baseline's {loss(before.loss)}"
             return [f"{text} by more than {demands.max_regression:.0%} of it"]
         return []

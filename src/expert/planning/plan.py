@@ -39,7 +39,7 @@ from expert.planning.length import (
 from expert.planning.measurements import find_best, measurements_file, read_rates
 from expert.planning.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
-from expert.planning.sequences import settle_sequences, settle_update
+from expert.planning.sequences import settle_sequences, settle_update, settle_widths
 from expert.planning.situation import Situation
 from expert.planning.survey import Survey, survey_data
 from expert.planning.target import Target
@@ -105,6 +105,8 @@ def make_plan(
     if work is not None:
         work = replace(work, compiled=compiled, attention=attention)
     work = settle_fit(now, ledger, work, examples=examples, sequences=sequences)
+    fixed = "compiled blocks want one width" if compiled else ""
+    settle_widths(now, ledger, packed=packed, fixed=fixed)
     settle_optimisation(now, ledger)
     settle_watching(now, ledger)
     warn_of_cadences_longer_than_the_run(now, ledger)

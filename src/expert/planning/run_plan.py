@@ -66,6 +66,8 @@ class DataPlan(Slice):
     tokenize: Literal["ahead", "late"] = "ahead"
     sequence_length: int | None = None
     """Places in a packed sequence: max_seq_length, or less. Plans of older runs do not tell."""
+    trim: bool = False
+    """Batches are as wide as their fullest sequence, not all of one width."""
 
 
 class BatchPlan(Slice):

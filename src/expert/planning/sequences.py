@@ -9,6 +9,7 @@ from expert.core.errors import ExpertError
 from expert.planning.decisions import Ledger, Source
 from expert.planning.presets import char_gpt_batch
 from expert.planning.situation import Situation
+from expert.planning.survey import sequences_for
 
 DEFAULT_EXAMPLES_PER_UPDATE = 16
 DEFAULT_LENGTH = 2048
@@ -17,6 +18,8 @@ PACKED_FILL = 0.99
 ROWS_OFF = 0.05
 """How far the rows of an update may be from those asked for, on average, before sequences are made
 shorter: whole sequences hold whole numbers of rows only by chance."""
+FULL_ENOUGH = 0.9
+"""Where less is full, batches of a card vary in width: memory is planned for the widest."""
 LENGTHS_OF = 8
 """Sequences are multiples of so many tokens long, as tensor cores like it."""
 
@@ -53,6 +56,35 @@ def packing_of(examples: int, *, mean: float, longest: float, length: int) -> Pa
     holds_more = least > wanted * (1 + ROWS_OFF)
     most = math.ceil(examples / sequences) if holds_more else None
     return Packing(sequences, min(length, least), most)
+
+
+def concatenation_of(examples: int, *, mean: float, length: int) -> Packing:
+    """The same of rows that go on in the next sequence where one is full: nothing stays empty, and
+    no row is too long for a shorter sequence."""
+    exact = max(examples * mean / length, 1e-9)
+    sequences = max(1, round(exact))
+    if abs(sequences / exact - 1) <= ROWS_OFF:
+        return Packing(sequences, length, None)
+    sequences = math.ceil(exact)
+    places = LENGTHS_OF * math.ceil(examples * mean / sequences / LENGTHS_OF)
+    return Packing(sequences, min(length, places), None)
+
+
+def settle_widths(now: Situation, ledger: Ledger, *, packed: bool, fixed: str) -> None:
+    """Whether batches are as wide as their fullest sequence; `fixed` says why that cannot be."""
+    path, known = "data.trim", now.survey.packed
+    if not packed:
+        because = "blocks are equally long" if now.is_char_model else "padded to the longest anyway"
+        ledger.settle(path, False, because, "machine")
+    elif not now.on_gpu:
+        ledger.settle(path, True, "a CPU computes no faster for equal widths", "machine")
+    elif fixed:
+        ledger.settle(path, False, fixed, "machine")
+    elif known is None:
+        ledger.settle(path, False, "how full sequences are is not known yet", "machine")
+    else:
+        because = f"sequences are {known.fill:.0%} full"
+        ledger.settle(path, known.fill < FULL_ENOUGH, because, "machine")
 
 
 class NoRoomForText(ExpertError):
@@ -161,10 +193,13 @@ def settle_update(
     if now.survey.packed is not None:
         rows_each = now.survey.packed.rows_each
     because = f"{examples} rows, about {rows_each:.1f} to a sequence ({now.survey.because})"
+    if now.survey.packed is not None:
+        because = f"{because}, {now.survey.packed.fill:.0%} full"
     ledger.settle(path, made.sequences, because, "machine")
     because = "max_seq_length"
     if made.length < length:
-        because = f"so that {made.sequences} hold {examples} rows on average"
+        hold = "1 holds" if made.sequences == 1 else f"{made.sequences} hold"
+        because = f"so that {hold} {examples} rows on average"
     ledger.settle(long, made.length, because, "machine")
     known = now.survey.longest_tokens is not None
     return examples, made.sequences, made.length if known else length
@@ -172,14 +207,18 @@ def settle_update(
 
 def _packing(now: Situation, examples: int, mean: float, length: int) -> Packing:
     """As the rows were packed, or will be as far as they are known."""
-    if now.survey.packed is not None:
-        return Packing(now.survey.packed.per_update(examples), now.survey.packed.length, None)
-    if now.config.packing == "concat" or (now.config.overlong == "split" and mean > length):
+    known = now.survey.packed
+    if known is not None:
+        sequences = sequences_for(examples, rows=known.rows, sequences=known.sequences)
+        return Packing(sequences, known.length, None)
+    soft = sum(prompt.tokens for prompt in now.manifest.soft_prompts)
+    if now.config.packing == "concat":
+        return concatenation_of(examples, mean=mean + soft, length=length)
+    if now.config.overlong == "split" and mean > length:
         # A row that is split fills several sequences; one that is cut, one at most.
         sequences = max(1, round(examples * mean / (PACKED_FILL * length)))
         return Packing(sequences, length, None)
-    soft = sum(prompt.tokens for prompt in now.manifest.soft_prompts)
     mean = min(mean + soft, length)
-    known = now.survey.longest_tokens
-    longest = 0 if known is None else min(known + soft, length)
+    long = now.survey.longest_tokens
+    longest = 0 if long is None else min(long + soft, length)
     return packing_of(examples, mean=mean, longest=longest, length=length)

@@ -28,16 +28,19 @@ class PackedRows:
     sequences: int
     length: int
     """Places in a sequence."""
+    fill: float
+    """Share of the places that hold a token."""
 
     @property
     def rows_each(self) -> float:
         """Rows of a sequence on average."""
         return self.rows / max(1, self.sequences)
 
-    def per_update(self, examples: int) -> int:
-        """Sequences that hold so many rows on average, at least one: packing changes no batch
-        size."""
-        return max(1, round(examples * self.sequences / self.rows)) if self.rows else 1
+
+def sequences_for(examples: int, *, rows: int, sequences: int) -> int:
+    """Of the sequences that hold all rows, as many as hold so many examples on average, at least
+    one: packing changes no batch size."""
+    return max(1, round(examples * sequences / rows)) if rows else 1
 
 
 @dataclass(frozen=True)
