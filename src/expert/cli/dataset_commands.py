@@ -115,6 +115,8 @@ def _facts(split: SplitReport, max_seq_length: int) -> dict[str, str]:
         "lengths p50 / p90 / p95": " / ".join(str(lengths[key]) for key in ("p50", "p90", "p95")),
         "lengths p99 / longest": f"{lengths['p99']} / {lengths['longest']}",
         f"longer than {max_seq_length} tokens": "–" if over is None else f"{over:.1%}",
+        "tokens lost to cutting": "–" if over is None else f"{lengths['tokens_lost']:,}",
+        "nothing of them is learnt": f"{lengths['unlearnt']:,}",
         "duplicates": f"{split.duplicates.count:,}" if split.duplicates else "0",
         "also in train": f"{leaked:,}" if split.leaks else "–",
         "template remnants": "–" if split.split_off else f"{sum(split.remnants.values()):,}",

@@ -1,6 +1,6 @@
 """What a look at all examples finds: repeats, rows of one split in another, leftovers of templates.
 
-An example is kept as three digests of 16 bytes, where it stands, and its numbers of tokens: 64
+An example is kept as three digests of 16 bytes, where it stands, and its numbers of tokens: 68
 bytes, whatever its length.
 """
 
@@ -24,7 +24,7 @@ from expert.data.statistics import percentiles
 DIGEST_BYTES = 16
 SHOWN_ROWS = 100
 SHOWN_PAIRS = 5
-COLUMNS = ("whole", "near", "prompt", "line", "length", "learnt")
+COLUMNS = ("whole", "near", "prompt", "line", "length", "learnt", "kept")
 NO_PROMPT = bytes(DIGEST_BYTES)
 """The digest of a prompt that is not there: plain text has none."""
 
@@ -97,9 +97,12 @@ def is_empty_answer(bad: BadRow, response_column: str) -> bool:
     return bool(_EMPTY_ANSWER.search(bad.reason))
 
 
-def learnt_tokens(batch: EncodedBatch) -> Numbers:
-    """Learnt tokens of every document of a batch."""
+def learnt_tokens(batch: EncodedBatch, first: int | None = None) -> Numbers:
+    """Learnt tokens of every document of a batch, or those among its `first` tokens that another
+    one comes before."""
     spans = batch.spans.reshape(-1, 2)
+    if first is not None:
+        spans = np.clip(spans, 1, max(1, first))
     owners = np.repeat(np.arange(len(batch.lengths)), batch.span_counts // 2)
     sums = np.bincount(owners, weights=spans[:, 1] - spans[:, 0], minlength=len(batch.lengths))
     return sums.astype(np.int32)
@@ -117,6 +120,8 @@ class Documents:
     line: Numbers
     length: Numbers
     learnt: Numbers
+    kept: Numbers
+    """Learnt tokens that are left when a row longer than there is room for is cut."""
 
     def __len__(self) -> int:
         return len(self.length)
@@ -135,6 +140,7 @@ class Documents:
             line=self.line[numbers],
             length=self.length[numbers],
             learnt=self.learnt[numbers],
+            kept=self.kept[numbers],
         )
 
 
@@ -144,7 +150,7 @@ class DocumentCollector:
     def __init__(self) -> None:
         self._files: dict[str, int] = {}
         self._digests = (bytearray(), bytearray(), bytearray())
-        self._numbers = tuple(array("i") for _ in range(4))
+        self._numbers = tuple(array("i") for _ in range(5))
 
     def add(self, example: Example, file: str, line: int) -> None:
         found = digests_of(example)
@@ -155,10 +161,14 @@ class DocumentCollector:
         self._numbers[0].append(self._files.setdefault(file, len(self._files)))
         self._numbers[1].append(line)
 
-    def add_tokens(self, batch: EncodedBatch) -> None:
-        """Lengths of the examples added since the last batch."""
-        self._numbers[2].frombytes(batch.lengths.astype(np.int32).tobytes())
-        self._numbers[3].frombytes(learnt_tokens(batch).tobytes())
+    def add_tokens(self, batch: EncodedBatch, room: int | None = None) -> None:
+        """Lengths of the examples added since the last batch; `room`: what is cut at."""
+        longest = int(batch.lengths.max(initial=0))
+        kept = learnt_tokens(batch, longest if room is None else room)
+        for column, numbers in zip(
+            self._numbers[2:], (batch.lengths, learnt_tokens(batch), kept), strict=True
+        ):
+            column.frombytes(numbers.astype(np.int32).tobytes())
 
     def documents(self) -> Documents:
         digests = [np.frombuffer(bytes(c), f"S{DIGEST_BYTES}") for c in self._digests]
@@ -217,13 +227,18 @@ def _first_places(known: Digests, asked: Digests) -> npt.NDArray[np.int64]:
     return np.where(known[places] == asked, places, -1)
 
 
-def length_summary(documents: Documents, room: int | None) -> dict[str, Any]:
-    """Examples, tokens, the learnt share, percentiles, and the share longer than `room`."""
+def length_summary(documents: Documents, room: int | None, overlong: str = "cut") -> dict[str, Any]:
+    """Examples, tokens, the learnt share, percentiles, the share longer than `room`, and what is
+    lost of those."""
     lengths = documents.length
     tokens = int(lengths.sum(dtype=np.int64))
     learnt = int(documents.learnt.sum(dtype=np.int64))
     half, nine, nineteen, almost = percentiles(lengths)
-    over = None if room is None else int((lengths > room).sum())
+    longer = lengths > room if room is not None else np.zeros(len(lengths), np.bool_)
+    over = None if room is None else int(longer.sum())
+    beyond = lengths[longer].astype(np.int64) - (room or 0 if overlong == "cut" else 0)
+    stays = ~longer if overlong == "drop" else np.ones(len(lengths), np.bool_)
+    unlearnt = int((stays & (documents.kept == 0)).sum())
     return {
         "examples": len(documents),
         "tokens": tokens,
@@ -236,6 +251,9 @@ def length_summary(documents: Documents, room: int | None) -> dict[str, Any]:
         "longest": int(lengths.max(initial=0)),
         "over_long": over,
         "over_long_share": over / max(1, len(documents)) if over is not None else None,
+        "tokens_lost": int(beyond.sum()) if overlong != "split" else 0,
+        "unlearnt": unlearnt,
+        "left": int(stays.sum()) - unlearnt,
     }
 
 
@@ -271,6 +289,8 @@ class SplitReport:
     lengths: dict[str, Any] = field(default_factory=dict)
     duplicates: Pairs | None = None
     leaks: dict[str, Pairs] = field(default_factory=dict)
+    not_learnt: str = ""
+    """What there is to say of examples of which nothing is learnt; "" where there are none."""
     split_off: bool = False
     """Its examples were drawn from the training rows, and counted there while reading."""
 
@@ -305,5 +325,10 @@ class SplitReport:
                 found += [f"  {place} repeats {known}" for place, known in pairs.shown]
         over = self.lengths.get("over_long")
         if over:
-            found.append(f"{self.name}: {counted(over, 'example')} longer than max_seq_length")
+            lost, tokens = self.lengths["tokens_lost"], max(1, self.lengths["tokens"])
+            told = f": {lost:,} tokens ({lost / tokens:.1%}) are lost" if lost else ""
+            found.append(
+                f"{self.name}: {counted(over, 'example')} longer than max_seq_length{told}"
+            )
+        found += [self.not_learnt] if self.not_learnt else []
         return found

@@ -127,12 +127,31 @@ class _Checker:
     def _sum_up(
         self, split: SplitReport, documents: Documents, train: Documents | None = None
     ) -> None:
+        from expert.core.words import counted
         from expert.data.audit import duplicates, leaks, length_summary
 
-        split.lengths = length_summary(documents, self.room)
+        plan = self.builder.plan
+        lengths = split.lengths = length_summary(documents, self.room, plan.data.overlong)
+        if lengths["left"] or not len(documents):
+            split.not_learnt = self._too_long(split)
+        elif documents.learnt.any():  # else it has been told why
+            told = self._too_long(split) or (
+                f"{split.name}: {counted(len(documents), 'example')}, each longer than "
+                f"max_seq_length {plan.data.max_seq_length}, and overlong: drop leaves none  "
+                "(training.config.overlong: cut, or a larger max_seq_length)"
+            )
+            self.report.problems.append(told)
         split.duplicates = duplicates(documents)
         split.leaks = leaks(train, documents) if train is not None else {}
         self.report.splits.append(split)
+
+    def _too_long(self, split: SplitReport) -> str:
+        from expert.jobs.packing import too_long_to_learn
+
+        found, plan = split.lengths, self.builder.plan
+        return too_long_to_learn(
+            plan, split.name, found["unlearnt"], found["examples"], found["longest"]
+        )
 
     def _read(
         self, name: str, sources: Sequence[Source | None]
@@ -180,7 +199,8 @@ class _Checker:
         from expert.data.row_keys import keys_of_batch
 
         batch = self.builder.encoder.encode(examples)
-        collector.add_tokens(batch)
+        cut = self.builder.plan.data.overlong == "cut"
+        collector.add_tokens(batch, self.room if cut else None)
         self.keys.append(keys_of_batch(batch))
 
     def _note_separators(self, source: Source) -> None:

@@ -18,15 +18,14 @@ if TYPE_CHECKING:
 
 def evaluate_split(session: Session, split: PreparedSplit) -> EvalResult | None:
     """All rows of a split; None where a signal asked for an end in between."""
-    from expert.training.evaluation import EvalResult
+    from expert.training.evaluation import means_of
 
     sums = _fitting(session, split, most=None)
     if sums is None:
         return None
-    targets = max(1, sums.targets)
-    return EvalResult(
-        loss=sums.loss_sum.item() / targets,
-        token_accuracy=sums.correct.item() / targets,
+    return means_of(
+        sums.loss_sum.item(),
+        sums.correct.item(),
         targets=sums.targets,
         examples=sums.examples,
     )

@@ -181,14 +181,16 @@ def open_data(
     soft = bool(plan.adapter.soft_prompts)
     if spec.streaming:
         validation, test = builder.held_out()
+        stream = builder.stream()
         data = RunData(
             train=None,
             order=None,
-            stream=builder.stream(),
+            stream=stream,
             validation=validation,
             test=test,
             encoder=builder.encoder,
             soft=soft,
+            doubts=builder.doubts_of_stream(stream, validation, test),
         )
         return plan, data, builder
     made = builder.build()
