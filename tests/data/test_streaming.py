@@ -185,8 +185,10 @@ def test_a_window_of_which_nothing_is_learnt_makes_no_update():
         return pack_best_fit(store.lengths, LENGTH, seed, unlearnt=gone)
 
     streamed = StreamedRows(Source(), segments_of, ENCODER, window_rows=40)
-    more = {"examples_per_update": 10, "seed": 2, "options": LoaderOptions()}
-    stream = Stream(streamed, nothing_after_the_first, **more)
+    options = LoaderOptions()
+    stream = Stream(
+        streamed, nothing_after_the_first, examples_per_update=10, seed=2, options=options
+    )
     assert sum(len(texts_of(work)) for work in works(stream)) == 40
     assert (stream.first_rows, stream.first_unlearnt) == (40, 0)
 

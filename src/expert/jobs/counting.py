@@ -191,7 +191,8 @@ def _looked_at(
     """Tokens of each row, 0 for one that is not trained on; and a doubt where nothing is learnt of
     some of them."""
     from expert.data.records import Row
-    from expert.jobs.packing import too_long_to_learn, unlearnt_rows
+    from expert.jobs.left_out import too_long_to_learn
+    from expert.jobs.packing import unlearnt_rows
     from expert.jobs.places import Doubt
 
     segments_of, _ = builder.formatter(source)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.words import counted, gib
 from expert.insight.finding import Finding
-from expert.jobs.packing import too_long_to_learn, unlearnt_rows
+from expert.jobs.left_out import doubts_of, too_long_to_learn
+from expert.jobs.packing import unlearnt_rows
 from expert.jobs.places import Doubt
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def _prepared(builder: Builder, plan: RunPlan) -> DataFacts:
         ),
         *_left_out(total.rows_in, total.bad_rows, sum(total.dropped.values()), exact=True),
         *_overlong(plan, total.documents, over.cut, over.split, over.dropped, exact=True),
-        *map(_unlearnt, builder.doubts_of(*made.splits())),
+        *map(_unlearnt, doubts_of(plan, *made.splits())),
         *map(_shared, made.shared),
     ]
     return DataFacts(

@@ -146,7 +146,7 @@ class _Checker:
         self.report.splits.append(split)
 
     def _too_long(self, split: SplitReport) -> str:
-        from expert.jobs.packing import too_long_to_learn
+        from expert.jobs.left_out import too_long_to_learn
 
         found, plan = split.lengths, self.builder.plan
         return too_long_to_learn(

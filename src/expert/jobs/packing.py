@@ -194,23 +194,3 @@ def packed(
         most_pieces=packing.most_rows,
         unlearnt=unlearnt,
     )
-
-
-def too_long_to_learn(
-    plan: RunPlan, name: str, unlearnt: int, rows: int, longest: int = 0, *, of: str = ""
-) -> str:
-    """What there is to say of rows that are left out because nothing of them would be learnt; ""
-    where there are none. `of`: which rows were looked at, where that is not all of them."""
-    from expert.core.words import counted
-
-    if not unlearnt:
-        return ""
-    share = unlearnt / max(1, rows)
-    verb = "is" if unlearnt == 1 else "are"
-    told = f"{name}: {unlearnt:,} of {of or counted(rows, 'row')} ({share:.0%}) {verb} left out"
-    known = f" (the longest row has {longest:,} tokens)" if longest else ""
-    return (
-        f"{told}: nothing that is learnt comes before max_seq_length {plan.data.max_seq_length}"
-        f"{known}  (a larger training.config.max_seq_length; or overlong: split, which learns the "
-        "answers without what comes before them)"
-    )

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.jobs.left_out import doubts_of, too_long_to_learn
 from expert.jobs.packing import (
     RowsToPack,
     packed,
     packing_for,
     rows_to_pack,
     soft_tokens,
-    too_long_to_learn,
 )
 from expert.jobs.places import Doubt
 from expert.jobs.prepared import PreparedData, PreparedSplit
@@ -133,19 +133,8 @@ class Builder:
         found = [self._shared(split, train, chosen) for split in given if split is not None]
         shared = tuple(each for each in found if each is not None)
         doubts += [Doubt(each.key, each.told(f"{self._check} lists them")) for each in shared]
-        doubts += self.doubts_of(train, validation, test)
+        doubts += doubts_of(self.plan, train, validation, test)
         return PreparedData(train, validation, test, self.encoder, name, tuple(doubts), shared)
-
-    def doubts_of(self, *splits: PreparedSplit | None) -> list[Doubt]:
-        """What there is to say of rows that packing left out."""
-        told = (
-            too_long_to_learn(
-                self.plan, each.name, each.index.overlong.unlearnt, each.rows, each.longest
-            )
-            for each in splits
-            if each is not None
-        )
-        return [Doubt("training.config.max_seq_length", text) for text in told if text]
 
     def keys_of(self, tokens: tuple[Prepared, ...]) -> RowKeys:
         """What the documents of prepared sources are recognised by."""
@@ -197,13 +186,6 @@ class Builder:
             options=LoaderOptions(workers=loader.workers, prefetch=loader.prefetch),
             max_bad_rows=self.spec.max_bad_rows,
         )
-
-    def doubts_of_stream(self, stream: Stream, *splits: PreparedSplit | None) -> tuple[str, ...]:
-        """What there is to say of the first rows of a stream, and of the splits beside it."""
-        rows = stream.first_rows
-        of = f"the first {rows:,} rows"
-        told = too_long_to_learn(self.plan, "train", stream.first_unlearnt, rows, of=of)
-        return (*([told] if told else []), *(doubt.text for doubt in self.doubts_of(*splits)))
 
     def _pack_window(self, store: FlatDocuments, seed: int) -> PackIndex:
         """Rows of a stream as the first of them were packed: updates are cut by that."""

@@ -173,6 +173,7 @@ def open_data(
     from expert.jobs.calibrating import known_calibrations
     from expert.jobs.counting import counts_of
     from expert.jobs.feeding import RunData, data_order, late_rows, settled_by_data
+    from expert.jobs.left_out import doubts_of_stream
     from expert.jobs.preparing import Builder
     from expert.planning.calibration import estimated_again
 
@@ -190,7 +191,7 @@ def open_data(
             test=test,
             encoder=builder.encoder,
             soft=soft,
-            doubts=builder.doubts_of_stream(stream, validation, test),
+            doubts=doubts_of_stream(plan, stream, validation, test),
         )
         return plan, data, builder
     made = builder.build()
