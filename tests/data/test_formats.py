@@ -87,8 +87,14 @@ def test_numbers_objects_and_lists_as_answers_become_json(answer, text):
         ({"instruction": "Q", "output": ""}, "column 'output': the answer is empty"),
         ({"instruction": "Q", "output": " \n\t"}, "column 'output': the answer is empty"),
         ({"instruction": " ", "output": "A"}, "column 'instruction': the request is empty"),
-        ({"instruction": "Q", "output": True}, "column 'output' holds true, not text"),
-        ({"instruction": "Q", "output": False}, "column 'output' holds false, not text"),
+        (
+            {"instruction": "Q", "output": True},
+            "column 'output' holds true, not text; write what is to be learnt in words",
+        ),
+        (
+            {"instruction": "Q", "output": False},
+            "column 'output' holds false, not text; write what is to be learnt in words",
+        ),
         ({"instruction": "Q", "output": float("nan")}, "column 'output' holds a number, not text"),
         (
             {"instruction": "Q", "output": date(2024, 1, 2)},
@@ -100,7 +106,7 @@ def test_numbers_objects_and_lists_as_answers_become_json(answer, text):
         ),
         (
             {"instruction": "Q", "input": True, "output": "A"},
-            "column 'input' holds true, not text",
+            "column 'input' holds true, not text; write what is to be learnt in words",
         ),
         ({"instruction": "Q", "chosen": "A", "rejected": "B"}, PREFERENCE),
     ],

@@ -429,3 +429,23 @@ def test_a_copy_that_differs_is_refused_and_removed(tmp_path, monkeypatch, kept)
         "faulty: copy again)"
     )
     assert files_below(tmp_path / "fast") == {}
+
+
+def test_bad_rows_of_one_kind_stand_together(tmp_path):
+    file = an_expert(tmp_path)
+    empty = {"instruction": "a", "output": ""}
+    write(tmp_path / "train.jsonl", lines([*ROWS, *[empty] * 30, {"instruction": "b"}]))
+    split = check_dataset(file).splits[0]
+    told = split.bad_row_lines()
+    assert len(told) == 7
+    assert told[0].endswith("train.jsonl:121: column 'output': the answer is empty")
+    assert told[5].startswith("… and 25 more of this kind, at 126, 127, ")
+    assert "is missing" in told[6]
+
+
+def test_columns_that_are_used_and_those_that_are_not_are_told(tmp_path):
+    file = an_expert(tmp_path)
+    write(tmp_path / "train.jsonl", lines([{**row, "id": 1} for row in ROWS]))
+    assert check_dataset(file).notes == [
+        "train.jsonl: instruction: instruction, input: input, response: output; not used: id"
+    ]

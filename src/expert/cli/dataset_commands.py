@@ -78,10 +78,8 @@ def _show_report(report: DatasetReport, console: Console) -> None:
         console.print(Text(note, style="dim"))
     for split in report.splits:
         if split.bad_rows:
-            rest = split.bad_rows - len(split.first_bad_rows)
             console.print(Text(f"{split.name}: bad rows", style="bold"))
-            more = [f"… and {rest:,} more"] if rest else []
-            for line in [*split.first_bad_rows, *more]:
+            for line in split.bad_row_lines():
                 console.print(Text(f"  {line}"))
     warnings = report.warnings()
     for line in warnings:

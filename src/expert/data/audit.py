@@ -24,6 +24,8 @@ from expert.data.statistics import percentiles
 DIGEST_BYTES = 16
 SHOWN_ROWS = 100
 SHOWN_PAIRS = 5
+SHOWN_OF_A_KIND = 5
+SHOWN_KINDS = 20
 COLUMNS = ("whole", "near", "prompt", "line", "length", "learnt", "kept")
 NO_PROMPT = bytes(DIGEST_BYTES)
 """The digest of a prompt that is not there: plain text has none."""
@@ -44,6 +46,9 @@ _MARKER = re.compile("|".join(map(re.escape, MARKERS)))
 _EMPTY_ANSWER = re.compile(
     r"the answer is empty$|^turn \d+ \(assistant\) is empty$|^there is no assistant turn$"
 )
+
+# Numbers and what is quoted: "turn 3", "unknown role 'narrator'".
+_DIFFERS = re.compile(r"0x[0-9a-f]+|[0-9][0-9.,]*|'[^']*'")
 
 Digests = npt.NDArray[np.bytes_]
 Numbers = npt.NDArray[np.int32]
@@ -274,6 +279,28 @@ def joined(parts: Sequence[Documents]) -> Documents:
 
 
 @dataclass
+class KindOfBadRows:
+    """Rows that are bad for one reason: how many, the first of them, and where more stand."""
+
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+
+    def note(self, bad: BadRow) -> None:
+        self.count += 1
+        if len(self.first) < SHOWN_OF_A_KIND:
+            self.first.append(str(bad))
+        elif len(self.places) < SHOWN_ROWS:
+            self.places.append(str(abs(bad.line)))
+
+    def lines(self) -> list[str]:
+        more = self.count - len(self.first)
+        rest = ", …" if more > len(self.places) else ""
+        told = f"… and {more:,} more of this kind, at {', '.join(self.places)}{rest}"
+        return [*self.first, *([told] if more else [])]
+
+
+@dataclass
 class SplitReport:
     """What was read for a split, and what it amounts to."""
 
@@ -281,6 +308,8 @@ class SplitReport:
     rows: int = 0
     bad_rows: int = 0
     first_bad_rows: list[str] = field(default_factory=list)
+    kinds_of_bad_rows: dict[str, KindOfBadRows] = field(default_factory=dict)
+    """By their reason without what differs from row to row."""
     dropped: dict[str, int] = field(default_factory=dict)
     empty_answers: int = 0
     remnants: dict[str, int] = field(default_factory=dict)
@@ -299,6 +328,15 @@ class SplitReport:
         self.empty_answers += is_empty_answer(bad, response_column)
         if len(self.first_bad_rows) < SHOWN_ROWS:
             self.first_bad_rows.append(str(bad))
+        kind = self.kinds_of_bad_rows.setdefault(_DIFFERS.sub("…", bad.reason), KindOfBadRows())
+        kind.note(bad)
+
+    def bad_row_lines(self) -> list[str]:
+        """Bad rows for a person: every kind with its first rows, the most frequent kind first."""
+        kinds = sorted(self.kinds_of_bad_rows.values(), key=lambda kind: -kind.count)
+        found = [line for kind in kinds[:SHOWN_KINDS] for line in kind.lines()]
+        rest = sum(kind.count for kind in kinds[SHOWN_KINDS:])
+        return [*found, *([f"… and {rest:,} more"] if rest else [])]
 
     def note_remnants(self, example: Example, place: str) -> None:
         for marker in markers_in(example):

@@ -22,8 +22,18 @@ SPEAKERS = frozenset({"user", "human"})
 """Such a column holds what was said only beside "assistant"; else it may say who it was."""
 INPUT_COLUMNS = ("input", "context", "schema")
 MESSAGE_COLUMNS = ("messages", "conversations")
+_TRUTHS = ("true", "false")
 
 PREFERENCE = "preference rows need DPO; only supervised fine-tuning is built"
+ONLY_CHOSEN = "training.dataset.field_mapping: response: chosen learns the preferred answers alone"
+JUDGED = (
+    "the column {!r} says of every answer whether it is good, and all of them would be learnt as "
+    "good; only supervised fine-tuning is built"
+)
+ONLY_GOOD = (
+    "keep the rows whose {!r} is true, and take the column out of them; to learn them all, name "
+    "the columns in training.dataset.field_mapping: instruction and response"
+)
 
 
 class ColumnsNotFound(DataError):
@@ -41,6 +51,16 @@ class Columns:
     system: str = ""
     text: str = ""
     messages: str = ""
+
+    def used(self) -> dict[str, str]:
+        """Which part of an example is in which column."""
+        parts = ("system", "instruction", "input", "response", "messages", "text")
+        return {part: getattr(self, part) for part in parts if getattr(self, part)}
+
+    def unused(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The columns that nothing is read from."""
+        taken = set(self.used().values())
+        return tuple(name for name in names if name not in taken)
 
 
 def understand_columns(
@@ -84,10 +104,14 @@ def columns_of(row: Row, spec: DatasetSpec) -> Columns:
 
 
 def _other_kinds(known: Mapping[str, str], first_row: Mapping[str, Any]) -> Columns | None:
-    """Messages, or rows of several tasks; preference rows are refused."""
+    """Messages, or rows of several tasks; rows that say which answer is good are refused."""
     system = known.get("system", "")
     if {"chosen", "rejected"} <= known.keys():
-        raise DataError(f"{PREFERENCE}  ({columns_found(known.values())})")
+        raise DataError(f"{PREFERENCE}  ({ONLY_CHOSEN}; {columns_found(known.values())})")
+    judged = known.get("label") or known.get("kto_tag")
+    is_answer = known.keys() & {"messages", "conversations", *RESPONSE_COLUMNS} - {"text"}
+    if judged and is_answer and _says_yes_or_no(first_row.get(judged)):
+        raise DataError(f"{JUDGED.format(judged)}  ({ONLY_GOOD.format(judged)})")
     for name in MESSAGE_COLUMNS:
         column = known.get(name)
         if column and isinstance(first_row.get(column), list | tuple | None):
@@ -95,6 +119,10 @@ def _other_kinds(known: Mapping[str, str], first_row: Mapping[str, Any]) -> Colu
     if _is_multi_task(known, first_row):
         return Columns("multi_task", input=known["input"], response=known["output"], system=system)
     return None
+
+
+def _says_yes_or_no(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, str) and value.lower() in _TRUTHS)
 
 
 def _by_plain_name(names: Iterable[str]) -> dict[str, str]:

@@ -239,7 +239,8 @@ def _as_text(value: Any, column: str) -> str:
             return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         except (TypeError, ValueError):
             pass
-    raise UnfitRow(f"column {column!r} holds {_kind_of(value)}, not text")
+    truth = "; write what is to be learnt in words" if isinstance(value, bool) else ""
+    raise UnfitRow(f"column {column!r} holds {_kind_of(value)}, not text{truth}")
 
 
 def _kind_of(value: Any) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expert.data.audit import DocumentCollector, Documents, SplitReport
+    from expert.data.columns import Columns
     from expert.data.row_keys import RowKeys
     from expert.data.sources import Source
     from expert.jobs.preparing import Builder
@@ -32,7 +33,7 @@ class DatasetReport:
     splits: list[SplitReport] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """How the files were read where that is not what their names say."""
+    """Which columns and files are read and which are not, and how."""
     doubts: list[str] = field(default_factory=list)
     """Warnings that are of no single split."""
 
@@ -211,6 +212,21 @@ class _Checker:
             if found:
                 self.report.notes.append(f"{file.name}: {found} separate its columns")
 
+    def _note_columns(self, source: Source, columns: Columns, names: Sequence[str]) -> None:
+        """Which columns are read and which are not, and so of the files of a folder."""
+        from expert.data.folders import unread_files
+        from expert.planning.survey import local_path
+
+        used = ", ".join(f"{part}: {column}" for part, column in columns.used().items())
+        unused = columns.unused(names)
+        note = f"{source.name}: {used}" + (f"; not used: {', '.join(unused)}" if unused else "")
+        folder = local_path(source.name, self.builder.folder)
+        notes = [note]
+        if source.kind == "files" and folder.is_dir():
+            unread = unread_files(folder, source.format)
+            notes += [f"{source.name}: not read: {', '.join(unread)}"] if unread else []
+        self.report.notes += [each for each in notes if each not in self.report.notes]
+
     def _judge(self, where: str, bad_rows: int, documents: Documents) -> None:
         from expert.core.words import counted
 
@@ -237,5 +253,7 @@ class _Checker:
 
         if self.builder.template is None:
             return lambda row: Example(text=str(row.values.get("text", ""))), ""
-        columns = columns_of(first_row(source), self.builder.spec)
+        first = first_row(source)
+        columns = columns_of(first, self.builder.spec)
+        self._note_columns(source, columns, list(first.values))
         return lambda row: example_of(row, columns), columns.response

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
 
-_TEXT_SUFFIXES = (".txt", ".txt.gz", ".txt.zst")
+_TEXT_SUFFIXES = tuple(
+    kind + packed for kind in (".txt", ".md", ".markdown") for packed in ("", ".gz", ".zst")
+)
 _TEXT_COLUMNS = "Columns(kind='text'"
 
 
