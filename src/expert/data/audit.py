@@ -70,12 +70,13 @@ def digests_of(example: Example) -> ExampleDigests:
         return ExampleDigests(
             _digest(["", example.text]), _digest(["", _plain(example.text)]), NO_PROMPT
         )
-    whole = [part for turn in example.turns for part in (turn.role, turn.text)]
+    whole = [part for turn in example.turns for part in (turn.role, turn.text + turn.extra)]
     said = [turn for turn in example.turns if turn.role != "system"]
     near = [part for turn in said for part in (turn.role, _plain(turn.text))]
     answers = [at for at, turn in enumerate(example.turns) if turn.role == "assistant"]
     answer = answers[-1] if answers else len(example.turns)
-    return ExampleDigests(_digest(whole), _digest(near), _digest(whole[: 2 * answer]))
+    every = [*whole, example.tools] if example.tools else whole
+    return ExampleDigests(_digest(every), _digest(near), _digest(whole[: 2 * answer]))
 
 
 def _plain(text: str) -> str:

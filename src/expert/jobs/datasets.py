@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from expert.data.audit import DocumentCollector, Documents, SplitReport
     from expert.data.columns import Columns
+    from expert.data.records import Row
     from expert.data.row_keys import RowKeys
     from expert.data.sources import Source
     from expert.jobs.preparing import Builder
@@ -212,16 +213,20 @@ class _Checker:
             if found:
                 self.report.notes.append(f"{file.name}: {found} separate its columns")
 
-    def _note_columns(self, source: Source, columns: Columns, names: Sequence[str]) -> None:
-        """Which columns are read and which are not, and so of the files of a folder."""
+    def _note_columns(self, source: Source, columns: Columns, first: Row) -> None:
+        """Which columns are read and which are not, and so of messages and of the files of a
+        folder."""
         from expert.data.folders import unread_files
+        from expert.data.messages import unused_fields
         from expert.planning.survey import local_path
 
         used = ", ".join(f"{part}: {column}" for part, column in columns.used().items())
-        unused = columns.unused(names)
+        unused = columns.unused(first.values)
         note = f"{source.name}: {used}" + (f"; not used: {', '.join(unused)}" if unused else "")
         folder = local_path(source.name, self.builder.folder)
         notes = [note]
+        fields = unused_fields(first.values.get(columns.messages))
+        notes += [f"{source.name}: not used of messages: {', '.join(fields)}"] if fields else []
         if source.kind == "files" and folder.is_dir():
             unread = unread_files(folder, source.format)
             notes += [f"{source.name}: not read: {', '.join(unread)}"] if unread else []
@@ -255,5 +260,5 @@ class _Checker:
             return lambda row: Example(text=str(row.values.get("text", ""))), ""
         first = first_row(source)
         columns = columns_of(first, self.builder.spec)
-        self._note_columns(source, columns, list(first.values))
+        self._note_columns(source, columns, first)
         return lambda row: example_of(row, columns), columns.response

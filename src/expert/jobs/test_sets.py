@@ -214,9 +214,10 @@ def _of_rows(
 def _case(example: Example, row: Row) -> Case | None:
     """The case in a row: its last answer is what is expected."""
     from expert.data.records import place_of
+    from expert.data.tools import has_tools
     from expert.judging.cases import Case
 
-    if not example.turns or example.turns[-1].role != "assistant":
+    if not example.turns or example.turns[-1].role != "assistant" or has_tools(example):
         return None
     *asked, answer = example.turns
     values = row.values
