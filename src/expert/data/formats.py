@@ -131,8 +131,18 @@ def _text_example(values: Mapping[str, Any], columns: Columns) -> Example:
     if marked is None:
         return Example(text=text)
     return conversation(
-        Turn(role, body) for role, body in ((known_role(name), body) for name, body in marked)
+        Turn(role, body) for role, body in ((_marked_role(name), body) for name, body in marked)
     )
+
+
+def _marked_role(name: str) -> Role:
+    role = known_role(name)
+    if role == "tool" or name == "function_call":
+        raise UnfitRow(
+            "tools in marked text are not understood  (write such rows as messages, with "
+            "tool_calls and the role tool)"
+        )
+    return role
 
 
 def _multi_task_example(values: Mapping[str, Any], columns: Columns) -> Example:

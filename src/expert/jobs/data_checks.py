@@ -218,7 +218,9 @@ def _sampled(builder: Builder, plan: RunPlan, sources: Sources, reason: str) -> 
         )
         findings += _overlong(plan, len(lengths), cut, split, gone, exact=False)
         of = f"the first {len(lengths):,} rows"
-        told = too_long_to_learn(plan, "train", unlearnt, len(lengths), max(lengths), of=of)
+        told = too_long_to_learn(
+            plan, "train", unlearnt, len(lengths), max(lengths, default=0), of=of
+        )
         findings += [_unlearnt(Doubt("", told))] if told else []
     return DataFacts(
         findings=findings,
