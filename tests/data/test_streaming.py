@@ -189,7 +189,8 @@ def test_a_window_of_which_nothing_is_learnt_makes_no_update():
     stream = Stream(
         streamed, nothing_after_the_first, examples_per_update=10, seed=2, options=options
     )
-    assert sum(len(texts_of(work)) for work in works(stream)) == 40
+    rows = [len(texts_of(work)) for work in works(stream)]
+    assert (sum(rows), min(rows) > 0) == (40, True)
     assert (stream.first_rows, stream.first_unlearnt) == (40, 0)
 
 

@@ -39,7 +39,9 @@ def test_long_texts_are_learnt_to_their_end(tmp_path, rows):
     assert (over.split, over.cut, over.tokens_lost) == (2, 0, 0)
     # A last part of one token is left out: nothing comes before it, so nothing is learnt of it.
     assert tokens - 2 <= made.train.index.statistics().tokens <= tokens
-    assert check_dataset(manifest).splits[0].lengths["tokens_lost"] == 0
+    checked = check_dataset(manifest).splits[0]
+    assert checked.lengths["tokens_lost"] == 0
+    assert not any("longer than" in line for line in checked.warnings())
 
 
 @pytest.mark.parametrize(

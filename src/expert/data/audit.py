@@ -362,12 +362,12 @@ class SplitReport:
             if pairs is not None and pairs.count:
                 found.append(f"{self.name}: {counted(pairs.count, 'example')} also {where}")
                 found += [f"  {place} repeats {known}" for place, known in pairs.shown]
-        over = self.lengths.get("over_long")
-        if over:
-            lost, tokens = self.lengths["tokens_lost"], max(1, self.lengths["tokens"])
-            told = f": {lost:,} tokens ({lost / tokens:.1%}) are lost" if lost else ""
+        lost = self.lengths.get("tokens_lost")
+        if lost:
+            over, share = self.lengths["over_long"], lost / self.lengths["tokens"]
             found.append(
-                f"{self.name}: {counted(over, 'example')} longer than max_seq_length{told}"
+                f"{self.name}: {counted(over, 'example')} longer than max_seq_length: {lost:,} "
+                f"tokens ({share:.1%}) are lost"
             )
         found += [self.not_learnt] if self.not_learnt else []
         return found

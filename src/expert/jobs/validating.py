@@ -352,7 +352,9 @@ def _notes(task: _Task) -> list[str]:
 
     notes = []
     if not task.cases:
-        notes.append("the rows are plain text: there is a loss, and no answer to judge")
+        notes.append(
+            "the rows are plain text or have tools: there is a loss, and no answer to judge"
+        )
         return notes
     domains = {case.domain or task.domain for case in task.cases}
     for domain in sorted(domains):
