@@ -36,6 +36,8 @@ class OverlongCounts:
     split: int = 0
     dropped: int = 0
     tokens_lost: int = 0
+    unlearnt: int = 0
+    """Those of which nothing is left that is learnt: they are in no bin."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,16 +21,15 @@ if TYPE_CHECKING:
 
 def evaluate_split(session: Session, split: PreparedSplit) -> EvalResult | None:
     """All rows of a split; None where a signal asked for an end in between."""
-    from expert.training.evaluation import EvalResult
+    from expert.training.evaluation import means_of
 
     began = time.monotonic()
     sums = _fitting(session, split, most=None)
     if sums is None:
         return None
-    targets = max(1, sums.targets)
-    result = EvalResult(
-        loss=sums.loss_sum.item() / targets,
-        token_accuracy=sums.correct.item() / targets,
+    result = means_of(
+        sums.loss_sum.item(),
+        sums.correct.item(),
         targets=sums.targets,
         examples=sums.examples,
     )

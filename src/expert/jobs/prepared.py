@@ -24,6 +24,13 @@ class PreparedSplit:
     index: PackIndex
     index_file: Path
     index_hit: bool
+    rows: int = 0
+    """Rows that belong to it, with those that packing left out."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row of the files it is made from."""
+        return max((each.statistics.longest for each in self.folders), default=0)
 
     def __repr__(self) -> str:
         index = self.index
@@ -48,7 +55,7 @@ class PreparedData:
     encoder: Encoder
     template: str
     doubts: tuple[Doubt, ...] = ()
-    """Why the rows it is judged by tell less than they should."""
+    """Why the rows tell less than they should, those that are learnt or those it is judged by."""
     shared: tuple[SharedRows, ...] = ()
     """Rows of files for validation and test that are learnt as well; the doubts tell of them."""
 

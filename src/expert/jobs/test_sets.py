@@ -223,8 +223,11 @@ def _of_rows(
 def _cases(example: Example, row: Row, name: str) -> tuple[Case, ...]:
     """The cases in a row: every answer, asked for with the turns before it as they stand there.
     What the row says of its task, its domain and its check holds of each of them."""
+    from expert.data.tools import has_tools
     from expert.judging.cases import Case
 
+    if has_tools(example):
+        return ()
     turns, values = example.turns, row.values
     said = tuple((turn.role, turn.text) for turn in turns)
     answers = [

@@ -190,6 +190,7 @@ def open_data(
         settled_by_data,
         settled_by_stream,
     )
+    from expert.jobs.left_out import doubts_of_stream
     from expert.jobs.preparing import Builder
     from expert.planning.calibration import estimated_again
 
@@ -198,14 +199,16 @@ def open_data(
     soft = bool(plan.adapter.soft_prompts)
     if spec.streaming:
         validation, test = builder.held_out()
+        stream = builder.stream()
         data = RunData(
             train=None,
             order=None,
-            stream=builder.stream(),
+            stream=stream,
             validation=validation,
             test=test,
             encoder=builder.encoder,
             soft=soft,
+            doubts=doubts_of_stream(plan, stream, validation, test),
         )
         assert data.stream is not None
         return settled_by_stream(plan, data.stream.shape.bins_per_update), data, builder
