@@ -50,6 +50,13 @@ class TestSet:
         return {"test_set": whole.name, "of": whole.count} if whole is not None else None
 
     @property
+    def unasked(self) -> int:
+        """Rows whose answers cannot be asked for: a prompt tells nothing of their tools."""
+        from expert.data.tools import has_tools
+
+        return sum(map(has_tools, self.examples))
+
+    @property
     def count(self) -> int:
         """The cases; a row that has none counts as one."""
         return sum(len(own) or 1 for own in self.cases)

@@ -112,14 +112,25 @@ def validate(
         reached=reached,
         baseline=before,
         comparison=_compared(reached, before),
-        gate=gate_of(demands, reached.standing, before.standing if before else None),
+        gate=gate_of(
+            demands,
+            reached.standing,
+            before.standing if before else None,
+            unasked=task.test.unasked,
+        ),
         checkpoints=others,
         settings=_settings(demands, task, limit),
         partial=test.partial,
         file=file,
         notes=tuple(
             note
-            for note in (*said, *notes_on(task.cases, task.domain), remark, untold, kept)
+            for note in (
+                *said,
+                *notes_on(task.cases, task.domain, task.test.unasked),
+                remark,
+                untold,
+                kept,
+            )
             if note
         ),
         seconds=time.monotonic() - began,
@@ -164,7 +175,7 @@ def _refuse_unknown(checkpoints: str | None) -> None:
 
 def _refuse_impossible(min_accuracy: float | None, task: _Task) -> None:
     """An accuracy that was asked for of rows without answers."""
-    if min_accuracy and not task.cases:
+    if min_accuracy and not task.cases and not task.test.unasked:
         raise CannotValidate(
             f"--min-accuracy {min_accuracy:g}: {task.test.name}: the rows are plain text, there is "
             "no answer that could be right  (leave it out, and hold the loss to that of a run with "

@@ -11,17 +11,23 @@ if TYPE_CHECKING:
     from expert.judging.cases import Case
 
 
-def notes_on(cases: Sequence[Case], domain: str) -> list[str]:
-    """What the cases do not have, what is not installed, and what that leaves out."""
+def notes_on(cases: Sequence[Case], domain: str, unasked: int) -> list[str]:
+    """What the cases do not have, what is not installed, and what that leaves out; `unasked` rows
+    are no cases."""
     from expert.judging.oracle import EXTRA, missing_packages
     from expert.judging.typecheck import find_tsc
 
+    told = []
+    if unasked:
+        told = [f"{counted(unasked, 'row')} with tools: a loss, and no answer that was asked for"]
+    if not cases and unasked:
+        return told
     if not cases:
         return [
             "the rows are plain text: there is a loss, and no answer to judge, so that no accuracy "
             "is asked for"
         ]
-    notes = []
+    notes = told
     if len({case.row for case in cases}) < len(cases):
         notes.append(
             "every answer of a conversation is a case, and those of one go together: intervals and "
