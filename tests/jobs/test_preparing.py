@@ -15,11 +15,11 @@ from expert.data.documents import DocumentStore
 from expert.data.encoder import CharacterEncoder
 from expert.data.records import DataError
 from expert.jobs.feeding import data_order, settled_by_data
+from expert.jobs.opening import planned_and_open
 from expert.jobs.planning import plan
 from expert.jobs.prepared import PreparedData
 from expert.jobs.preparing import prepare
 from expert.jobs.preparing_all import manifests_below
-from expert.jobs.training import planned_and_open
 from expert.manifest.reader import read_manifest
 from tests.data.tokenizers import model_folder, small_tokenizer
 from tests.planning.planning import gpu, machine

@@ -50,3 +50,19 @@ def doubts_of_stream(
     of = f"the first {rows:,} rows"
     told = too_long_to_learn(plan, "train", stream.first_unlearnt, rows, of=of)
     return (*([told] if told else []), *(doubt.text for doubt in doubts_of(plan, *splits)))
+
+
+def not_empty(plan: RunPlan, split: PreparedSplit) -> PreparedSplit:
+    """Refuse a split of which no row is left: nothing could be learnt from or judged by it."""
+    from expert.data.records import DataError
+
+    dropped, unlearnt = split.index.overlong.dropped, split.index.overlong.unlearnt
+    if split.index.bins or not (dropped or unlearnt):
+        return split
+    if unlearnt:
+        raise DataError(too_long_to_learn(plan, split.name, unlearnt, split.rows, split.longest))
+    rows = "its only row is" if dropped == 1 else f"all of its {dropped} rows are"
+    raise DataError(
+        f"{split.name}: {rows} longer than max_seq_length {plan.data.max_seq_length}, and "
+        "overlong: drop leaves none  (training.config.overlong: cut, or a larger max_seq_length)"
+    )

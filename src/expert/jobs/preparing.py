@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
-from expert.jobs.left_out import doubts_of, too_long_to_learn
+from expert.jobs.left_out import doubts_of, not_empty
 from expert.jobs.packing import (
     RowsToPack,
     packed,
@@ -373,25 +373,7 @@ class Builder:
             made = replace(made, piece_document=documents[made.piece_document].astype("int32"))
             made.save(file)
         index = PackIndex.open(file)
-        return self._not_empty(PreparedSplit(name, tokens, index, file, hit, len(documents)))
-
-    def _not_empty(self, split: PreparedSplit) -> PreparedSplit:
-        """Refuse a split of which no row is left: nothing could be learnt from or judged by it."""
-        from expert.data.records import DataError
-
-        dropped, unlearnt = split.index.overlong.dropped, split.index.overlong.unlearnt
-        if split.index.bins or not (dropped or unlearnt):
-            return split
-        if unlearnt:
-            raise DataError(
-                too_long_to_learn(self.plan, split.name, unlearnt, split.rows, split.longest)
-            )
-        rows = "its only row is" if dropped == 1 else f"all of its {dropped} rows are"
-        raise DataError(
-            f"{split.name}: {rows} longer than max_seq_length {self.plan.data.max_seq_length}, and "
-            "overlong: drop leaves none  (training.config.overlong: cut, or a larger "
-            "max_seq_length)"
-        )
+        return not_empty(self.plan, PreparedSplit(name, tokens, index, file, hit, len(documents)))
 
     def _index(self, name: str, rows: RowsToPack, seed: int, packing: Packing) -> PackIndex:
         return packed(self.plan, name, rows, seed, packing, is_text=self.template is not None)
