@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expert.core.errors import ExpertError, ManifestError
+    from expert.jobs.from_python import export, sample
     from expert.jobs.planning import plan
     from expert.jobs.prepared import PreparedData
     from expert.jobs.preparing import prepare
@@ -37,9 +38,11 @@ __all__ = [
     "RunResult",
     "Validation",
     "describe_machine",
+    "export",
     "plan",
     "prepare",
     "read_manifest",
+    "sample",
     "train",
     "validate",
 ]
@@ -51,10 +54,12 @@ _HOMES = {
     "ReadManifest": "expert.manifest.reader",
     "RunPlan": "expert.planning.run_plan",
     "describe_machine": "expert.planning.machine",
+    "export": "expert.jobs.from_python",
     "plan": "expert.jobs.planning",
     "prepare": "expert.jobs.preparing",
     "PreparedData": "expert.jobs.prepared",
     "RunResult": "expert.jobs.training",
+    "sample": "expert.jobs.from_python",
     "train": "expert.jobs.training",
     "Validation": "expert.jobs.validated",
     "validate": "expert.jobs.validating",
@@ -66,3 +71,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'expert' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

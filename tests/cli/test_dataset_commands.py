@@ -32,7 +32,10 @@ def test_columns_that_no_commas_separate_are_told(run, tmp_path):
     assert ran.code == 0, ran.err
     assert "rows.csv: semicolons separate its columns" in ran.out
     as_json = json.loads(run("dataset", "check", "-m", str(file), "--json").out)
-    assert as_json["notes"] == ["rows.csv: semicolons separate its columns"]
+    assert as_json["notes"] == [
+        "rows.csv: semicolons separate its columns",
+        "rows.csv: instruction: Question, response: Answer",
+    ]
 
 
 def test_duplicates_and_leaks_are_warnings_and_exit_with_0(run, tmp_path):
@@ -94,7 +97,7 @@ def test_too_many_bad_rows_exit_with_2_and_are_listed(run, tmp_path):
     ran = run("dataset", "check", "-m", str(file))
     assert ran.code == 2
     assert f"train: bad rows\n  {tmp_path / 'train.jsonl'}:121: " in ran.out
-    assert "\n  … and 2 more\n" in ran.out
+    assert "\n  … and 97 more of this kind, at 126, 127, 128, " in ran.out
     assert ran.err == (
         "the data of counter cannot be used as it is\n"
         "  - train train.jsonl: 102 bad rows, and training.dataset.max_bad_rows tolerates 0  "
@@ -203,6 +206,7 @@ def test_the_table_of_three_splits_with_long_rows_stays_a_table():
     from expert.data.audit import SplitReport
 
     sizes = dict.fromkeys(("p50", "p90", "p95", "p99", "longest", "examples"), 12_345)
+    sizes |= dict.fromkeys(("tokens_lost", "unlearnt"), 123_456)
     lengths = {**sizes, "tokens": 10**9, "learnt_share": 0.3, "over_long_share": 0.1}
     facts = [_facts(SplitReport(name, lengths=lengths), 131_072) for name in ("a", "b", "c")]
     rows = [[name, *(fact[name] for fact in facts)] for name in facts[0]]

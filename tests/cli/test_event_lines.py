@@ -153,6 +153,13 @@ def test_the_end_says_how_long_how_good_and_where_it_is():
     ]
 
 
+def test_the_end_of_a_run_names_the_last_validation_loss_where_it_rose_again():
+    told = {"event": "finished", "eval_loss": 1.2, "last_eval_loss": 1.9}
+    assert plain(told) == ["finished  best validation loss 1.2000, last 1.9000"]
+    assert plain({**told, "last_eval_loss": 1.2}) == ["finished  best validation loss 1.2000"]
+    assert plain({**told, "eval_loss": None}) == ["finished  last validation loss 1.9000"]
+
+
 def test_numbers_that_are_not_finite_are_shown_as_such():
     line = only_line(event="step", step=1, loss="nan", eta_seconds="inf", gpu_memory_bytes="nan")
     assert line == "step 1  loss nan  ETA ?"
@@ -203,3 +210,29 @@ def test_threads_are_told_only_where_others_took_cores():
     assert plain({**told, "lowered": True}) == [
         "computing with 1 thread: other processes use 1.0 of 2  (OMP_NUM_THREADS=2 takes them all)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wall", "words"),
+    [
+        (6.7, 102.0, "finished in 2 min (6.7 s of it training)"),
+        (700.0, 701.0, "finished in 12 min"),
+        (300.0, 30.0, "finished in 30 s (5 min of training with what came before)"),
+    ],
+)
+def test_the_end_tells_the_time_that_was_waited_and_the_time_of_training_apart(
+    seconds, wall, words
+):
+    assert only_line(event="finished", seconds=seconds, wall_seconds=wall) == words
+
+
+def test_a_run_that_max_steps_ends_says_how_many_epochs_it_makes_of_those_asked_for():
+    cut = {"total_steps": 40, "ends_by": "max_steps", "epochs_to_come": 0.01422}
+    assert plain(STARTED | cut)[1].startswith("40 steps, 0.014 of 3 epochs (max_steps), ")
+    one = STARTED | cut | {"epochs": 1.0}
+    assert "40 steps, 0.014 of 1 epoch (max_steps), " in plain(one)[1]
+
+
+def test_a_stream_that_max_steps_ends_makes_at_most_its_epochs():
+    line = plain(STARTED | {"total_steps": 40, "ends_by": "max_steps"})[1]
+    assert line.startswith("40 steps, at most 3 epochs, ")

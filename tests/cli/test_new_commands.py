@@ -31,3 +31,16 @@ def test_what_was_made_as_json(run: Runner, tmp_path):
     made = json.loads(run("new", "mine", "-o", str(tmp_path), "--json").out)
     assert (made["template"], made["columns"]) == ("text", {})
     assert made["manifest"] == str(tmp_path / "mine" / "manifest.json")
+
+
+def test_plain_text_is_to_be_sampled_rather_than_validated(run: Runner, tmp_path):
+    book = tmp_path / "book.txt"
+    book.write_text("Call me Ishmael.\n\nSome years ago.\n", encoding="utf-8")
+    ran = run("new", "mine", "--from", str(book), "-o", str(tmp_path))
+    assert ran.out.splitlines()[-1] == f'  expert sample {tmp_path / "mine"} --prompt "…"'
+    readme = (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
+    assert "validate" not in readme
+    assert 'expert sample . --prompt "…"' in readme
+    assert run("new", "other", "-o", str(tmp_path)).out.splitlines()[-1] == (
+        f"  expert validate --expert {tmp_path / 'other'}"
+    )

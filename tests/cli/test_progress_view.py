@@ -207,3 +207,65 @@ def test_the_bar_and_the_epochs_of_a_real_run_say_which_epoch_it_is():
     bar = Screen(terminal=True).show(real, STEP | {"epoch": 0.4}).console.export_text()
     assert "epoch 1/3" in bar
     assert plain(real, EPOCH)[-1].startswith("epoch 1/3  loss 1.71")
+
+
+# --- evaluations ---------------------------------------------------------------------------------
+
+
+def evaluated(screen: Screen, *moments: tuple[float, int]) -> list[str]:
+    """What was printed after the last step line, when rows were launched at these moments."""
+    with screen.view:
+        screen.view(STARTED)
+        screen.view(STEP | {"step": 900})
+        before = len(screen.lines())
+        for screen.now, rows in moments:
+            screen.view.evaluating("validation", rows, 5000)
+        screen.view({"event": "eval", "step": 900, "split": "validation", "loss": 1.5})
+    return screen.lines()[before:]
+
+
+def test_a_long_evaluation_has_plain_lines_with_its_pace_and_the_time_left():
+    every_second = [(float(second), 100 * second) for second in range(51)]
+    assert evaluated(Screen(terminal=False), *every_second) == [
+        "evaluating validation: 2,000/5,000 rows  100 rows/s  ETA 30 s",
+        "evaluating validation: 4,000/5,000 rows  100 rows/s  ETA 10 s",
+        "step 900  validation loss 1.5000",
+    ]
+
+
+def test_a_long_evaluation_has_a_bar_of_its_own_that_goes_when_it_is_over():
+    screen = Screen(terminal=True)
+    evaluated(screen, (0.0, 0), (1.0, 100), (3.0, 300))
+    assert "evaluating validation: 300/5,000 rows  100 rows/s  ETA 47 s" in screen.file.getvalue()
+    assert "evaluating" not in screen.lines()[-1]
+
+
+def test_an_evaluation_of_a_moment_is_not_shown():
+    screen = Screen(terminal=True)
+    evaluated(screen, (0.0, 0), (0.5, 2500), (1.9, 5000))
+    assert "evaluating" not in screen.file.getvalue()
+
+
+def test_the_first_batch_of_an_evaluation_which_may_compile_tells_no_pace():
+    lines = evaluated(Screen(terminal=False), (0.0, 0), (40.0, 10), (42.0, 30), (60.0, 210))
+    assert lines[:2] == [
+        "evaluating validation: 10/5,000 rows",
+        "evaluating validation: 210/5,000 rows  10 rows/s  ETA 8 min",
+    ]
+
+
+def test_before_the_first_step_line_the_time_left_has_the_evaluations_in_it():
+    screen = Screen(terminal=True, width=80)
+    with screen.view:
+        screen.view(STARTED | {"total_steps": 40, "evaluation_updates": 100.0})
+        for screen.now, step in ((0.0, 1), (2.0, 3)):
+            screen.view.progress(step)
+    assert "3/40  ETA 2 min" in screen.console.export_text()  # 37 updates and 100
+
+
+def test_at_the_last_update_the_bar_tells_how_long_the_evaluations_will_take():
+    screen = Screen(terminal=True)
+    with screen.view:
+        screen.view(STARTED)
+        screen.view(STEP | {"step": 900, "eta_seconds": 60})
+    assert "ETA 60 s" in screen.console.export_text()

@@ -162,3 +162,28 @@ def test_the_events_of_a_run_are_read_once(run, tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "open", counted)
     assert run("report", str(folder)).code == 0
     assert opened.count("events.jsonl") == 1
+
+
+def test_the_loss_of_the_last_line_is_the_same_in_train_watch_and_report(run, tmp_path):
+    import re
+
+    from tests.jobs.runs import base_model, events_of, write_expert
+    from tests.jobs.trained_runs import place
+
+    config = {"max_steps": 6, "logging_steps": 3}
+    file = write_expert(tmp_path / "e", base_model(place() / "models"), config)
+    ran = run("train", str(file), "--device", "cpu")
+    first, last = re.findall(r"^step [36]/6  loss ([0-9.e-]+)", ran.out, re.MULTILINE)
+    assert first != last
+    [folder] = (tmp_path / "e" / "runs").iterdir()
+    # The mean of three updates, not that of the last one: together they are that of the run.
+    [end], lines = events_of(folder, "finished"), events_of(folder, "step")
+    total = sum(line["loss"] * line["targets"] for line in lines)
+    assert end["loss"] == pytest.approx(total / sum(line["targets"] for line in lines), rel=1e-6)
+    once = run("watch", str(folder), "--once").out.splitlines()
+    assert [line.split()[-1] for line in once if line.startswith("loss ")] == [last]
+    page = tmp_path / "page.html"
+    assert run("report", str(folder), "--to", str(page)).code == 0
+    text = page.with_suffix(".md").read_text(encoding="utf-8")
+    assert f"{last}" in text
+    assert f"the last line, at step 6, began at {first}" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from expert.core.errors import ExpertError
 from expert.planning import nvml
 from tests.jobs.test_gpu_memory import holder
 from tests.jobs.trained_runs import finished, finished_characters
@@ -202,3 +204,80 @@ def test_every_new_command_is_in_the_help(run):
     out = run("--help").out
     for name in ("train", "watch", "sample", "export", "clear-cuda-cache"):
         assert f" {name} " in out
+
+
+def test_a_prompt_may_come_from_standard_input(run, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("say cat 2\n"))
+    asked = ("sample", str(finished("lora")), "--max-tokens", "6", *CPU, "--json")
+    [piped] = json.loads(run(*asked, "--prompt", "-").out)["samples"]
+    [given] = json.loads(run(*asked, "--prompt", "say cat 2").out)["samples"]
+    assert piped == given
+
+
+@pytest.mark.parametrize("empty", ["", "  \n"])
+def test_an_empty_prompt_is_refused_before_anything_is_loaded(run, empty):
+    ran = run("sample", str(finished("lora")), "--prompt", empty, *CPU)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("--prompt: is empty: there is nothing to answer")
+
+
+def test_without_a_prompt_and_a_terminal_it_says_what_to_give(run):
+    ran = run("sample", str(finished("lora")), *CPU)
+    assert ran.code == 2
+    assert ran.err.startswith("--prompt: nothing to answer was given  (add --prompt TEXT, or")
+
+
+def test_in_a_terminal_it_answers_line_after_line_until_there_is_none(run, monkeypatch):
+    typed = iter(["say cat 2", "", "/new", "say cat 2"])
+
+    def typing(mark: str) -> str:
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", typing)
+    monkeypatch.setattr("expert.cli.run_commands._is_terminal", lambda: True)
+    asked = ("sample", str(finished("lora")), "--max-tokens", "6", *CPU)
+    ran = run(*asked)
+    assert ran.code == 0
+    alone = run(*asked, "--prompt", "say cat 2").out
+    assert ran.out == alone + alone + "\n"  # it was forgotten in between
+    assert "what is said is kept: /new begins anew; Ctrl-D ends" in ran.err
+    assert "begun anew" in ran.err
+
+
+class Refusing:
+    """A conversation that has no answer to anything."""
+
+    remembers = False
+
+    def anew(self) -> None: ...
+
+    def ask(self, prompt, **follow):
+        raise ExpertError(f"no answer to {prompt}")
+
+
+def test_what_cannot_be_answered_is_told_and_the_next_line_may_be():
+    from expert.cli.talk import talk
+
+    typed = iter(["a", "b"])
+    said: list[str] = []
+    written: list[str] = []
+
+    class Writer:
+        def begin(self, prompt, plain): ...
+        def end(self): ...
+
+        def tell(self, piece):
+            written.append(piece)
+
+    def read() -> str:
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    talk(Refusing(), Writer(), said.append, read)
+    assert said[1:] == ["no answer to a", "no answer to b"]
+    assert said[0] == "every line is continued by itself; Ctrl-D ends"

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from expert.cli.asked_manifest import asked_manifest, flag_overrides
-from expert.cli.train_commands import _say_stopping, command_to_go_on, with_resume_value
+from expert.cli.train_commands import _say_stopping
 from expert.core.interrupts import Interrupted
+from expert.jobs.going_on import command_to_go_on, with_resume_value
 from expert.jobs.training import RunResult
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.test_watching import a_run
@@ -78,6 +79,19 @@ def test_flags_overrule_the_manifest_and_the_result_is_json(run, expert, tmp_pat
     assert found["steps"] == plan["length"]["steps_per_epoch"]
     assert found["exit_code"] == 0
     assert "step 1/" in ran.err
+
+
+def test_a_run_on_plain_text_ends_with_the_command_that_continues_one(run, tmp_path):
+    rows = [{"text": f"the cat sat on mat {n}"} for n in range(20)]
+    config = {"max_steps": 1}
+    path = write_expert(tmp_path / "demo", base_model(tmp_path / "models"), config, rows=rows)
+    ran = run("train", str(path), "--device", "cpu")
+    assert ran.code == 0, ran.err
+    [folder] = (path.parent / "runs").iterdir()
+    assert ran.out.splitlines()[-2:] == [
+        f'next: expert sample {folder} --prompt "…"',
+        f"      expert export {folder} --to FOLDER",
+    ]
 
 
 def test_without_a_manifest_a_text_trains_the_character_model(run, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from expert.cli.validate_view import ValidatingView
 from expert.core.errors import EXIT_GATE_FAILED
-from tests.jobs.trained_runs import finished
+from tests.jobs.trained_runs import finished, finished_characters
 from tests.jobs.validated_runs import as_it_was, learnt
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
@@ -84,6 +84,20 @@ def test_a_run_that_failed_is_exported_only_when_told_so(run, tmp_path):
     assert ran.code == 0
     assert "warning: " in ran.out
     (finished("dora") / "validation.json").unlink()  # other tests export this run
+
+
+def test_plain_text_exits_with_0_and_shows_what_is_known_of_it(run):
+    ran = run("validate", str(finished_characters()), *CPU)
+    assert ran.code == 0, ran.err
+    lines = ran.out.splitlines()
+    assert "letters on char-gpt: plain text, " in ran.out
+    known = {line.split("  ")[0] for line in lines}
+    assert {"loss on the rows", "perplexity", "token accuracy"} <= known
+    assert "accuracy" not in known
+    assert "no gate: there is no answer to judge" in lines
+    refused = run("validate", str(finished_characters()), "--min-accuracy", "0.9", *CPU)
+    assert refused.code == 2
+    assert "the rows are plain text, there is no answer that could be right" in refused.err
 
 
 def test_where_nobody_watches_a_line_comes_now_and_then():

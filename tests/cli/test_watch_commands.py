@@ -34,6 +34,17 @@ def test_once_is_a_table_of_how_the_run_stands(run):
     assert facts["fallbacks"].strip() == "none"
 
 
+def test_best_and_last_loss_on_the_validation_rows_have_rows_of_their_own(run, tmp_path):
+    evals = [{"event": "eval", "step": s, "loss": v} for s, v in ((4, 1.25), (9, 1.75))]
+    a_run(tmp_path / "r", STARTED, *evals, {**FINISHED, "eval_loss": 1.25})
+    rows = run("watch", str(tmp_path / "r"), "--once").out.splitlines()
+    facts = dict(line.split("  ", 1) for line in rows if "  " in line)
+    assert facts["validation loss, last"].strip() == "1.7500"
+    assert facts["validation loss, best"].strip() == "1.2500 at step 4"
+    found = json.loads(run("watch", str(tmp_path / "r"), "--json").out)
+    assert (found["eval_loss"], found["best_eval_loss"]) == (1.75, 1.25)
+
+
 def test_a_torn_file_of_a_dead_run_is_shown_as_far_as_it_goes(run, tmp_path):
     folder = a_run(tmp_path / "r", STARTED, STEP, pid=NO_SUCH_PID)
     with folder.events.open("a", encoding="utf-8") as stream:

@@ -182,7 +182,36 @@ def test_a_living_holder_is_respected_and_a_dead_one_is_not(
         assert json.loads(run.lock_file.read_text())["pid"] == os.getpid()
         with pytest.raises(RunInUse), run.locked():
             pass
-    assert run.lock_file.read_text() == ""
+    assert not run.lock_file.exists()
+
+
+def test_a_lock_whose_file_goes_while_it_is_taken_is_taken_anew(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+):
+    take = rundir._take
+    removed: list[Path] = []
+
+    def taken(descriptor: int, path: Path) -> rundir.Holder | None:
+        found = take(descriptor, path)
+        if not removed:  # the one before gives it back right now
+            removed.append(path)
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(rundir, "_take", taken)
+    with run.locked():
+        assert json.loads(run.lock_file.read_text())["pid"] == os.getpid()
+        monkeypatch.undo()
+        with pytest.raises(RunInUse), run.locked():
+            pass
+    assert not run.lock_file.exists()
+
+
+def test_the_lock_of_somebody_else_is_not_removed_with_ones_own(run: RunFolder):
+    with run.locked():
+        run.lock_file.unlink()  # a person was sure that it is gone
+        run.lock_file.write_text("another's")
+    assert run.lock_file.read_text() == "another's"
 
 
 def test_the_systems_lock_counts_before_the_holder_has_written_its_name(

@@ -102,12 +102,14 @@ def family(name: str, **more: Any) -> Template:
     return chat_template(FAMILIES.get(name, name), bos="<s>", eos="</s>", **more)
 
 
-def as_transformers_does(source: str, turns: Any, **variables: Any) -> str:
+def as_transformers_does(
+    source: str, turns: Any, *, given: list[dict[str, Any]] | None = None, **variables: Any
+) -> str:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
-    messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+    messages = given or [{"role": turn.role, "content": turn.text} for turn in turns]
     return environment.from_string(source).render(messages=messages, **variables)
 
 

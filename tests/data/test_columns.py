@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from expert.data.columns import PREFERENCE, Columns, understand_columns
+from expert.data.columns import ONLY_CHOSEN, PREFERENCE, Columns, understand_columns
 from expert.data.records import DataError
 from expert.manifest.dataset import FieldMapping
 from tests.data.examples import TASKS
@@ -160,7 +160,11 @@ def test_mapped_columns_of_preference_rows_are_taken_as_asked():
             "training.dataset.field_mapping: instruction and response, or text where the rows "
             "are already formatted)",
         ),
-        ("prompt chosen rejected", {}, f"{PREFERENCE}  (columns found: prompt, chosen, rejected)"),
+        (
+            "prompt chosen rejected",
+            {},
+            f"{PREFERENCE}  ({ONLY_CHOSEN}; columns found: prompt, chosen, rejected)",
+        ),
         (
             "a b",
             {"mapping": FieldMapping(instruction="c")},
@@ -194,3 +198,25 @@ def test_rows_nobody_understands_are_refused_with_the_columns_and_what_to_set(na
 def test_no_columns_at_all_are_told_as_none():
     with pytest.raises(DataError, match="columns found: none"):
         understand_columns([], {})
+
+
+@pytest.mark.parametrize("label", [True, False, "True", "false"])
+@pytest.mark.parametrize("names", ["prompt completion label", "messages label", "messages kto_tag"])
+def test_rows_that_say_which_answers_are_good_are_not_learnt_as_good(names, label):
+    columns = names.split()
+    row = {**dict.fromkeys(columns, "a"), "messages": [], columns[-1]: label}
+    words = (
+        f"the column '{columns[-1]}' says of every answer whether it is good.*keep the rows whose"
+    )
+    with pytest.raises(DataError, match=words):
+        understand_columns(columns, row)
+
+
+def test_a_label_that_is_a_word_and_columns_that_are_named_are_taken():
+    names = ["prompt", "completion", "label"]
+    found = understand_columns(names, {"label": "sport"})
+    assert (found.response, found.unused(names)) == ("completion", ("label",))
+    mapping = FieldMapping(instruction="prompt", response="completion")
+    assert understand_columns(names, {"label": True}, mapping=mapping).response == "completion"
+    text = understand_columns(["text", "label"], {"text": "a", "label": True})
+    assert (text.used(), text.unused(["text", "label"])) == ({"text": "text"}, ("label",))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from expert.data.columns import PREFERENCE
-from expert.data.formats import ROLES, example_of
+from expert.data.formats import example_of
+from expert.data.messages import ROLES
 from expert.data.records import BadRow, Example, Row, Turn
 from expert.manifest.dataset import FieldMapping
 from tests.data.examples import INSTRUCTION, MESSAGES, TASKS, TEXT, reason_of, turns_of
@@ -87,8 +88,14 @@ def test_numbers_objects_and_lists_as_answers_become_json(answer, text):
         ({"instruction": "Q", "output": ""}, "column 'output': the answer is empty"),
         ({"instruction": "Q", "output": " \n\t"}, "column 'output': the answer is empty"),
         ({"instruction": " ", "output": "A"}, "column 'instruction': the request is empty"),
-        ({"instruction": "Q", "output": True}, "column 'output' holds true, not text"),
-        ({"instruction": "Q", "output": False}, "column 'output' holds false, not text"),
+        (
+            {"instruction": "Q", "output": True},
+            "column 'output' holds true, not text; write what is to be learnt in words",
+        ),
+        (
+            {"instruction": "Q", "output": False},
+            "column 'output' holds false, not text; write what is to be learnt in words",
+        ),
         ({"instruction": "Q", "output": float("nan")}, "column 'output' holds a number, not text"),
         (
             {"instruction": "Q", "output": date(2024, 1, 2)},
@@ -100,7 +107,7 @@ def test_numbers_objects_and_lists_as_answers_become_json(answer, text):
         ),
         (
             {"instruction": "Q", "input": True, "output": "A"},
-            "column 'input' holds true, not text",
+            "column 'input' holds true, not text; write what is to be learnt in words",
         ),
         ({"instruction": "Q", "chosen": "A", "rejected": "B"}, PREFERENCE),
     ],
@@ -192,6 +199,9 @@ def said(*turns: str) -> list[dict[str, Any]]:
     return [dict(zip(("role", "content"), turn.split(" ", 1), strict=True)) for turn in turns]
 
 
+UNASKED = "an answer to no user turn  (take it out of the rows, or put what was asked before it)"
+
+
 @pytest.mark.parametrize(
     ("messages", "reason"),
     [
@@ -199,28 +209,22 @@ def said(*turns: str) -> list[dict[str, Any]]:
         ("text", "column 'messages' holds text, not messages"),
         ([], "there is no assistant turn"),
         (said("user Q"), "there is no assistant turn"),
-        (said("assistant A"), "turn 1: an answer to no user turn"),
-        (said("system S", "assistant A"), "turn 2: an answer to no user turn"),
+        (said("assistant A"), f"turn 1: {UNASKED}"),
+        (said("system S", "assistant A"), f"turn 2: {UNASKED}"),
         (said("user Q", "assistant A", "assistant B"), "turn 3: two answers in a row"),
-        (said("user Q", "user R", "assistant A"), "turn 2: two user turns in a row"),
         (said("user Q", "system S", "assistant A"), "turn 2: a system turn that is not the first"),
         (said("user  ", "assistant A"), "turn 1 (user) is empty"),
         (said("user Q", "assistant \n"), "turn 2 (assistant) is empty"),
-        (said("user Q", "tool T"), "messages[2]: tool messages are not supported"),
+        (said("user Q", "tool T"), "turn 2: a tool answers, and nobody has called it"),
         (
             [{"role": "assistant", "content": None, "tool_calls": [{"id": 1}]}],
-            "messages[1]: tool messages are not supported",
+            "messages[1]: a tool call has no name",
         ),
         (
             said("critic Q"),
-            "messages[1]: unknown role 'critic'  (known: system, user, human, assistant, gpt, bot, "
-            "model)",
+            f"messages[1]: unknown role 'critic'  (known: {', '.join(ROLES)})",
         ),
-        (
-            [{"content": "Q"}],
-            "messages[1]: unknown role None  (known: system, user, human, assistant, gpt, bot, "
-            "model)",
-        ),
+        ([{"content": "Q"}], f"messages[1]: unknown role None  (known: {', '.join(ROLES)})"),
         (["Q"], "messages[1] is text, not a message"),
         ([{"role": "user"}], "messages[1]: has no content"),
         ([{"role": "user", "content": 3}], "messages[1]: the content is a number"),

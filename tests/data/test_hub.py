@@ -16,6 +16,17 @@ from expert.data.records import DataError, Row
 from expert.data.sources import Source, content_hash, iterate
 from tests.data.source_folders import fill, names, refusal, refusal_while_reading, train_of, values
 
+CHECK_NETWORK = (
+    "check the network; or download the data set elsewhere and name its folder as path, or set "
+    "HF_HOME to a cache that holds it"
+)
+
+
+@pytest.fixture(autouse=True)
+def answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks the real hub."""
+    monkeypatch.setattr("expert.data.hub._unreachable", lambda: None)
+
 
 @pytest.mark.parametrize(
     ("path", "expected"),
@@ -60,6 +71,7 @@ class FakeHub(types.ModuleType):
         super().__init__("datasets")
         self.failure = failure
         self.asked: list[tuple[Any, ...]] = []
+        self.config = types.SimpleNamespace(HF_HUB_OFFLINE=False)
 
     def load_dataset(self, name: str, config: str | None, *, split: str, streaming: bool) -> Any:
         self.asked.append((name, config, split, streaming))
@@ -147,7 +159,7 @@ def test_the_hub_without_its_package_says_what_to_install(
             ConnectionError("Couldn't reach 'a/b' on the Hub (LocalEntryNotFoundError)"),
             "the hub could not be reached: Couldn't reach 'a/b' on the Hub "
             "(LocalEntryNotFoundError)",
-            "check the network, or download the data set elsewhere and name its folder as path",
+            CHECK_NETWORK,
         ),
         (
             FileNotFoundError("Dataset 'a/b' doesn't exist on the Hub\nor cannot be accessed."),
@@ -175,6 +187,33 @@ def test_a_failure_of_the_hub_is_told_in_words(
     assert refusal_while_reading(train_of(tmp_path, "a/b::dev")) == f"a/b::dev: {what}  ({fix})"
 
 
+def test_a_hub_that_does_not_answer_is_not_asked_again_and_its_cache_is_looked_into(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    from huggingface_hub import constants
+
+    lost = OSError("Name or service not known")
+    monkeypatch.setattr("expert.data.hub._unreachable", lambda: lost)
+    module = hub(monkeypatch)
+    plain = module.load_dataset
+    offline = []
+
+    def load(*given: Any, **options: Any) -> Any:
+        offline.append((module.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE))
+        return plain(*given, **options)
+
+    monkeypatch.setattr(module, "load_dataset", load)
+    before = constants.HF_HUB_OFFLINE
+    assert len(values(train_of(tmp_path, "a/b"))) == 5  # it had them in its cache
+    assert offline == [(True, True)]
+    assert not module.config.HF_HUB_OFFLINE
+    assert before == constants.HF_HUB_OFFLINE
+    module.failure = ConnectionError("Couldn't reach 'a/b' on the Hub (OfflineModeIsEnabled)")
+    assert refusal_while_reading(train_of(tmp_path, "a/b")) == (
+        f"a/b::train: the hub could not be reached: Name or service not known  ({CHECK_NETWORK})"
+    )
+
+
 def test_a_network_lost_while_streaming_is_told_in_words(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
@@ -186,8 +225,7 @@ def test_a_network_lost_while_streaming_is_told_in_words(
     module = hub(monkeypatch)
     monkeypatch.setattr(module, "load_dataset", lambda *_, **__: Lost(range(1), ""))
     assert refusal_while_reading(train_of(tmp_path, "a/b", streaming=True)) == (
-        "a/b::train: the hub could not be reached: Connection reset by peer"
-        "  (check the network, or download the data set elsewhere and name its folder as path)"
+        f"a/b::train: the hub could not be reached: Connection reset by peer  ({CHECK_NETWORK})"
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from expert.data.messages import ROLES
 from expert.data.records import Example
 from tests.data.examples import TEXT, reason_of, turns_of, understood
 
@@ -104,10 +105,14 @@ def test_what_was_written_with_markers_is_read_back(write, newline, question, an
             "<|im_start|>user\nQ<|im_end|>\nstray\n<|im_start|>assistant\nA<|im_end|>",
             "text outside the turns: 'stray'",
         ),
-        ("<|im_start|>tool\nQ<|im_end|>", "tool messages are not supported"),
+        (
+            "<|im_start|>tool\nQ<|im_end|>",
+            "tools in marked text are not understood  (write such rows as messages, with "
+            "tool_calls and the role tool)",
+        ),
         (
             "<|im_start|>critic\nQ<|im_end|>",
-            "unknown role 'critic'  (known: system, user, human, assistant, gpt, bot, model)",
+            f"unknown role 'critic'  (known: {', '.join(ROLES)})",
         ),
         ("<|user|>\nQ\n", "turn 1 (<|user|>): <|end|> is missing"),
         ("<|user|>\nQ\n<|assistant|>\nA\n<|end|>", "turn 1 (<|user|>): <|end|> is missing"),

@@ -121,6 +121,17 @@ def test_overlong_documents_are_cut_split_or_dropped(policy, pieces, counts):
     assert made.overlong == counts
 
 
+@every_rule
+def test_pieces_that_teach_nothing_are_in_no_bin_and_a_row_without_others_is_counted(pack):
+    lengths = np.array([4, 5, 0, 12, 3])
+    index = pack(lengths, 5, overlong="split", unlearnt=np.array([0, 2]))
+    found = {document for some in pieces_of(index) for document, _, _ in some}
+    if index.rule == "concat":  # there a number is that of a document with tokens: 0 and 3 go
+        assert (found, index.overlong.unlearnt, index.examples) == ({1, 4}, 2, 2)
+    else:  # documents 0 and the first part of 3 go; the rest of 3 stays
+        assert (found, index.overlong.unlearnt, index.examples) == ({1, 3, 4}, 1, 4)
+
+
 def test_a_soft_prompt_as_long_as_the_bin_is_refused():
     with pytest.raises(ValueError, match="no room for a token: 0 places are left"):
         pack_best_fit(np.array([3]), 8, 0, soft_tokens=8)

@@ -17,9 +17,15 @@ from expert.data.streams import MAX_ROW_BYTES, RAW_CHARACTERS
 from tests.data.row_files import good, outline, refusal, write_stream, written
 
 BROKEN_LINES: dict[str, tuple[bytes, str]] = {
-    "invalid_utf8": (b'{"a": "\xff"}', "invalid UTF-8: byte 0xff at byte 8"),
-    "cut_utf8": (b'{"a": "\xc3', "invalid UTF-8: byte 0xc3 at byte 8"),
-    "utf8_surrogate": (b'{"a": "\xed\xa0\x80"}', "invalid UTF-8: byte 0xed at byte 8"),
+    "invalid_utf8": (
+        b'{"a": "\xff"}',
+        "invalid UTF-8: byte 0xff at byte 8; save the file as UTF-8",
+    ),
+    "cut_utf8": (b'{"a": "\xc3', "invalid UTF-8: byte 0xc3 at byte 8; save the file as UTF-8"),
+    "utf8_surrogate": (
+        b'{"a": "\xed\xa0\x80"}',
+        "invalid UTF-8: byte 0xed at byte 8; save the file as UTF-8",
+    ),
     "missing_comma": (b'{"a": 1 "b": 2}', "broken JSON: expecting ',' delimiter at column 9"),
     "missing_colon": (b'{"a" 1}', "broken JSON: expecting ':' delimiter at column 6"),
     "cut_off": (b'{"a": "x', "broken JSON: unterminated string starting at column 7"),
@@ -102,8 +108,11 @@ def test_a_line_of_exactly_the_limit_is_read_and_one_byte_more_is_not(tmp_path: 
 CSV_FAULTS: dict[str, tuple[bytes, str]] = {
     "too_many": (b"1,2,3", "too many columns: 3, the header has 2"),
     "too_few": (b"1", "too few columns: 1, the header has 2"),
-    "invalid_utf8": (b"1,\xff", "invalid UTF-8: byte 0xff at character 3"),
-    "invalid_and_short": (b"\xff", "invalid UTF-8: byte 0xff at character 1"),
+    "invalid_utf8": (b"1,\xff", "invalid UTF-8: byte 0xff at character 3; save the file as UTF-8"),
+    "invalid_and_short": (
+        b"\xff",
+        "invalid UTF-8: byte 0xff at character 1; save the file as UTF-8",
+    ),
     "nul": (b"1,x\0y", "NUL character in 'b'"),
     "after_quote": (b'1,"x"y', "broken CSV: ',' expected after '\"'"),
     "open_quote": (b'1,"x', "broken CSV: a quoted value is opened and not properly closed"),
@@ -175,8 +184,8 @@ def test_an_open_quote_swallows_nothing_though_no_other_quote_follows(tmp_path: 
         (b"a,b,a\n1,2,3\n", "rows.csv:1: the header names 'a' twice  (rename one of the columns)"),
         (
             b"\na,\xff\n",
-            "rows.csv:2: the header: invalid UTF-8: byte 0xff at character 3"
-            "  (mend the first line)",
+            "rows.csv:2: the header: invalid UTF-8: byte 0xff at character 3; save the file as "
+            "UTF-8  (mend the first line)",
         ),
         (
             b"a,\0\n",
@@ -196,7 +205,7 @@ def test_a_csv_without_a_usable_header_is_refused(content: bytes, text: str, tmp
 @pytest.mark.parametrize(
     ("content", "line", "reason"),
     [
-        (b"fine\r\nb\xfad\nfine", 2, "invalid UTF-8: byte 0xfa at byte 2"),
+        (b"fine\r\nb\xfad\nfine", 2, "invalid UTF-8: byte 0xfa at byte 2; save the file as UTF-8"),
         (b"fine\nfine\nx\0", 3, "NUL character"),
     ],
     ids=["utf8", "nul"],
@@ -208,7 +217,10 @@ def test_a_text_that_is_no_text_is_one_bad_row(
 
 
 ROW_FAULTS: dict[str, tuple[bytes, str]] = {
-    "invalid_utf8": (b'{"a": "\xff"}', "invalid UTF-8: byte 0xff at character 8 of the row"),
+    "invalid_utf8": (
+        b'{"a": "\xff"}',
+        "invalid UTF-8: byte 0xff at character 8 of the row; save the file as UTF-8",
+    ),
     "missing_comma": (
         b'{"a": 1 "b": 2}',
         "broken JSON: expecting ',' delimiter at character 9 of the row",

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from expert.data.folders import unread_files
 from expert.data.records import BadRow, DataError, Row
-from expert.data.sources import content_hash, iterate, split_rows
-from expert.manifest.dataset import Task
+from expert.data.sources import content_hash, iterate, resolve_sources, split_rows
+from expert.manifest.dataset import DatasetSpec, Task
 from tests.data.source_folders import FILES, fill, names, refusal, resolve, train_of, values
 
 # ---- files and folders
@@ -276,3 +277,20 @@ def test_the_split_touches_no_shared_random_state():
     before = np.random.get_state()[1].tolist()  # type: ignore[index]
     split_rows(100, 0.5, 7)
     assert np.random.get_state()[1].tolist() == before  # type: ignore[index]
+
+
+def test_markdown_is_read_as_text_and_beside_rows_it_tells_of_them(tmp_path):
+    for name in ("a.md", "b.markdown", "c.txt", "README.md"):
+        (tmp_path / name).write_text(f"text of {name}")
+    source = resolve_sources(DatasetSpec(path=str(tmp_path)), tmp_path).train
+    assert source is not None
+    texts = [row.values["text"] for row in iterate(source) if isinstance(row, Row)]
+    assert texts == ["text of a.md", "text of b.markdown", "text of c.txt"]
+    assert unread_files(tmp_path) == ["README.md"]
+    for name in ("b.markdown", "c.txt"):
+        (tmp_path / name).unlink()
+    (tmp_path / "rows.jsonl").write_text('{"text": "row"}\n')
+    source = resolve_sources(DatasetSpec(path=str(tmp_path)), tmp_path).train
+    assert source is not None
+    assert [path.name for path in source.files] == ["rows.jsonl"]
+    assert unread_files(tmp_path) == ["README.md", "a.md"]

@@ -45,8 +45,8 @@ def segments_of(row: Row) -> list[Segment]:
     return [Segment(str(row.values["text"]), True)]
 
 
-def pack(lengths, seed):
-    return pack_best_fit(lengths, LENGTH, seed)
+def pack(store, seed):
+    return pack_best_fit(store.lengths, LENGTH, seed)
 
 
 def a_stream(source: Source, workers: int = 0, **more) -> Stream:
@@ -176,3 +176,29 @@ def test_a_stream_is_fed_like_prepared_tokens():
             out = BatchArrays.allocate(shape)
             fill_batch(out, work.index, work.update.bins[:2], work.store, pad_id=0)
             np.testing.assert_array_equal(fed.batches[0].tokens.flatten().numpy(), out.tokens)
+
+
+def test_a_window_of_which_nothing_is_learnt_makes_no_update():
+    def nothing_after_the_first(store, seed):
+        first = ENCODER.decode(store.tokens(0)[:2]) == "0 "
+        gone = np.arange(0 if first else len(store))
+        return pack_best_fit(store.lengths, LENGTH, seed, unlearnt=gone)
+
+    streamed = StreamedRows(Source(), segments_of, ENCODER, window_rows=40)
+    options = LoaderOptions()
+    stream = Stream(
+        streamed, nothing_after_the_first, examples_per_update=10, seed=2, options=options
+    )
+    rows = [len(texts_of(work)) for work in works(stream)]
+    assert (sum(rows), min(rows) > 0) == (40, True)
+    assert (stream.first_rows, stream.first_unlearnt) == (40, 0)
+
+
+def test_a_stream_whose_first_rows_teach_nothing_is_an_error():
+    def nothing(store, seed):
+        return pack_best_fit(store.lengths, LENGTH, seed, unlearnt=np.arange(len(store)))
+
+    streamed = StreamedRows(Source(), segments_of, ENCODER, window_rows=40)
+    words = "the first 40 rows of the stream: nothing that is learnt comes before max_seq_length 64"
+    with pytest.raises(DataError, match=words):
+        Stream(streamed, nothing, examples_per_update=4, seed=0, options=LoaderOptions())

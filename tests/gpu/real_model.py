@@ -20,9 +20,9 @@ from torch import Tensor
 
 from expert.jobs.building import Built, build
 from expert.jobs.feeding import RunData, split_batches
+from expert.jobs.opening import open_data
 from expert.jobs.planning import plan as plan_job
 from expert.jobs.smollm2 import ModelUnavailable, smollm2_folder
-from expert.jobs.training import open_data
 from expert.manifest.reader import read_manifest
 from expert.planning.resolve import SMOLLM2, home_models
 from expert.planning.run_plan import RunPlan

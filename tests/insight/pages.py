@@ -55,7 +55,6 @@ def step_event(step: int, *, gpu: bool = False, **more: Any) -> dict[str, Any]:
         "time": START + step,
         "step": step,
         "loss": loss,
-        "mean_loss": loss,
         "rate": 1e-4,
         "grad_norm": 0.5,
         "tokens": 1000,

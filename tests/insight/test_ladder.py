@@ -209,9 +209,9 @@ def test_two_results_are_compared_rung_by_rung(tmp_path):
 def test_two_runs_are_compared_by_their_settled_steps(tmp_path):
     for name, rate in (("one", 100.0), ("two", 150.0)):
         (tmp_path / name).mkdir()
-        lines = [{"event": "step", "step": 1, "tokens_per_second": 1.0, "mean_loss": 3.0}]
+        lines = [{"event": "step", "step": 1, "tokens_per_second": 1.0, "loss": 3.0}]
         lines += [
-            {"event": "step", "step": n, "tokens_per_second": rate, "mean_loss": 2.0}
+            {"event": "step", "step": n, "tokens_per_second": rate, "loss": 2.0}
             for n in range(2, 8)
         ]
         lines.append({"event": "finished", "seconds": 4.0})

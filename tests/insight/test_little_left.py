@@ -59,7 +59,7 @@ def test_damaged_files_are_told_and_the_rest_is_shown(tmp_path: Path):
         {"step": "x"},
         {"step": None},
         {"step": int("9" * 400)},
-        {"loss": "nan", "grad_norm": "inf", "mean_loss": []},
+        {"loss": "nan", "grad_norm": "inf", "targets": []},
         {"time": "yesterday"},
         {"tokens": -5, "seconds": 0, "updates": 0},
         {"event": ["step"]},

@@ -102,6 +102,22 @@ def test_a_finished_run_has_all_its_updates_though_the_last_line_came_before(tmp
     assert (card.value, card.note) == ("30", "of 30, 1 epoch, 31,000 tokens")
 
 
+def test_the_loss_is_that_of_the_last_line_and_the_last_validation_is_named_where_it_is_worse(
+    tmp_path: Path,
+):
+    lines = [step_event(number, loss=2.0 - number / 50) for number in range(1, 51)]
+    evals = [
+        {"event": "eval", "time": START + at, "step": at, "split": "validation", "loss": loss}
+        for at, loss in ((20, 1.1), (50, 1.5))
+    ]
+    cards = cards_of(page_of(write_run(tmp_path / "run", [started(), *lines, *evals])))
+    assert (cards["Loss"].value, cards["Loss"].note) == (
+        "1.0000",
+        "the last line, at step 50, began at 1.9800",
+    )
+    assert cards["Validation loss"].note.startswith("best, at step 20, last 1.5000")
+
+
 def test_missing_numbers_are_never_shown_as_zero(tmp_path: Path):
     bare = [started(), {"event": "step", "step": 1, "time": START, "loss": "nan"}]
     page = page_of(write_run(tmp_path / "run", bare))
@@ -116,7 +132,7 @@ def test_the_smoothed_loss_is_drawn_over_the_single_updates_and_evaluations_besi
     chart = figures_of(page_of(write_run(tmp_path / "run", usual())))["loss"].chart
     assert isinstance(chart, LineChart)
     assert [(line.name, line.look) for line in chart.series] == [
-        ("loss of one update", "faint"),
+        ("loss as it was logged", "faint"),
         ("training, smoothed", "line"),
         ("validation", "dots"),
     ]
@@ -216,6 +232,19 @@ def test_cases_without_an_oracle_are_shown_as_neither_right_nor_wrong(tmp_path: 
     assert "25.0%" in text
 
 
+def test_a_page_on_plain_text_shows_the_loss_and_says_that_nothing_could_be_judged(tmp_path: Path):
+    facts: dict[str, Any] = {
+        "gate": {"passed": None, "reasons": []},
+        "cases": [],
+        "accuracy": None,
+        "rows": {"loss": 1.25, "tokens": 900},
+    }
+    text = html_of(write_run(tmp_path / "run", usual(), validation=facts))
+    assert "The rows are plain text: there is no answer to judge." in text
+    assert "Loss on the rows" in text
+    assert "answers right: the rows are plain text, which has none" in text
+
+
 @pytest.mark.parametrize("facts", [{}, {"accuracy": "x", "cases": "y"}, {"cases": [1, None]}])
 def test_a_validation_of_another_shape_does_no_harm(tmp_path: Path, facts: dict[str, Any]):
     assert html_of(write_run(tmp_path / "run", usual(), validation=facts))
@@ -267,7 +296,7 @@ def test_a_page_says_first_how_good_the_expert_is_and_then_how_fast_it_was_train
     assert page.verdict == (
         "90.0% of 20 answers are right (95 % interval 70.0% to 97.0%); the baseline: 10.0%; "
         "4 of 20 cases were also in the training rows; without them 87.5% are right; only 20 of 60 "
-        "rows were judged."
+        "cases were judged."
     )
     assert page.reasons.startswith("Speed: ")
     assert page.tone == "warning"
@@ -307,7 +336,7 @@ def test_markdown_has_no_words_on_colours_no_double_bullets_and_no_empty_reasons
     text, html = markdown_of(run), page_html(page_of(run))
     for word in ("Faint", "Grey rungs", "- ·", "\\`", "reason:"):
         assert word not in text
-    assert "Faint: single updates." in html
+    assert "Faint: the log lines, each the mean since the one before." in html
     assert "Grey rungs were left out" in html
     assert "- answer: (empty)" in text
 

@@ -160,9 +160,10 @@ def test_remnants_of_a_template_and_overlong_rows_are_warned_of(tmp_path):
     ]
     write(tmp_path / "train.jsonl", lines(ROWS[:8] + odd))
     report = check_dataset(file)
-    assert report.warnings() == [
+    assert [line.partition(" is left out")[0] for line in report.warnings()] == [
         f"train: template remnant ### Response: in 1 example: {tmp_path / 'train.jsonl'}:9",
-        "train: 1 example longer than max_seq_length",
+        "train: 1 example longer than max_seq_length: 383 tokens (45.6%) are lost",
+        "train: 1 of 10 rows (10%)",
     ]
     assert report.splits[0].lengths["over_long_share"] == 0.1
     concat = check_dataset(file, overrides=("packing=concat",))
@@ -428,3 +429,23 @@ def test_a_copy_that_differs_is_refused_and_removed(tmp_path, monkeypatch, kept)
         "faulty: copy again)"
     )
     assert files_below(tmp_path / "fast") == {}
+
+
+def test_bad_rows_of_one_kind_stand_together(tmp_path):
+    file = an_expert(tmp_path)
+    empty = {"instruction": "a", "output": ""}
+    write(tmp_path / "train.jsonl", lines([*ROWS, *[empty] * 30, {"instruction": "b"}]))
+    split = check_dataset(file).splits[0]
+    told = split.bad_row_lines()
+    assert len(told) == 7
+    assert told[0].endswith("train.jsonl:121: column 'output': the answer is empty")
+    assert told[5].startswith("… and 25 more of this kind, at 126, 127, ")
+    assert "is missing" in told[6]
+
+
+def test_columns_that_are_used_and_those_that_are_not_are_told(tmp_path):
+    file = an_expert(tmp_path)
+    write(tmp_path / "train.jsonl", lines([{**row, "id": 1} for row in ROWS]))
+    assert check_dataset(file).notes == [
+        "train.jsonl: instruction: instruction, input: input, response: output; not used: id"
+    ]

@@ -34,6 +34,12 @@ def test_every_template_reads_strictly_plans_and_its_data_has_nothing_wrong(temp
     assert "expert train" in (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
 
 
+def test_what_commands_leave_in_a_new_expert_is_not_for_git(tmp_path):
+    made = new_expert("mine", template="json", into=tmp_path)
+    ignored = (made.folder / ".gitignore").read_text(encoding="utf-8").split()
+    assert ignored == ["runs/", "datasets_optimized/", "profile/"]
+
+
 def test_a_new_expert_trains_as_it_is(tmp_path):
     from expert.jobs.training import train
 
@@ -209,3 +215,32 @@ def test_few_rows_are_learnt_more_often_than_many(tmp_path):
         made = new_expert(f"of-{count}", data=rows, into=tmp_path)
         manifest = json.loads(made.manifest.read_text(encoding="utf-8"))
         assert manifest["training"]["config"]["epochs"] == epochs
+
+
+def test_columns_and_files_that_are_not_read_are_told(tmp_path):
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    row = {"question": "a", "answer": "b", "id": 7, "source": "web"}
+    (rows / "train.jsonl").write_text(json.dumps(row) + "\n")
+    (rows / "notes.md").write_text("about them")
+    (rows / "table.xlsx").write_bytes(b"PK")
+    made = new_expert("one", data=rows, into=tmp_path)
+    assert made.columns == {"instruction": "question", "response": "answer"}
+    assert (made.unused, made.unread) == (("id", "source"), ("notes.md", "table.xlsx"))
+
+
+def test_preference_rows_are_refused_with_the_way_to_learn_the_chosen_answers(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
+    with pytest.raises(CannotMake, match=r"DPO.*\(--map response=chosen learns the preferred"):
+        new_expert("one", data=file, into=tmp_path)
+    made = new_expert("one", data=file, into=tmp_path, mapping=["response=chosen"])
+    assert made.columns == {"instruction": "prompt", "response": "chosen"}
+
+
+def test_a_file_that_is_not_utf8_is_told_with_the_line_and_what_to_do(tmp_path):
+    file = tmp_path / "rows.csv"
+    file.write_bytes("question,answer\nwas,gr\u00fcn\n".encode("latin-1"))
+    words = r"rows.csv:2: invalid UTF-8: byte 0xfc at character 7; save the file as UTF-8"
+    with pytest.raises(CannotMake, match=words):
+        new_expert("one", data=file, into=tmp_path)

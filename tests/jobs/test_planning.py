@@ -37,6 +37,11 @@ def test_the_package_shows_what_it_has_and_nothing_else():
         expert.nonsense  # noqa: B018
 
 
+def test_dir_of_the_package_lists_what_it_has():
+    assert {*expert.__all__, "__version__"} <= set(dir(expert))
+    assert {"sample", "export", "train", "prepare"} <= set(expert.__all__)
+
+
 # --- rows that can be counted before a run -------------------------------------------------------
 
 

@@ -132,7 +132,7 @@ MIXED = [
 CASES = [
     Case(
         "tokenised-late",
-        {**PADDED, "tokenize": "late", "max_steps": 8},
+        {**PADDED, "tokenize": "late", "max_steps": 8, "train_on_prompt": True},
         more={"rows": LONG},
         verdict="data-bound",
         says="tokenize: ahead",

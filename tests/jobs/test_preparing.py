@@ -15,11 +15,11 @@ from expert.data.documents import DocumentStore
 from expert.data.encoder import CharacterEncoder
 from expert.data.records import DataError
 from expert.jobs.feeding import data_order, settled_by_data
+from expert.jobs.opening import planned_and_open
 from expert.jobs.planning import plan
 from expert.jobs.prepared import PreparedData
 from expert.jobs.preparing import prepare
 from expert.jobs.preparing_all import manifests_below
-from expert.jobs.training import planned_and_open
 from expert.manifest.reader import read_manifest
 from tests.data.tokenizers import model_folder, small_tokenizer
 from tests.planning.planning import gpu, machine
@@ -323,6 +323,42 @@ def test_a_model_that_is_nowhere_is_told(tmp_path, monkeypatch):
     file = an_expert(tmp_path)
     with pytest.raises(DataError, match=r"could not be fetched|is not on this machine"):
         prepare(file, overrides=("base_models[0].name=nobody/nothing",))
+
+
+def test_a_model_whose_name_is_right_is_no_slip_where_the_hub_cannot_be_reached(
+    tmp_path, monkeypatch
+):
+    import huggingface_hub.errors
+
+    def offline(*args: Any, **options: Any) -> str:
+        missing = huggingface_hub.errors.LocalEntryNotFoundError("An error happened …")
+        raise missing from OSError("[Errno -2] Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
+    file = an_expert(tmp_path)
+    with pytest.raises(DataError) as told:
+        prepare(file, overrides=("base_models[0].name=Qwen/Qwen3-0.6B",))
+    assert str(told.value) == (
+        "Qwen/Qwen3-0.6B is not on this machine, and the hub cannot be reached: [Errno -2] Name or "
+        "service not known  (fetch it where there is a network, with 'hf download Qwen/Qwen3-0.6B "
+        "--local-dir Qwen3-0.6B', and put that folder into models/ beside the manifest or name its "
+        "path; or set HF_HOME to a cache that holds it)"
+    )
+
+
+def test_a_model_that_the_hub_does_not_have_is_offered_under_another_name_only(
+    tmp_path, monkeypatch
+):
+    def missing(*args: Any, **options: Any) -> str:
+        raise OSError("404 Client Error")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", missing)
+    file = an_expert(tmp_path)
+    for name, meant in (("Qwen/Qwen3-0.6B", ""), ("Qwen/Qwen3-06B", "did you mean 'Qwen3-0.6B'? ")):
+        with pytest.raises(DataError, match="could not be fetched from the hub: 404") as told:
+            prepare(file, overrides=(f"base_models[0].name={name}",))
+        assert f"({meant}" in str(told.value)
+        assert ("did you mean" in str(told.value)) == bool(meant)
 
 
 def test_manifests_are_found_below_a_folder(tmp_path):

@@ -15,8 +15,9 @@ from expert.data.encoder import read_special_tokens
 from expert.data.records import DataError, Example, Turn
 from expert.data.text_tools import text_tools
 from expert.jobs.choosing import NothingTrained, choose
+from expert.jobs.conversing import Conversation
 from expert.jobs.preparing import prepare
-from expert.jobs.sampling import CannotSample, prompt_text, sample
+from expert.jobs.sampling import CannotSample, Work, generate, prompt_text, ready, sample
 from expert.jobs.trained import load_trained, pick_device, read_plan
 from expert.model.chargpt import load_char_gpt
 from tests.data.tokenizers import model_folder
@@ -325,3 +326,43 @@ def test_a_card_that_is_not_there_is_told(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Exception, match="--device cuda: torch finds no card it can use"):
         pick_device("cuda")
+
+
+# --- conversations and their length --------------------------------------------------------------
+
+
+def test_an_answer_in_a_conversation_follows_all_that_was_said():
+    run = finished("lora")
+    loaded = ready(run, decoding={"max_new_tokens": 6}, device="cpu")
+    talk = Conversation(loaded, system="be brief")
+    first = talk.ask("say cat 2").text
+    second = talk.ask("say dog 1").text
+    turns = [Turn("system", "be brief"), Turn("user", "say cat 2"), Turn("assistant", first)]
+    text = loaded.trained.template.prompt([*turns, Turn("user", "say dog 1")])
+    work = Work(seed=1, plain=False, begin=lambda prompt, plain: None, tell=lambda piece: None)
+    assert second == generate(loaded.trained, "", text, loaded.decoding, work).text
+    talk.anew()
+    assert talk.ask("say cat 2").text == first
+
+
+def test_a_prompt_that_is_longer_than_the_context_is_refused_with_both_numbers():
+    run = finished("lora")
+    loaded = ready(run, device="cpu")
+    context = loaded.trained.loaded.causal_lm.config.max_position_embeddings
+    talk = Conversation(loaded)
+    with pytest.raises(CannotSample) as told:
+        talk.ask("cat " * context)
+    words = str(told.value)
+    assert words.startswith("--prompt: has ")
+    assert f"is {context:,} with the answer  (shorten it" in words
+    assert len(talk._turns) == 0  # it was not said
+
+
+def test_an_answer_ends_where_the_context_is_full_and_says_so(monkeypatch):
+    loaded = ready(finished("lora"), decoding={"max_new_tokens": 50}, device="cpu")
+    taken = len(prompt_ids(finished("lora"), "say cat 2"))
+    config = loaded.trained.loaded.causal_lm.config
+    monkeypatch.setattr(config, "max_position_embeddings", taken + 1)
+    said_now = Conversation(loaded).ask("say cat 2")
+    assert (said_now.tokens, said_now.ended) == (1, False)
+    assert said_now.note == "cut after 1 token: there the model's context is full"

@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from expert.core.publish import damage
+from expert.telemetry.ahead import Ahead
 from tests.jobs.runs import base_model, events_of, losses_of, run, weights_of, write_expert
 
 
@@ -39,6 +40,7 @@ def test_a_run_learns_and_leaves_a_whole_run_folder(whole):
     assert losses[-1] < 0.8 * losses[0]
     names = {path.name for path in folder.iterdir()}
     assert {"manifest.json", "plan.json", "environment.json", "events.jsonl", "final"} <= names
+    assert ".lock" not in names
     assert damage(folder / "final") == ""
     told = [event["event"] for event in events_of(folder)]
     assert told[0] == "started"
@@ -122,11 +124,30 @@ def test_the_best_checkpoint_is_what_the_run_leaves(base, tmp_path):
     assert best != done.steps
     assert events_of(done.folder, "took_best")[0]["step"] == best
     assert done.eval_loss == evals[best]
+    assert done.last_eval_loss == evals[done.steps] != done.eval_loss
+    assert events_of(done.folder, "finished")[0]["last_eval_loss"] == done.last_eval_loss
     saved = load_file(done.folder / "checkpoints" / f"step-{best:06d}" / "model.safetensors")
     final = load_file(done.folder / "final" / "adapter_model.safetensors")
     assert {tuple(t.flatten().tolist()) for t in final.values()} == {
         tuple(t.flatten().tolist()) for t in saved.values()
     }
+
+
+def test_the_last_validation_loss_may_be_from_before_a_resume(tmp_path):
+    from types import SimpleNamespace
+    from typing import cast
+
+    from expert.jobs.ending import last_eval_loss
+    from expert.jobs.session import Session
+    from tests.jobs.test_watching import a_run
+
+    evals = [
+        {"event": "eval", "step": 3, "split": "validation", "loss": 1.5},
+        {"event": "eval", "step": 3, "split": "test", "loss": 9.0},
+    ]
+    folder = a_run(tmp_path / "r", *evals)
+    session = SimpleNamespace(last_eval=None, evaluates=True, folder=folder)
+    assert last_eval_loss(cast(Session, session)) == 1.5
 
 
 def test_a_changed_run_is_not_resumed_without_being_told_to(whole, tmp_path):
@@ -174,3 +195,53 @@ def test_the_test_rows_are_told_with_the_update_whose_weights_they_judge(base, t
     assert told["step"] == best
     assert done.eval_loss is None  # another number was followed
     assert events_of(done.folder, "finished")[0]["eval_loss"] is None
+
+
+def test_a_run_tells_of_the_evaluations_that_are_to_come_and_of_the_time_that_was_waited(
+    base, tmp_path
+):
+    told = []
+    settings = {"max_steps": 5, "eval_steps": 5, "micro_batch_size": 8, "eval_batch_size": 2}
+    dataset = {"validation_split": 0.5}
+    done = run(
+        write_expert(tmp_path, base, settings, dataset=dataset),
+        evaluating=lambda split, rows, total: told.append((split, rows, total)),
+    )
+    assert told[0] == ("validation", 0, 24)
+    assert told[-1] == ("validation", 24, 24)
+    rows = [each for _, each, _ in told]
+    assert rows == sorted(rows)
+    assert len(rows) > 2
+    [started], [end] = events_of(done.folder, "started"), events_of(done.folder, "finished")
+    assert started["evaluation_updates"] > 0
+    assert end["wall_seconds"] > end["seconds"]
+    [evaluation] = events_of(done.folder, "eval")
+    last = events_of(done.folder, "step")[-1]
+    assert last["step"] == evaluation["step"] == 5
+    assert last["eta_seconds"] > 0  # the evaluation was still to come
+
+
+def test_a_run_that_max_steps_ends_early_says_how_many_epochs_it_makes(base, tmp_path):
+    short = run(write_expert(tmp_path / "short", base, {"max_steps": 2}))
+    [started] = events_of(short.folder, "started")
+    assert (started["ends_by"], started["epochs"]) == ("max_steps", 2)
+    assert 0 < started["epochs_to_come"] < 1
+    whole = run(write_expert(tmp_path / "whole", base, {"max_steps": 1000}))
+    [started] = events_of(whole.folder, "started")
+    assert "epochs_to_come" not in started
+
+
+def test_on_a_cpu_the_trial_before_the_first_update_tells_how_long_evaluations_take(
+    base, tmp_path, monkeypatch
+):
+    measured = []
+    remember = Ahead.measured
+
+    def watched(self, seconds, *, cost, done=None):
+        measured.append((seconds > 0, cost > 0, done))
+        remember(self, seconds, cost=cost, done=done)
+
+    monkeypatch.setattr(Ahead, "measured", watched)
+    settings = {"max_steps": 2, "eval_steps": 2, "eval_batch_size": 1}
+    run(write_expert(tmp_path, base, settings, dataset={"validation_split": 0.5}))
+    assert measured == [(True, True, None), (True, True, 2)]

@@ -15,7 +15,7 @@ from expert.jobs.test_sets import NoTestSet
 from expert.jobs.validating import CannotValidate, validate
 from expert.judging.oracle import UnknownDomain
 from tests.jobs.runs import events_of, write_expert
-from tests.jobs.trained_runs import finished, finished_characters
+from tests.jobs.trained_runs import finished
 from tests.jobs.validated_runs import TESTS, as_it_was, learnt, written
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
@@ -128,16 +128,6 @@ def test_the_check_of_a_row_reaches_the_judge(tmp_path):
     done = validate(learnt(), test_set=path, device="cpu")
     assert [each.judgement.passed for each in done.reached.cases] == [True, False]
     assert done.test_set == str(path)
-
-
-def test_a_corpus_has_a_loss_and_nothing_to_answer():
-    done = validate(finished_characters(), device="cpu", min_accuracy=0.0)
-    assert done.reached.cases == ()
-    assert done.reached.rows.token_accuracy > 0.5
-    assert done.gate.passed
-    assert any("plain text" in note for note in done.notes)
-    refused = validate(finished_characters(), device="cpu")
-    assert refused.gate.reasons == ("no answer was judged, so that no accuracy is known",)
 
 
 def test_packages_that_are_missing_are_told(monkeypatch):

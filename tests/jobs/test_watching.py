@@ -99,11 +99,27 @@ def test_a_finished_run_says_nothing_of_an_earlier_update_as_if_it_were_the_last
     told = {**FINISHED, "eval_loss": 1.2, "tokens_per_second": 70.0}
     early = run_status(a_run(tmp_path / "r", STARTED, {**STEP, "tokens_per_second": 50.0}, told))
     assert (early.step, early.loss, early.rate, early.epoch) == (9, None, None, None)
-    assert (early.mean_loss, early.eval_loss, early.tokens_per_second) == (1.0, 1.2, 70.0)
+    assert (early.mean_loss, early.best_eval_loss, early.tokens_per_second) == (1.0, 1.2, 70.0)
     epoch = {"event": "epoch", "time": 2.5, "step": 9, "epoch": 3, "loss": 0.9}
     assert run_status(a_run(tmp_path / "e", STARTED, STEP, epoch, FINISHED)).epoch == 3
     last = run_status(a_run(tmp_path / "l", STARTED, {**STEP, "step": 9, "epoch": 3.0}, FINISHED))
     assert (last.loss, last.rate, last.epoch) == (1.5, 1e-3, 3.0)
+
+
+def test_the_best_and_the_last_loss_on_the_validation_rows_are_told_apart(tmp_path):
+    evals = [
+        {"event": "eval", "time": 2.0 + step, "step": step, "loss": loss, "split": "validation"}
+        for step, loss in ((3, 1.4), (6, 1.2), (9, 1.9))
+    ]
+    status = run_status(a_run(tmp_path / "r", STARTED, *evals, {**FINISHED, "eval_loss": 1.2}))
+    assert (status.eval_loss, status.best_eval_loss, status.best_eval_step) == (1.9, 1.2, 6)
+    going = run_status(a_run(tmp_path / "g", STARTED, *evals))
+    assert (going.eval_loss, going.best_eval_loss) == (1.9, 1.2)
+    odd = {**evals[2], "loss": "nan"}
+    assert run_status(a_run(tmp_path / "n", STARTED, *evals[:2], odd)).best_eval_loss == 1.2
+    resumed = {"event": "resumed", "time": 9.0, "step": 3}
+    undone = run_status(a_run(tmp_path / "u", STARTED, *evals, resumed))
+    assert (undone.eval_loss, undone.best_eval_loss, undone.best_eval_step) == (1.4, 1.4, 3)
 
 
 def test_a_run_that_goes_on_tells_of_the_last_update_it_told_of(tmp_path):

@@ -19,7 +19,7 @@ def standing(passed: int, failed: int = 0, none: int = 0, loss: float | None = 1
         (standing(94, 6), None, ("accuracy 94.0% is below 95.0%",)),
         (standing(100, 0, 5), None, ()),
         (standing(90, 0, 10), None, ("10 of 100 cases have no oracle, 10.0%; at most 5% may",)),
-        (standing(0, 0, 0), None, ("no answer was judged, so that no accuracy is known",)),
+        (standing(0, 0, 1), None, ("1 of 1 cases have no oracle, 100.0%; at most 5% may",)),
         (standing(95, 5), standing(100), ()),
         (standing(96, 4), standing(50, 50), ()),
     ],
@@ -37,10 +37,24 @@ def test_a_regression_is_a_share_of_the_baseline():
     assert gate.reasons == ("accuracy 56.0% is below the baseline's 60.0% by more than 5% of it",)
 
 
+def test_rows_without_answers_have_no_gate():
+    gate = gate_of(Demands(), standing(0), None)
+    assert (gate.passed, gate.reasons) == (None, ())
+
+
 def test_rows_without_answers_are_compared_by_their_loss():
-    demands = Demands(min_accuracy=0.0)
-    assert gate_of(demands, standing(0, loss=2.1), standing(0, loss=2.0)).passed
+    demands = Demands()
+    assert gate_of(demands, standing(0, loss=2.1), standing(0, loss=2.0)).passed is True
+    assert gate_of(demands, standing(0, loss=float("nan")), standing(0)).passed is False
     gate = gate_of(demands, standing(0, loss=2.2), standing(0, loss=2.0))
     assert gate.reasons == ("loss 2.2000 is above the baseline's 2.0000 by more than 5% of it",)
     gate = gate_of(demands, standing(0, loss=None), standing(1))
     assert gate.reasons[0].startswith("the baseline could not be compared")
+
+
+def test_rows_whose_answers_cannot_be_asked_for_do_not_pass():
+    gate = gate_of(Demands(), standing(0), None, unasked=3)
+    why = "3 rows have tools: answers were not asked for, and count as none"
+    assert (gate.passed, gate.reasons) == (False, (why,))
+    assert gate_of(Demands(), standing(100), None, unasked=5).passed
+    assert not gate_of(Demands(), standing(90), None, unasked=5).passed

@@ -89,3 +89,22 @@ def test_the_test_is_a_coin_thrown_for_each_change(wins, losses):
     exact = min(1.0, 2 * tail / 2**count)
     # From 1,000 changes on the normal curve stands in, which there is off by less than a percent.
     assert mcnemar(wins, losses) == pytest.approx(exact, rel=1e-9 if count < 1000 else 1e-2)
+
+
+def test_answers_of_one_row_do_not_make_the_interval_narrower():
+    rows = ["a", "a", "b", "b"]
+    assert score_of([True, True, False, False], rows).interval == wilson(1, 2)
+    assert score_of([True, True, None, True], ["a", "a", "b", "c"]).rows == 2
+    alone = score_of([True, False, True], ["a", "b", "c"])
+    assert alone.interval == score_of([True, False, True]).interval == wilson(2, 3)
+
+
+def test_a_row_that_won_more_than_it_lost_is_one_win():
+    now = {"a1": True, "a2": True, "b1": True, "b2": False, "c1": False}
+    before = {"a1": False, "a2": False, "b1": False, "b2": True, "c1": True}
+    found = compare(now, before, {"a1": "a", "a2": "a", "b1": "b", "b2": "b", "c1": "c"})
+    assert (len(found.wins), len(found.losses), found.rows) == (3, 2, 3)
+    assert found.p_value == mcnemar(1, 1)
+    assert found.interval == pytest.approx(paired_interval(0, 9 / 5, 6 / 5, 3))
+    same = compare(now, before, {case: case for case in now})
+    assert same == compare(now, before)

@@ -64,6 +64,7 @@ CONFIG_VALUES: dict[str, tuple[Any, Any]] = {
     "adam_epsilon": (0.1, 0.2),
     "vram_limit": ("2GB", "4GB"),
     "packing": (True, False),
+    "train_on_prompt": (True, False),
     "micro_batch_size": (2, 4),
 }
 DATASET_VALUES: dict[str, tuple[Any, Any]] = {

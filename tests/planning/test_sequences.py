@@ -81,3 +81,29 @@ def test_without_compilation_it_is_the_fill_that_decides(fill, trims):
 )
 def test_before_rows_are_packed_only_a_cpu_trims(card, config, trims):
     assert plan(manifest(config), card).data.trim is trims
+
+
+def on_cpu(**config):
+    data = manifest({"max_seq_length": 1024, "batch_size": 128, **config})
+    rows = PackedRows(rows=6000, sequences=900, length=1024, fill=0.98)
+    survey = Survey(6000, 900_000, "prepared rows", "prepared", 1000, rows)
+    packed = config.get("packing", True) is True
+    return plan(data, None, survey=survey if packed else None)
+
+
+def test_a_cpu_computes_no_more_at_once_than_its_caches_like():
+    made = on_cpu()
+    assert (made.batch.sequences_per_update, made.batch.micro_batch) == (19, 4)
+    assert (made.batch.accumulation, made.batch.eval_batch) == (5, 4)
+    because = "a CPU is fastest with about 4,096 places at once"
+    assert decision(made, "batch.micro_batch")[1] == because
+    assert on_cpu(max_seq_length=100_000).batch.eval_batch == 1
+
+
+def test_what_the_manifest_says_goes_at_once_on_a_cpu_too():
+    made = on_cpu(micro_batch_size=16, eval_batch_size=32)
+    assert (made.batch.micro_batch, made.batch.eval_batch) == (16, 32)
+
+
+def test_rows_that_are_padded_go_at_once_as_far_as_they_fit():
+    assert on_cpu(packing=False, batch_size=8).batch.micro_batch == 8

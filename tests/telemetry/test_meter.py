@@ -278,6 +278,21 @@ def test_a_resumed_meter_goes_on_with_its_sums(meter, clock):
     assert other.run_line()["loss"] == 1.5
 
 
+def test_a_line_that_was_begun_before_a_resume_has_the_mean_of_all_its_updates(meter, clock):
+    make(meter, clock, 1.0, loss_sum=50.0)
+    other = Meter(clock, peak=Peak(flops=None, because="none"))
+    other.restore(meter.state())
+    for each in (meter, other):
+        make(each, clock, 1.0, first=1, loss_sum=150.0)
+    ours, theirs = meter.step_line(), other.step_line()
+    assert ours["loss"] == theirs["loss"] == 2.0
+    assert ours["targets"] == theirs["targets"]
+    undone = meter.state()
+    make(meter, clock, 1.0, first=2, loss_sum=5000.0)
+    meter.restore_losses(undone)
+    assert meter.step_line()["loss"] is None
+
+
 def test_losses_of_updates_that_were_undone_are_forgotten_and_their_time_is_not(meter, clock):
     make(meter, clock, 1.0, loss_sum=50.0)
     before = meter.state()

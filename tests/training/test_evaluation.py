@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from expert.training.evaluation import EvalResult, evaluate
+from expert.training.evaluation import EvalResult, NothingToJudge, evaluate, means_of
 from tests.training.toys import toy_batches, toy_engine
 
 
@@ -41,3 +41,10 @@ def test_metrics_go_by_the_names_of_the_manifest():
     assert result.metric("eval_perplexity") == pytest.approx(8.0)
     assert result.metric("eval_token_accuracy") == 0.5
     assert EvalResult(loss=1e4, token_accuracy=0, targets=1, examples=1).perplexity == math.inf
+
+
+def test_the_loss_of_nothing_is_no_number():
+    with pytest.raises(NothingToJudge, match="no token of 3 rows is an answer that comes before"):
+        means_of(0.0, 0, targets=0, examples=3)
+    made = means_of(6.0, 1, targets=4, examples=3)
+    assert (made.loss, made.token_accuracy) == (1.5, 0.25)

@@ -81,9 +81,18 @@ def test_lines_come_when_they_are_due_with_the_mean_since_the_last():
     recorder, clock = made(told, log_every=3)
     for step, loss in enumerate((1.0, 2.0, 6.0, 5.0)):
         take(recorder, clock, step, loss)
-    assert [(line["step"], line["loss"], line["mean_loss"]) for line in told] == [(3, 6.0, 3.0)]
+    assert [(line["step"], line["loss"]) for line in told] == [(3, 3.0)]
+    assert "mean_loss" not in told[0]
     assert told[0]["examples"] == 6
     assert (told[0]["updates"], told[0]["time_feed"], told[0]["padding"]) == (3, 0.375, 0.5)
+
+
+def test_the_loss_of_a_line_is_never_the_mean_of_the_others_where_one_is_no_number():
+    told = []
+    recorder, clock = made(told, log_every=3)
+    take(recorder, clock, 0, 2.0)
+    take(recorder, clock, 1, float("nan"), applied=False)
+    assert [(line["step"], str(line["loss"])) for line in told] == [(2, "nan")]
 
 
 def test_lines_of_a_card_that_tells_late_cover_their_own_updates_to_the_last(monkeypatch):

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from expert.cli.options import Device
     from expert.manifest.reader import ReadManifest
 
-# What a corpus is trained with where there is no manifest; everything else is the plan's default.
-CHARACTER_EPOCHS = 25
 # Keys of a manifest that speak of its own rows and not of those named with --dataset.
 _OF_OTHER_ROWS = ("tasks", "type", "format", "validation_path", "test_path")
 
@@ -46,10 +44,9 @@ def asked_manifest(
     manifest: Path | None, dataset: str | None, overrides: tuple[str, ...]
 ) -> ReadManifest:
     """The manifest named; without one, that of the character GPT on the text that was named."""
-    from expert.manifest.document import parse_document
+    from expert.jobs.going_on import character_manifest
     from expert.manifest.names import CORPORA
-    from expert.manifest.reader import read_manifest, understand
-    from expert.manifest.schema import CHAR_GPT
+    from expert.manifest.reader import read_manifest
 
     if manifest is not None:
         return read_manifest(manifest, overrides=overrides)
@@ -66,12 +63,4 @@ def asked_manifest(
         )
     if dataset not in CORPORA and not Path(dataset).is_file():
         raise NotAsked(f"--dataset {dataset}: there is no such file  (check the path)")
-    import json
-
-    text = {
-        "name": f"char-{Path(dataset).stem}",
-        "base_model": {"name": CHAR_GPT},
-        "training": {"config": {"adapter_type": "full", "epochs": CHARACTER_EPOCHS}},
-    }
-    document = parse_document(json.dumps(text), "json", source=f"--dataset {dataset}")
-    return understand(document, overrides=overrides)
+    return character_manifest(dataset, overrides)

@@ -154,9 +154,7 @@ def _tried(asked: Asked, tell: Callable[[str], None]) -> Tried:
 def _telling(asked: Asked) -> tuple[Console, Callable[[str], None]]:
     """The console, and a line for somebody who watches of each thing that takes a while."""
     from expert.cli.display import make_console
-    from expert.cli.run_view import quiet_libraries
 
-    quiet_libraries()
     notes = make_console(error=True)
 
     def tell(text: str) -> None:

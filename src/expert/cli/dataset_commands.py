@@ -78,10 +78,8 @@ def _show_report(report: DatasetReport, console: Console) -> None:
         console.print(Text(note, style="dim"))
     for split in report.splits:
         if split.bad_rows:
-            rest = split.bad_rows - len(split.first_bad_rows)
             console.print(Text(f"{split.name}: bad rows", style="bold"))
-            more = [f"… and {rest:,} more"] if rest else []
-            for line in [*split.first_bad_rows, *more]:
+            for line in split.bad_row_lines():
                 console.print(Text(f"  {line}"))
     warnings = report.warnings()
     for line in warnings:
@@ -115,6 +113,8 @@ def _facts(split: SplitReport, max_seq_length: int) -> dict[str, str]:
         "lengths p50 / p90 / p95": " / ".join(str(lengths[key]) for key in ("p50", "p90", "p95")),
         "lengths p99 / longest": f"{lengths['p99']} / {lengths['longest']}",
         f"longer than {max_seq_length} tokens": "–" if over is None else f"{over:.1%}",
+        "tokens lost to cutting": "–" if over is None else f"{lengths['tokens_lost']:,}",
+        "nothing of them is learnt": f"{lengths['unlearnt']:,}",
         "duplicates": f"{split.duplicates.count:,}" if split.duplicates else "0",
         "also in train": f"{leaked:,}" if split.leaks else "–",
         "template remnants": "–" if split.split_off else f"{sum(split.remnants.values()):,}",

@@ -136,6 +136,6 @@ def next_command(found: Diagnosis) -> str:
         return f"next: {found.verdict.fix}"
     if found.state == "running":
         return f"next: expert watch {found.folder}"
-    if found.state in ("gone", "stopped", "failed"):
-        return f"next: expert train --manifest {manifest} --resume {found.folder}"
+    if found.go_on:
+        return f"next: {found.go_on}"
     return f'next: expert sample {found.folder} --prompt "…"'

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from expert.cli.asked_manifest import NotAsked
-from expert.cli.options import RESUME
 from expert.core.errors import EXIT_DOES_NOT_FIT
+from expert.jobs.going_on import RESUME
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -68,7 +68,7 @@ def _started(event: Event) -> list[Line]:
     epochs, steps = number(event, "epochs"), whole(event, "total_steps")
     facts = [
         worded(steps, "1 step" if steps == 1 else "{:,} steps"),
-        worded(epochs, "1 epoch" if epochs == 1 else "{:g} epochs"),
+        worded(epochs, "{}", lambda passes: _epochs_in_words(passes, event)),
         worded(tokens, "{} tokens an epoch", counted),
         worded(parameters, "{} parameters learn", counted),
     ]
@@ -80,6 +80,17 @@ def _started(event: Event) -> list[Line]:
     if event.get("run"):
         lines.append((f"run folder: {event['run']}", "dim"))
     return lines
+
+
+def _epochs_in_words(epochs: float, event: Event) -> str:
+    """The passes that are made; where max_steps ends the run before those that were asked for,
+    so much is said, and where nobody knows how many it will be, no more than that."""
+    known = number(event, "epochs_to_come")
+    if known is None or not math.isfinite(known):
+        words = "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
+        return f"at most {words}" if event.get("ends_by") == "max_steps" else words
+    digits = f"{known:.2g}" if known < 10 else f"{known:.0f}"
+    return f"{digits} of {epochs:g} {'epoch' if epochs == 1 else 'epochs'} (max_steps)"
 
 
 def _kernels(event: Event) -> list[Line]:
@@ -213,15 +224,37 @@ def _stopped(event: Event) -> list[Line]:
 
 def _finished(event: Event) -> list[Line]:
     parts = (
-        joined("finished", worded(number(event, "seconds"), "in {}", time_in_words)),
+        joined("finished", _time_taken(event)),
         worded(number(event, "loss"), "mean loss {}", loss),
-        worded(number(event, "eval_loss"), "best validation loss {}", loss),
+        _validation_loss(number(event, "eval_loss"), number(event, "last_eval_loss")),
         joined(worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"), _without_warmup(event)),
     )
     lines = [(GAP.join(filter(None, parts)), "bold green")]
     if event.get("final"):
         lines.append((f"final: {event['final']}", "bold"))
     return lines
+
+
+def _time_taken(event: Event) -> str:
+    """How long somebody waited, and how much of it was training; a run that was resumed has
+    trained longer than that."""
+    training, waited = number(event, "seconds"), number(event, "wall_seconds")
+    if waited is None or training is None:
+        return worded(training, "in {}", time_in_words)
+    words = f"in {time_in_words(waited)}"
+    if training > waited:
+        return f"{words} ({time_in_words(training)} of training with what came before)"
+    if time_in_words(training) == time_in_words(waited):
+        return words
+    return f"{words} ({time_in_words(training)} of it training)"
+
+
+def _validation_loss(best: float | None, last: float | None) -> str:
+    """The best, and the last where that is another: it rose again."""
+    if best is None or last is None or last == best:
+        known = worded(best, "best validation loss {}", loss)
+        return known or worded(last, "last validation loss {}", loss)
+    return f"best validation loss {loss(best)}, last {loss(last)}"
 
 
 _WRITERS: Mapping[str, Callable[[Event], list[Line]]] = {

@@ -44,10 +44,14 @@ def new(
     console.print(f"✓ made {made.folder}: an expert for {made.template}", style="bold green")
     if made.columns:
         parts = ", ".join(f"{part}: {column}" for part, column in made.columns.items())
-        write_line(f"  rows in {made.data}: {parts}")
+        unused = f"; not used: {', '.join(made.unused)}" if made.unused else ""
+        write_line(f"  rows in {made.data}: {parts}{unused}")
+        if made.unread:
+            write_line(f"  not read: {', '.join(made.unread)}")
     else:
         write_line(f"  a few rows to begin with, to be replaced: {made.data}")
     write_line("next:")
     for command in ("dataset check", "plan", "train"):
         write_line(f"  expert {command} --manifest {made.manifest}")
-    write_line(f"  expert validate --expert {made.folder}")
+    judge, ask = f"validate --expert {made.folder}", f'sample {made.folder} --prompt "…"'
+    write_line(f"  expert {judge if made.has_answers else ask}")

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-RESUME = "--resume"
 RUN_HELP = "A run folder; of a folder of runs or an expert's folder, the newest."
 
 

@@ -102,6 +102,7 @@ def _facts(split: PreparedSplit) -> dict[str, str]:
         f"{total.longest}",
         "overlong cut / split / dropped": f"{over.cut} / {over.split} / {over.dropped}",
         "tokens lost to cutting": f"{over.tokens_lost:,}",
+        "left out, nothing learnt": f"{over.unlearnt:,}",
         "sequences": f"{packed.bins:,} of {split.index.length} tokens",
         "fill": f"{packed.fill:.2%}",
         "examples per sequence": f"{packed.examples_per_bin:.2f}",

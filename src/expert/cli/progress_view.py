@@ -11,6 +11,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from expert.cli.evaluation_pace import EvaluationPace
 from expert.cli.event_lines import GAP, Event, lines_of, step_parts
 from expert.cli.event_words import number, time_in_words, whole
 
@@ -51,6 +52,8 @@ class ProgressView:
         self._gone = False
         self._first: tuple[int, float] | None = None
         """The first update that was told of, and when: what comes after it tells the pace."""
+        self._evaluation: EvaluationPace | None = None
+        self._evaluation_task: TaskID | None = None
 
     def __enter__(self) -> ProgressView:
         return self
@@ -90,11 +93,55 @@ class ProgressView:
         except OSError:  # as above
             self._gone = True
 
+    def evaluating(self, split: str, rows: int, total: int) -> None:
+        """So many of the rows that a run is judged by were launched: one that takes long has a bar
+        of its own, or a line now and then. Called after every batch, as `progress` is."""
+        now = self._clock()
+        if self._gone:
+            return
+        pace = self._evaluation
+        if pace is None or rows == 0:
+            pace = self._evaluation = EvaluationPace(split, total, began=now)
+        pace.moved(rows, now)
+        if not pace.is_long(now):
+            return
+        try:
+            self._show_evaluation(pace, rows, now)
+        except OSError:  # as above
+            self._gone = True
+
+    def _show_evaluation(self, pace: EvaluationPace, rows: int, now: float) -> None:
+        if not self._console.is_terminal:
+            since = pace.began if self._said is None else self._said
+            if now - since >= SECONDS_BETWEEN_SIGNS:
+                self._console.out(GAP.join(pace.parts(rows, now).values()), highlight=False)
+                self._said = now
+            return
+        if now - self._drawn < SECONDS_BETWEEN_FRAMES:
+            return
+        cells = self._cells()
+        if self._bar is None:
+            self._open_bar(whole(self._started, "total_steps"), cells)
+        assert self._bar is not None
+        if self._evaluation_task is None:
+            self._evaluation_task = self._bar.add_task("", total=pace.total, facts="")
+        facts = fitting(pace.parts(rows, now), self._console.width - cells - 1)
+        self._bar.update(self._evaluation_task, completed=rows, facts=facts)
+        self._bar.refresh()
+        self._drawn = now
+
+    def _evaluation_over(self) -> None:
+        task, self._evaluation, self._evaluation_task = self._evaluation_task, None, None
+        if self._bar is not None and task is not None:
+            self._bar.remove_task(task)
+
     def _moved(self, step: int, now: float) -> None:
         total = whole(self._started, "total_steps")
         parts = {**self._parts, "step": f"{step}/{total}" if total is not None else f"{step}"}
         if not self._parts:
             parts |= self._time_left(step, total, now)
+        if step == total:  # what the last step line expected is over
+            parts.pop("eta", None)
         if self._console.is_terminal:
             self._draw(step, total, parts)
             return
@@ -111,7 +158,8 @@ class ProgressView:
         first, began = self._first or (step, now)
         if total is None or step <= first or now <= began:
             return {}
-        left = (now - began) / (step - first) * (total - step)
+        evaluations = number(self._started, "evaluation_updates") or 0.0
+        left = (now - began) / (step - first) * (total - step + evaluations)
         return {"eta": f"ETA {time_in_words(left)}"}
 
     def close(self) -> None:
@@ -119,6 +167,7 @@ class ProgressView:
         with suppress(OSError):  # as above
             if self._bar is not None and self._undrawn is not None:
                 self._moved(self._undrawn, self._clock())
+        self._evaluation_over()
         bar, self._bar = self._bar, None
         if bar is not None:
             with suppress(OSError):  # as above
@@ -126,6 +175,7 @@ class ProgressView:
 
     def _show(self, event: Event) -> None:
         kind = event.get("event")
+        self._evaluation_over()
         if kind == "started":
             self.close()
             self._started = dict(event)
@@ -155,15 +205,21 @@ class ProgressView:
             self._console.out(GAP.join(["step " + shown[0], *shown[1:]]), highlight=False)
             self._said = self._clock()
             return
+        step = whole(event, "step") or 0
         self._parts = parts
-        self._draw(whole(event, "step") or 0, total, parts)
+        if step == total:  # nothing more is launched: the evaluations of the end are what is left
+            self._parts = {name: text for name, text in parts.items() if name != "eta"}
+            left = number(event, "eta_seconds")
+            parts = parts if left else self._parts
+        self._draw(step, total, parts)
+
+    def _cells(self) -> int:
+        return BAR_CELLS if self._console.width < WIDE else BAR_CELLS_WIDE
 
     def _draw(self, step: int, total: int | None, parts: Mapping[str, str]) -> None:
         """Move the bar, and show it where the last frame is long enough ago."""
         self._undrawn = None
-        if step == total:  # what the last step line expected is over
-            parts = {name: text for name, text in parts.items() if name != "eta"}
-        bar_cells = BAR_CELLS if self._console.width < WIDE else BAR_CELLS_WIDE
+        bar_cells = self._cells()
         facts = fitting(parts, self._console.width - bar_cells - 1)
         if self._bar is None:
             self._open_bar(total, bar_cells)

@@ -46,9 +46,18 @@ TopP = Annotated[
 ]
 
 
+Prompts = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="What to answer or continue, several times; - reads it from standard input. Without "
+        "it a terminal asks for one after the other."
+    ),
+]
+
+
 def sample(
     run: RunFolder,
-    prompt: Annotated[list[str], typer.Option(help="What to answer or continue; several times.")],
+    prompt: Prompts = None,
     system: Annotated[str, typer.Option(help="The system turn before it.")] = "",
     plain: Plain = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
@@ -64,31 +73,30 @@ def sample(
 ) -> None:
     """Let a trained expert answer prompts; decoding is the manifest's where no flag says more."""
     from expert.cli.display import make_console, write_line
-    from expert.cli.run_view import quiet_libraries, say
+    from expert.cli.run_view import say
     from expert.jobs.sampling import sample as sample_job
 
-    quiet_libraries()
-    asked = {
-        "max_new_tokens": max_tokens,
-        "temperature": temperature,
-        "top_p": top_p,
-        "top_k": top_k,
-    }
+    prompts = _prompts(prompt, talks=not as_json and _is_terminal())
     console, notes = make_console(), make_console(error=True)
-    writer = _Writer(console, several=len(prompt) > 1, quiet=as_json)
-    found = sample_job(
-        run,
-        prompt,
-        system=system,
-        plain=plain,
-        checkpoint=checkpoint,
-        seed=seed,
-        device=device.value,
-        decoding=asked,
-        loading=lambda what: say(notes, f"{what} …", "dim"),
-        begin=writer.begin,
-        tell=writer.tell,
-    )
+    writer = _Writer(console, several=len(prompts) > 1, quiet=as_json)
+    how: dict[str, Any] = {
+        "system": system,
+        "plain": plain,
+        "checkpoint": checkpoint,
+        "seed": seed,
+        "device": device.value,
+        "decoding": {
+            "max_new_tokens": max_tokens,
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+        },
+        "loading": lambda what: say(notes, f"{what} …", "dim"),
+    }
+    if not prompts:
+        _talk(run, writer, notes, how)
+        return
+    found = sample_job(run, prompts, begin=writer.begin, tell=writer.tell, **how)
     writer.end()
     if as_json:
         write_line(_samples_as_json(found))
@@ -97,6 +105,35 @@ def sample(
         say(notes, note, "dim")
     if found.decoding.temperature > 0 and seed is None:
         say(notes, f"the same again with --seed {found.seed}", "dim")
+
+
+def _prompts(given: list[str] | None, *, talks: bool) -> list[str]:
+    """What is to be answered; nothing where somebody will type it."""
+    from expert.jobs.sampling import CannotSample
+
+    if not given and not talks:
+        raise CannotSample(
+            "--prompt: nothing to answer was given  (add --prompt TEXT, or --prompt - to read it "
+            "from standard input; in a terminal it may be left out)"
+        )
+    return [sys.stdin.read().rstrip("\r\n") if text == "-" else text for text in given or ()]
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def _talk(run: Path | None, writer: _Writer, notes: Console, how: dict[str, Any]) -> None:
+    from expert.cli.run_view import say
+    from expert.cli.talk import talk
+    from expert.jobs.conversing import Conversation
+    from expert.jobs.sampling import ready
+
+    loaded = ready(run, **how)
+    for note in loaded.notes:
+        say(notes, note, "dim")
+    conversation = Conversation(loaded, system=how["system"])
+    talk(conversation, writer, lambda text: say(notes, text, "dim"))
 
 
 class _Writer:
@@ -154,13 +191,12 @@ def export(
 ) -> None:
     """Write the adapter, or merged weights, with tokenizer and model card, logits compared."""
     from expert.cli.display import make_console, write_line
-    from expert.cli.run_view import quiet_libraries, say, waiting
+    from expert.cli.run_view import say, waiting
     from expert.jobs.exporting import export as export_job
     from expert.jobs.run_places import find_trained
 
     if merged and adapter:
         raise typer.BadParameter("--merged and --adapter are two exports: choose one")
-    quiet_libraries()
     console = make_console(error=as_json)
     with _Stages(console, waiting) as stage:
         done = export_job(

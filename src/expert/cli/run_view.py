@@ -51,6 +51,10 @@ class RunView:
         """Shows that an update was launched; no event is needed for it."""
         self._view.progress(step)
 
+    def evaluating(self, split: str, rows: int, total: int) -> None:
+        """Shows how far an evaluation is."""
+        self._view.evaluating(split, rows, total)
+
     def wait(self, what: str) -> None:
         """Says what is being waited for until the next event."""
         self._waiting.enter_context(waiting(self._console, what))
@@ -108,16 +112,6 @@ class PreparingView:
             say(self._console, f"preparing {name}: {counted(rows, 'row')}, {count(tokens)} tokens")
 
 
-def quiet_libraries() -> None:
-    """Keep the libraries' own messages out of the display; their errors are still told.
-
-    bitsandbytes warns on every CPU of a kernel that it would fetch from the hub.
-    """
-    import logging
-
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-
-
 def more_lines(event: Mapping[str, Any], *, live: bool) -> list[Line]:
     """Events around resuming and failing; a failure is told by the error itself while it lives."""
     kind = event.get("event")
@@ -144,7 +138,8 @@ def status_sheet(status: RunStatus) -> Sheet:
         "epoch": None if status.epoch is None else _epoch(status),
         "loss": _loss(status.loss),
         "mean loss": _loss(status.mean_loss),
-        "validation loss": _loss(status.eval_loss),
+        "validation loss, last": _loss(status.eval_loss),
+        "validation loss, best": _best(status),
         "learning rate": _number(status.rate, "{:.3g}"),
         "tokens/s": _number(status.tokens_per_second, "{:,.0f}"),
         "time left": _time_left(status),
@@ -164,6 +159,11 @@ def _epoch(status: RunStatus) -> str:
 
 def _loss(value: object) -> str | None:
     return loss(value) if isinstance(value, int | float) else _number(value, "{}")
+
+
+def _best(status: RunStatus) -> str | None:
+    best, step = _loss(status.best_eval_loss), status.best_eval_step
+    return f"{best} at step {step:,}" if best and step is not None else best
 
 
 def _number(value: object, form: str) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,6 @@ from typer.core import TyperCommand
 from expert.cli.asked_manifest import NotAsked, asked_manifest, flag_overrides
 from expert.cli.dry_run_view import show_dry_run
 from expert.cli.options import (
-    RESUME,
     AllowRemoteCode,
     BaseModelName,
     ManifestFile,
@@ -30,6 +28,7 @@ from expert.cli.options import (
 )
 from expert.core.errors import EXIT_OK, ExpertError
 from expert.core.interrupts import Interrupted
+from expert.jobs.going_on import EPOCHS, RESUME, command_to_go_on, with_resume_value
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,18 +52,6 @@ class TrainCommand(TyperCommand):
         return super().parse_args(ctx, with_resume_value(args))
 
 
-def with_resume_value(args: list[str]) -> list[str]:
-    """The arguments with `auto` behind every --resume that no value follows."""
-    filled: list[str] = []
-    for place, word in enumerate(args):
-        filled.append(word)
-        following = args[place + 1] if place + 1 < len(args) else "-"
-        if word == RESUME and following.startswith("-"):
-            filled.append("auto")
-    return filled
-
-
-EPOCHS, SET = "--epochs", "--set"
 Epochs = Annotated[float | None, typer.Option(EPOCHS, help="Passes over the data.")]
 Resume = Annotated[
     str | None,
@@ -139,10 +126,9 @@ def _run(
     console: Console,
     **options: Any,
 ) -> RunResult:
-    from expert.cli.run_view import PreparingView, RunView, quiet_libraries, say
+    from expert.cli.run_view import PreparingView, RunView, say
     from expert.jobs.training import train as train_job
 
-    quiet_libraries()
     with RunView(console, live=True) as view, ExitStack() as before:
         tell = before.enter_context(PreparingView(console))
 
@@ -158,6 +144,7 @@ def _run(
                 tell=tell,
                 acknowledge=_say_stopping,
                 progress=view.progress,
+                evaluating=view.evaluating,
             )
         except ExpertError as error:
             started_with = getattr(error, "started_with", None)
@@ -201,7 +188,7 @@ def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json:
 
     from expert.cli.display import write_line
     from expert.cli.run_view import say
-    from expert.manifest.schema import CHAR_GPT
+    from expert.jobs.row_kind import trained_on_text
 
     if as_json:
         write_line(json.dumps(asdict(result), indent=2, default=str))
@@ -211,76 +198,13 @@ def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json:
         say(console, f"✓ nothing left to do: {result.folder} is finished")
         say(console, f"to train it longer: {longer} --allow-changed")
     if result.final is not None:
-        # A model that was made from scratch gives no answers to judge and has no base beside it.
+        # What continues a text gives no answers to judge.
         rows = "" if result.held_out else " --test-set FILE"  # it has learnt all it was given
         judge = f"expert validate --expert {result.folder}{rows} --baseline base"
-        commands = [] if plan.model.name == CHAR_GPT else [judge]
+        commands = [] if trained_on_text(plan) else [judge]
         commands.append(f'expert sample {result.folder} --prompt "…"')
         commands.append(f"expert export {result.folder} --to FOLDER")
         for number, command in enumerate(commands):
             say(console, f"{'      ' if number else 'next: '}{command}")
     else:
         say(console, f"go on with: {command_to_go_on(sys.argv, result.folder)}")
-
-
-def command_to_go_on(
-    argv: list[str], folder: Path | None, options: Sequence[tuple[str, Any]] = ()
-) -> str:
-    """The command that was given, whole, with the run to resume; under make nobody saw it.
-
-    `folder`: None for the newest run. `options`: keys of the manifest to set, and to what.
-    """
-    import shlex
-    import shutil
-
-    program, *words = argv
-    known = shutil.which(Path(program).name)
-    if Path(program).name == "__main__.py":
-        program = "python -m expert"
-    elif known is not None and Path(known).resolve() == Path(program).resolve():
-        program = Path(program).name
-    words = with_resume_value(words)
-    if RESUME in words:
-        place = words.index(RESUME)
-        del words[place : place + 2]
-    for path, value in options:
-        words = _with_option(words, path, value)
-    return f"{program} {shlex.join([*words, RESUME, *([str(folder)] if folder else [])])}"
-
-
-def _with_option(words: list[str], path: str, value: Any) -> list[str]:
-    """A command with a key of the manifest set, and no longer set before; --epochs is a key too."""
-    import json
-
-    from expert.jobs.resuming import option_name
-
-    name = option_name(path)
-    text = value if isinstance(value, str) else json.dumps(value)
-    words = _without(words, lambda option, set_to: option == SET and _names(set_to, path))
-    if name != "epochs":
-        return [*words, SET, f"{name}={text}"]
-    words = _without(words, lambda option, _: option == EPOCHS)
-    text = f"{value:g}" if isinstance(value, float) else text
-    return [*words, EPOCHS, text]
-
-
-def _names(set_to: str, path: str) -> bool:
-    """Whether `KEY=VALUE` is about this key: by its path, or by the end of it, as far as --set
-    takes that."""
-    return f".{path}".endswith(f".{set_to.partition('=')[0].strip()}")
-
-
-def _without(words: list[str], unwanted: Callable[[str, str], bool]) -> list[str]:
-    """A command without the options that are not wanted any more, as `--option value` or
-    `--option=value`."""
-    kept, waiting = [], list(words)
-    while waiting:
-        word = waiting.pop(0)
-        option, joined, value = word.partition("=")
-        if not joined and waiting:
-            value = waiting[0]
-        if option in (SET, EPOCHS) and unwanted(option, value):
-            del waiting[: 0 if joined else 1]
-        else:
-            kept.append(word)
-    return kept

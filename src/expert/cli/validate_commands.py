@@ -50,7 +50,10 @@ Baseline = Annotated[
     typer.Option(metavar="RUN|base", help="Compare with this run, or with the base alone."),
 ]
 MinAccuracy = Annotated[
-    float, typer.Option(min=0, max=1, help="Share of right answers that the gate asks for.")
+    float | None,
+    typer.Option(
+        min=0, max=1, help="Share of right answers that the gate asks for; 0.95 by default."
+    ),
 ]
 MaxRegression = Annotated[
     float, typer.Option(min=0, max=1, help="How much worse than the baseline, as a share of it.")
@@ -59,7 +62,7 @@ Compared = Annotated[
     Checkpoints | None, typer.Option(help="Compare all states of the run; the best is named.")
 ]
 Judge = Annotated[Domain | None, typer.Option(help="Who judges; by default as the manifest says.")]
-RowLimit = Annotated[int | None, typer.Option(min=1, help="So many rows, spread over all of them.")]
+CaseLimit = Annotated[int | None, typer.Option(min=1, help="So many cases, spread over all.")]
 
 
 def validate(
@@ -67,12 +70,12 @@ def validate(
     expert: ExpertPlace = None,
     test_set: TestSetFile = None,
     baseline: Baseline = None,
-    min_accuracy: MinAccuracy = 0.95,
+    min_accuracy: MinAccuracy = None,
     max_regression: MaxRegression = 0.05,
     checkpoint: Annotated[str | None, checkpoint_option("training.packaging_checkpoint")] = None,
     checkpoints: Compared = None,
     domain: Judge = None,
-    limit: RowLimit = None,
+    limit: CaseLimit = None,
     seed: Annotated[int, typer.Option(min=0, help="Of answers that are drawn.")] = 0,
     device: WhereToCompute = Device.auto,
     as_json: Annotated[
@@ -81,13 +84,11 @@ def validate(
 ) -> None:
     """Judge an expert's answers with parsers and databases; exit code 5 when the gate fails."""
     from expert.cli.display import make_console, write_line
-    from expert.cli.run_view import quiet_libraries
     from expert.cli.validate_view import ValidatingView, show_validation
     from expert.jobs.validating import validate as validate_job
 
     if run is not None and expert is not None:
         raise typer.BadParameter(f"{run} and --expert {expert}: name one expert")
-    quiet_libraries()
     with ValidatingView(make_console(error=as_json)) as view:
         done = validate_job(
             run or expert,
@@ -109,5 +110,5 @@ def validate(
         write_line(json.dumps(done.as_dict(), indent=2, ensure_ascii=False))
     else:
         show_validation(done, make_console())
-    if not done.gate.passed:
+    if done.gate.passed is False:
         raise typer.Exit(EXIT_GATE_FAILED)

@@ -90,7 +90,8 @@ def show_validation(done: Validation, console: Console) -> None:
         show_sheet(checkpoint_sheet(done), console)
         best = done.best
         assert best is not None
-        say(console, f"the best of them by right answers: {best.name}", "bold")
+        by = "right answers" if best.cases else "loss"
+        say(console, f"the best of them by {by}: {best.name}", "bold")
     for text, style in [*_example_lines(done), *gate_lines(done)]:
         say(console, text, style)
 
@@ -103,11 +104,18 @@ def score_sheet(done: Validation) -> Sheet:
     rows = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
     tasks = list(done.reached.by_task())
     below = [[f"  {task}", *(_share(side.by_task().get(task)) for side in sides)] for task in tasks]
-    title = (
-        f"{done.expert} on {done.model}: {counted(len(done.reached.cases), 'case')}, "
-        f"judged as {done.domain}"
-    )
-    return Sheet(("", *heads), [rows, below], title=f"{title} ({done.test_set})")
+    title = f"{done.expert} on {done.model}: {_what_was_judged(done)} ({done.test_set})"
+    return Sheet(("", *heads), [rows, below], title=title)
+
+
+def _what_was_judged(done: Validation) -> str:
+    """`16 cases, judged as json`; where rows have several answers each, `16 cases of 4 rows`."""
+    judged = done.reached.cases
+    if not judged:
+        return f"plain text, {counted(done.reached.rows.targets, 'token')}"
+    cases, rows = len(judged), len({each.row for each in judged})
+    of = f" of {counted(rows, 'row')}" if rows != cases else ""
+    return f"{counted(cases, 'case')}{of}, judged as {done.domain}"
 
 
 def checkpoint_sheet(done: Validation) -> Sheet:
@@ -130,8 +138,11 @@ def gate_lines(done: Validation) -> list[tuple[str, str]]:
     lines = [(f"note: {note}", "dim") for note in done.notes]
     remark = done.learnt_remark()
     lines += [(f"⚠ {remark}", "yellow")] if remark else []
-    if done.gate.passed:
-        lines.append(("✓ the gate is passed", "bold green"))
+    if done.gate.passed is None:
+        lines.append(("no gate: there is no answer to judge", "bold"))
+    elif done.gate.passed:
+        by = "" if done.reached.cases else " by the loss: there is no answer to judge"
+        lines.append((f"✓ the gate is passed{by}", "bold green"))
     else:
         lines.append(("✗ the gate is not passed", "bold red"))
         lines += [(f"  - {reason}", "") for reason in done.gate.reasons]
@@ -143,7 +154,14 @@ def _facts(side: Reached) -> dict[str, str]:
     score, rows = side.score, side.rows
     rate = side.tokens / side.seconds if side.seconds > 0 else 0.0
     count = len(side.cases)
-    facts = {
+    known = {
+        "loss on the rows": loss(rows.loss),
+        "perplexity": f"{rows.perplexity:.4g}",
+        "token accuracy": _percent(rows.token_accuracy),
+    }
+    if not side.cases:
+        return known
+    return {
         "accuracy": _percent(score.accuracy),
         "95 % interval": _interval(score.interval),
         "right / wrong / no oracle": f"{score.passed} / {score.failed} / {score.without_oracle}",
@@ -151,15 +169,9 @@ def _facts(side: Reached) -> dict[str, str]:
         "match but for blanks": _percent(
             _ratio(sum(each.normalised for each in side.cases), count)
         ),
-        "loss on the rows": loss(rows.loss),
-        "perplexity": f"{rows.perplexity:.4g}",
-        "token accuracy": _percent(rows.token_accuracy),
+        **known,
+        "generated": f"{side.tokens:,} tokens in {duration(side.seconds)}, {rate:,.0f}/s",
     }
-    if side.cases:
-        facts["generated"] = f"{side.tokens:,} tokens in {duration(side.seconds)}, {rate:,.0f}/s"
-    else:
-        facts["generated"] = "nothing"
-    return facts
 
 
 def _example_lines(done: Validation) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from expert.cli.options import RESUME, RUN_HELP, json_option
+from expert.cli.options import RUN_HELP, json_option
 
 
 def watch(
@@ -18,8 +18,9 @@ def watch(
     """Follow a run from its events until it ends; Ctrl-C leaves, the run goes on."""
     from expert.cli.display import make_console, show_sheet, write_line
     from expert.cli.run_view import RunView, say, status_sheet
-    from expert.jobs.run_places import find_trained, manifest_of
-    from expert.jobs.watching import follow_run, run_status
+    from expert.jobs.going_on import command_of_run
+    from expert.jobs.run_places import find_trained
+    from expert.jobs.watching import ENDED_BEFORE, follow_run, run_status
 
     folder = find_trained(run)
     console = make_console()
@@ -41,6 +42,5 @@ def watch(
     elif status.state == "gone":
         last = f" after step {status.step}" if status.step else ""
         say(console, f"{status.because}{last}", "bold red")
-    if status.state in ("gone", "stopped", "failed"):
-        command = f"expert train --manifest {manifest_of(folder)} {RESUME} {folder.path}"
-        say(console, f"go on with: {command}")
+    if status.state in ENDED_BEFORE:
+        say(console, f"go on with: {command_of_run(folder)}")

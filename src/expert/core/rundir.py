@@ -204,13 +204,17 @@ def _acquire(path: Path) -> tuple[int, Holder | None]:
     """The open lock file, now ours, and who left the lock behind."""
     _watch_forks()
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            previous = _take(descriptor, path)
-            _write_holder(descriptor, _this_process())
-        except BaseException:
-            os.close(descriptor)
-            raise
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                previous = _take(descriptor, path)
+                if _is_at(descriptor, path):
+                    _write_holder(descriptor, _this_process())
+                    break
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # its holder removed it between our opening and our locking it
     except OSError as error:
         raise RunFolderError(
             f"{path.parent}: cannot be written: {error.strerror}  (mend that, or copy the run "
@@ -221,10 +225,24 @@ def _acquire(path: Path) -> tuple[int, Holder | None]:
 
 
 def _release(descriptor: int) -> None:
-    """Give the lock back; in a forked child, which has closed its copy, there is none."""
-    if _held.pop(descriptor, None):
+    """Give the lock back and remove its file; in a forked child, which has closed its copy, there
+    is none. The file goes while it is still locked: who has opened it by then finds that it is no
+    longer there, so that two never hold two files."""
+    path = _held.pop(descriptor, None)
+    if path is not None:
         _write_holder(descriptor, None)
+        with suppress(OSError):  # Windows removes no open file: an empty one is left
+            if _is_at(descriptor, path):
+                path.unlink()
         os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is the one that a path names now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _take(descriptor: int, path: Path) -> Holder | None:
@@ -315,7 +333,7 @@ def _read_holder(descriptor: int) -> Holder | None:
 
 
 def _write_holder(descriptor: int, holder: Holder | None) -> None:
-    """Say who holds the lock. The file stays: removing it would let two hold two files."""
+    """Say who holds the lock."""
     os.ftruncate(descriptor, 0)
     if holder is not None:
         os.lseek(descriptor, 0, os.SEEK_SET)

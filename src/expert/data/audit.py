@@ -1,6 +1,6 @@
 """What a look at all examples finds: repeats, rows of one split in another, leftovers of templates.
 
-An example is kept as three digests of 16 bytes, where it stands, and its numbers of tokens: 64
+An example is kept as three digests of 16 bytes, where it stands, and its numbers of tokens: 68
 bytes, whatever its length.
 """
 
@@ -24,7 +24,9 @@ from expert.data.statistics import percentiles
 DIGEST_BYTES = 16
 SHOWN_ROWS = 100
 SHOWN_PAIRS = 5
-COLUMNS = ("whole", "near", "prompt", "line", "length", "learnt")
+SHOWN_OF_A_KIND = 5
+SHOWN_KINDS = 20
+COLUMNS = ("whole", "near", "prompt", "line", "length", "learnt", "kept")
 NO_PROMPT = bytes(DIGEST_BYTES)
 """The digest of a prompt that is not there: plain text has none."""
 
@@ -44,6 +46,9 @@ _MARKER = re.compile("|".join(map(re.escape, MARKERS)))
 _EMPTY_ANSWER = re.compile(
     r"the answer is empty$|^turn \d+ \(assistant\) is empty$|^there is no assistant turn$"
 )
+
+# Numbers and what is quoted: "turn 3", "unknown role 'narrator'".
+_DIFFERS = re.compile(r"0x[0-9a-f]+|[0-9][0-9.,]*|'[^']*'")
 
 Digests = npt.NDArray[np.bytes_]
 Numbers = npt.NDArray[np.int32]
@@ -65,12 +70,13 @@ def digests_of(example: Example) -> ExampleDigests:
         return ExampleDigests(
             _digest(["", example.text]), _digest(["", _plain(example.text)]), NO_PROMPT
         )
-    whole = [part for turn in example.turns for part in (turn.role, turn.text)]
+    whole = [part for turn in example.turns for part in (turn.role, turn.text + turn.extra)]
     said = [turn for turn in example.turns if turn.role != "system"]
     near = [part for turn in said for part in (turn.role, _plain(turn.text))]
     answers = [at for at, turn in enumerate(example.turns) if turn.role == "assistant"]
     answer = answers[-1] if answers else len(example.turns)
-    return ExampleDigests(_digest(whole), _digest(near), _digest(whole[: 2 * answer]))
+    every = [*whole, example.tools] if example.tools else whole
+    return ExampleDigests(_digest(every), _digest(near), _digest(whole[: 2 * answer]))
 
 
 def _plain(text: str) -> str:
@@ -97,9 +103,12 @@ def is_empty_answer(bad: BadRow, response_column: str) -> bool:
     return bool(_EMPTY_ANSWER.search(bad.reason))
 
 
-def learnt_tokens(batch: EncodedBatch) -> Numbers:
-    """Learnt tokens of every document of a batch."""
+def learnt_tokens(batch: EncodedBatch, first: int | None = None) -> Numbers:
+    """Learnt tokens of every document of a batch, or those among its `first` tokens that another
+    one comes before."""
     spans = batch.spans.reshape(-1, 2)
+    if first is not None:
+        spans = np.clip(spans, 1, max(1, first))
     owners = np.repeat(np.arange(len(batch.lengths)), batch.span_counts // 2)
     sums = np.bincount(owners, weights=spans[:, 1] - spans[:, 0], minlength=len(batch.lengths))
     return sums.astype(np.int32)
@@ -117,6 +126,8 @@ class Documents:
     line: Numbers
     length: Numbers
     learnt: Numbers
+    kept: Numbers
+    """Learnt tokens that are left when a row longer than there is room for is cut."""
 
     def __len__(self) -> int:
         return len(self.length)
@@ -135,6 +146,7 @@ class Documents:
             line=self.line[numbers],
             length=self.length[numbers],
             learnt=self.learnt[numbers],
+            kept=self.kept[numbers],
         )
 
 
@@ -144,7 +156,7 @@ class DocumentCollector:
     def __init__(self) -> None:
         self._files: dict[str, int] = {}
         self._digests = (bytearray(), bytearray(), bytearray())
-        self._numbers = tuple(array("i") for _ in range(4))
+        self._numbers = tuple(array("i") for _ in range(5))
 
     def add(self, example: Example, file: str, line: int) -> None:
         found = digests_of(example)
@@ -155,10 +167,14 @@ class DocumentCollector:
         self._numbers[0].append(self._files.setdefault(file, len(self._files)))
         self._numbers[1].append(line)
 
-    def add_tokens(self, batch: EncodedBatch) -> None:
-        """Lengths of the examples added since the last batch."""
-        self._numbers[2].frombytes(batch.lengths.astype(np.int32).tobytes())
-        self._numbers[3].frombytes(learnt_tokens(batch).tobytes())
+    def add_tokens(self, batch: EncodedBatch, room: int | None = None) -> None:
+        """Lengths of the examples added since the last batch; `room`: what is cut at."""
+        longest = int(batch.lengths.max(initial=0))
+        kept = learnt_tokens(batch, longest if room is None else room)
+        for column, numbers in zip(
+            self._numbers[2:], (batch.lengths, learnt_tokens(batch), kept), strict=True
+        ):
+            column.frombytes(numbers.astype(np.int32).tobytes())
 
     def documents(self) -> Documents:
         digests = [np.frombuffer(bytes(c), f"S{DIGEST_BYTES}") for c in self._digests]
@@ -217,13 +233,18 @@ def _first_places(known: Digests, asked: Digests) -> npt.NDArray[np.int64]:
     return np.where(known[places] == asked, places, -1)
 
 
-def length_summary(documents: Documents, room: int | None) -> dict[str, Any]:
-    """Examples, tokens, the learnt share, percentiles, and the share longer than `room`."""
+def length_summary(documents: Documents, room: int | None, overlong: str = "cut") -> dict[str, Any]:
+    """Examples, tokens, the learnt share, percentiles, the share longer than `room`, and what is
+    lost of those."""
     lengths = documents.length
     tokens = int(lengths.sum(dtype=np.int64))
     learnt = int(documents.learnt.sum(dtype=np.int64))
     half, nine, nineteen, almost = percentiles(lengths)
-    over = None if room is None else int((lengths > room).sum())
+    longer = lengths > room if room is not None else np.zeros(len(lengths), np.bool_)
+    over = None if room is None else int(longer.sum())
+    beyond = lengths[longer].astype(np.int64) - (room or 0 if overlong == "cut" else 0)
+    stays = ~longer if overlong == "drop" else np.ones(len(lengths), np.bool_)
+    unlearnt = int((stays & (documents.kept == 0)).sum())
     return {
         "examples": len(documents),
         "tokens": tokens,
@@ -236,6 +257,9 @@ def length_summary(documents: Documents, room: int | None) -> dict[str, Any]:
         "longest": int(lengths.max(initial=0)),
         "over_long": over,
         "over_long_share": over / max(1, len(documents)) if over is not None else None,
+        "tokens_lost": int(beyond.sum()) if overlong != "split" else 0,
+        "unlearnt": unlearnt,
+        "left": int(stays.sum()) - unlearnt,
     }
 
 
@@ -256,6 +280,28 @@ def joined(parts: Sequence[Documents]) -> Documents:
 
 
 @dataclass
+class KindOfBadRows:
+    """Rows that are bad for one reason: how many, the first of them, and where more stand."""
+
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+
+    def note(self, bad: BadRow) -> None:
+        self.count += 1
+        if len(self.first) < SHOWN_OF_A_KIND:
+            self.first.append(str(bad))
+        elif len(self.places) < SHOWN_ROWS:
+            self.places.append(str(abs(bad.line)))
+
+    def lines(self) -> list[str]:
+        more = self.count - len(self.first)
+        rest = ", …" if more > len(self.places) else ""
+        told = f"… and {more:,} more of this kind, at {', '.join(self.places)}{rest}"
+        return [*self.first, *([told] if more else [])]
+
+
+@dataclass
 class SplitReport:
     """What was read for a split, and what it amounts to."""
 
@@ -263,6 +309,8 @@ class SplitReport:
     rows: int = 0
     bad_rows: int = 0
     first_bad_rows: list[str] = field(default_factory=list)
+    kinds_of_bad_rows: dict[str, KindOfBadRows] = field(default_factory=dict)
+    """By their reason without what differs from row to row."""
     dropped: dict[str, int] = field(default_factory=dict)
     empty_answers: int = 0
     remnants: dict[str, int] = field(default_factory=dict)
@@ -271,6 +319,8 @@ class SplitReport:
     lengths: dict[str, Any] = field(default_factory=dict)
     duplicates: Pairs | None = None
     leaks: dict[str, Pairs] = field(default_factory=dict)
+    not_learnt: str = ""
+    """What there is to say of examples of which nothing is learnt; "" where there are none."""
     split_off: bool = False
     """Its examples were drawn from the training rows, and counted there while reading."""
 
@@ -279,6 +329,15 @@ class SplitReport:
         self.empty_answers += is_empty_answer(bad, response_column)
         if len(self.first_bad_rows) < SHOWN_ROWS:
             self.first_bad_rows.append(str(bad))
+        kind = self.kinds_of_bad_rows.setdefault(_DIFFERS.sub("…", bad.reason), KindOfBadRows())
+        kind.note(bad)
+
+    def bad_row_lines(self) -> list[str]:
+        """Bad rows for a person: every kind with its first rows, the most frequent kind first."""
+        kinds = sorted(self.kinds_of_bad_rows.values(), key=lambda kind: -kind.count)
+        found = [line for kind in kinds[:SHOWN_KINDS] for line in kind.lines()]
+        rest = sum(kind.count for kind in kinds[SHOWN_KINDS:])
+        return [*found, *([f"… and {rest:,} more"] if rest else [])]
 
     def note_remnants(self, example: Example, place: str) -> None:
         for marker in markers_in(example):
@@ -303,7 +362,12 @@ class SplitReport:
             if pairs is not None and pairs.count:
                 found.append(f"{self.name}: {counted(pairs.count, 'example')} also {where}")
                 found += [f"  {place} repeats {known}" for place, known in pairs.shown]
-        over = self.lengths.get("over_long")
-        if over:
-            found.append(f"{self.name}: {counted(over, 'example')} longer than max_seq_length")
+        lost = self.lengths.get("tokens_lost")
+        if lost:
+            over, share = self.lengths["over_long"], lost / self.lengths["tokens"]
+            found.append(
+                f"{self.name}: {counted(over, 'example')} longer than max_seq_length: {lost:,} "
+                f"tokens ({share:.1%}) are lost"
+            )
+        found += [self.not_learnt] if self.not_learnt else []
         return found

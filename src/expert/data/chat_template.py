@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -26,11 +27,13 @@ from expert.data.template_trace import (
 from expert.data.templates import (
     Template,
     TemplateError,
+    as_learnt,
     check_question,
     fingerprint_of,
     learn_all,
     plain_segments,
 )
+from expert.data.tools import has_tools, tool_names
 
 _SLOT = re.compile(f"{SLOT_START}([0-9]+){SLOT_END}")
 _Parts = tuple[str | int, ...]
@@ -125,6 +128,9 @@ class ChatTemplate(Template):
         if not example.turns:
             segments = plain_segments(example.text, eos=self._eos, bos=self._plain_bos)
             return learn_all(segments) if learn_prompt else segments
+        if has_tools(example):
+            segments = self._with_tools(example)
+            return as_learnt(segments, example.turns, learn_prompt=learn_prompt)
         turns = self._folded(example.turns)
         texts = [turn.text for turn in turns]
         shape = self._shape(tuple([turn.role for turn in turns]))
@@ -135,12 +141,12 @@ class ChatTemplate(Template):
             if "".join([segment.text for segment in segments]) != text:
                 if known:
                     shape.questions = None  # the trace missed something: render every row
-                if learn_prompt:
+                if learn_prompt and all(turn.learn for turn in turns):
                     return [Segment(text, learn=True)]
                 segments = self._found(turns, text, shape)
             elif known:
                 shape.checked += 1
-        return learn_all(segments) if learn_prompt else segments
+        return as_learnt(segments, turns, learn_prompt=learn_prompt)
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         check_question(turns)
@@ -151,15 +157,55 @@ class ChatTemplate(Template):
         slot = stand_in(len(turns))
         return self._render([*turns, Turn("assistant", slot)]).partition(slot)[0]
 
-    def _finished(self, turns: Sequence[Turn]) -> str:
-        text = self._render(turns)
+    def _finished(self, turns: Sequence[Turn], tools: str = "") -> str:
+        text = self._render(turns, tools=tools)
         return text + self._finish if turns[-1].role == "assistant" else text
 
-    def _render(self, turns: Sequence[Turn], *, generate: bool = False) -> str:
-        messages = [{"role": turn.role, "content": turn.text} for turn in turns]
+    def _render(self, turns: Sequence[Turn], *, generate: bool = False, tools: str = "") -> str:
+        messages = [
+            {"role": turn.role, "content": turn.text, **json.loads(turn.extra or "{}")}
+            for turn in turns
+        ]
         traced = type(turns[0].text) is not str
         sandbox = self._tracing if traced else self._sandbox
-        return sandbox.render(messages, add_generation_prompt=generate, **self._variables)
+        variables = {**self._variables, "tools": json.loads(tools)} if tools else self._variables
+        further = len(tools) + sum([len(turn.extra) for turn in turns])
+        return sandbox.render(
+            messages, add_generation_prompt=generate, further=further, **variables
+        )
+
+    def _with_tools(self, example: Example) -> list[Segment]:
+        """The segments of a conversation with tools, from its beginnings: an answer is what a
+        rendering with it has beyond one that asks for it."""
+        turns, tools = example.turns, example.tools
+        text = self._finished(turns, tools)
+        said = [*tool_names(example), *(turn.text.strip() for turn in turns if turn.role == "tool")]
+        missing = next((each for each in said if each not in text), None)
+        if missing is not None:
+            raise TemplateError(
+                "the tokenizer's chat template does not write tools and their calls: "
+                f"{missing[:_SHOWN_CHARACTERS]!r} is not in its text  (set "
+                "base_models[0].prompt_template: chatml)"
+            )
+        end = self._shape(("user", "assistant", "user", "assistant")).answers[1].end
+        segments: list[Segment] = []
+        done = 0
+        for place, turn in enumerate(turns):
+            if turn.role != "assistant":
+                continue
+            asked = self._render(turns[:place], generate=True, tools=tools)
+            start, stop = len(asked), len(text)
+            if place < len(turns) - 1:
+                # Not by a rendering that ends here: of a last answer thoughts may be written.
+                stop = text.find(end, start) + len(end)
+            if not text.startswith(asked) or not done <= start < stop:
+                raise TemplateError(
+                    f"the tokenizer's chat template rewrites turn {place + 1} (assistant) so that "
+                    "its answer is not to be found in the text"
+                )
+            segments += [Segment(text[done:start], False), Segment(text[start:stop], True)]
+            done = stop
+        return [*segments, *([Segment(text[done:], False)] if done < len(text) else [])]
 
     def _folded(self, turns: Sequence[Turn]) -> Sequence[Turn]:
         """The turns, with the system text in the first user turn where the template has no place

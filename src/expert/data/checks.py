@@ -33,7 +33,7 @@ class RowFilter:
         return ""
 
     def _seen_before(self, example: Example) -> bool:
-        parts = [example.text, *(f"{turn.role}\0{turn.text}" for turn in example.turns)]
+        parts = [example.text, *(f"{turn.role}\0{turn.text}{turn.extra}" for turn in example.turns)]
         digest = hashlib.blake2b("\0".join(parts).encode("utf-8"), digest_size=16).digest()
         seen = digest in self._seen
         self._seen.add(digest)

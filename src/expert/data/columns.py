@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from expert.data.records import DataError, Row
@@ -22,8 +22,21 @@ SPEAKERS = frozenset({"user", "human"})
 """Such a column holds what was said only beside "assistant"; else it may say who it was."""
 INPUT_COLUMNS = ("input", "context", "schema")
 MESSAGE_COLUMNS = ("messages", "conversations")
+TOOL_COLUMNS = ("tools", "functions")
+MESSAGES_READ = 2
+"""Changes with how messages are understood: what was prepared before is made anew."""
+_TRUTHS = ("true", "false")
 
 PREFERENCE = "preference rows need DPO; only supervised fine-tuning is built"
+ONLY_CHOSEN = "training.dataset.field_mapping: response: chosen learns the preferred answers alone"
+JUDGED = (
+    "the column {!r} says of every answer whether it is good, and all of them would be learnt as "
+    "good; only supervised fine-tuning is built"
+)
+ONLY_GOOD = (
+    "keep the rows whose {!r} is true, and take the column out of them; to learn them all, name "
+    "the columns in training.dataset.field_mapping: instruction and response"
+)
 
 
 class ColumnsNotFound(DataError):
@@ -41,6 +54,36 @@ class Columns:
     system: str = ""
     text: str = ""
     messages: str = ""
+    tools: str = ""
+    history: str = ""
+
+    def __str__(self) -> str:
+        """What decides how a row is read: prepared tokens are kept by it. Parts that came later
+        stand in it only where they are used."""
+        names = ("kind", "instruction", "input", "response", "system", "text", "messages")
+        later = tuple(name for name in ("tools", "history") if getattr(self, name))
+        told = [f"{name}={getattr(self, name)!r}" for name in (*names, *later)]
+        told += [f"read={MESSAGES_READ}"] if self.kind == "messages" else []
+        return f"Columns({', '.join(told)})"
+
+    def used(self) -> dict[str, str]:
+        """Which part of an example is in which column."""
+        parts = (
+            "system",
+            "history",
+            "instruction",
+            "input",
+            "response",
+            "tools",
+            "messages",
+            "text",
+        )
+        return {part: getattr(self, part) for part in parts if getattr(self, part)}
+
+    def unused(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The columns that nothing is read from."""
+        taken = set(self.used().values())
+        return tuple(name for name in names if name not in taken)
 
 
 def understand_columns(
@@ -68,7 +111,7 @@ def understand_columns(
                 return found
         found = _instruction_columns(known, asked, requests, answers)
         if found:
-            return found
+            return _with_history(found, known, first_row)
     raise _not_understood(names, plain, asked)
 
 
@@ -84,17 +127,26 @@ def columns_of(row: Row, spec: DatasetSpec) -> Columns:
 
 
 def _other_kinds(known: Mapping[str, str], first_row: Mapping[str, Any]) -> Columns | None:
-    """Messages, or rows of several tasks; preference rows are refused."""
+    """Messages, or rows of several tasks; rows that say which answer is good are refused."""
     system = known.get("system", "")
     if {"chosen", "rejected"} <= known.keys():
-        raise DataError(f"{PREFERENCE}  ({columns_found(known.values())})")
+        raise DataError(f"{PREFERENCE}  ({ONLY_CHOSEN}; {columns_found(known.values())})")
+    judged = known.get("label") or known.get("kto_tag")
+    is_answer = known.keys() & {"messages", "conversations", *RESPONSE_COLUMNS} - {"text"}
+    if judged and is_answer and _says_yes_or_no(first_row.get(judged)):
+        raise DataError(f"{JUDGED.format(judged)}  ({ONLY_GOOD.format(judged)})")
     for name in MESSAGE_COLUMNS:
         column = known.get(name)
         if column and isinstance(first_row.get(column), list | tuple | None):
-            return Columns("messages", messages=column, system=system)
+            tools = next((known[name] for name in TOOL_COLUMNS if name in known), "")
+            return Columns("messages", messages=column, system=system, tools=tools)
     if _is_multi_task(known, first_row):
         return Columns("multi_task", input=known["input"], response=known["output"], system=system)
     return None
+
+
+def _says_yes_or_no(value: Any) -> bool:
+    return isinstance(value, bool) or (isinstance(value, str) and value.lower() in _TRUTHS)
 
 
 def _by_plain_name(names: Iterable[str]) -> dict[str, str]:
@@ -167,6 +219,16 @@ def _instruction_columns(
     if "text" in known and not asked:
         return Columns("text", text=known["text"])
     return None
+
+
+def _with_history(
+    columns: Columns, known: Mapping[str, str], first_row: Mapping[str, Any]
+) -> Columns:
+    """Earlier exchanges stand in a list; a text of that name is no conversation."""
+    column = known.get("history", "")
+    if columns.kind != "instruction" or not isinstance(first_row.get(column), list | tuple):
+        return columns
+    return replace(columns, history=column)
 
 
 def _exchange_columns(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from expert.data.records import BadRow, Row
-from expert.data.row_text import escaped_byte, fault_in
+from expert.data.row_text import NOT_UTF8, escaped_byte, fault_in
 from expert.data.streams import (
     MAX_ROW_BYTES,
     Overlong,
@@ -171,4 +171,4 @@ def _undecodable(raw: str) -> str | None:
     if not (found := escaped_byte(raw)):
         return None
     place, value = found
-    return f"invalid UTF-8: byte 0x{value:02x} at character {place + 1}"
+    return f"invalid UTF-8: byte 0x{value:02x} at character {place + 1}{NOT_UTF8}"

@@ -49,6 +49,8 @@ class Encoder(Protocol):
 
     def encode(self, documents: Sequence[Sequence[Segment]]) -> EncodedBatch: ...
 
+    def decode(self, ids: Sequence[int]) -> str: ...
+
 
 @dataclass(frozen=True)
 class SpecialTokens:
@@ -101,6 +103,10 @@ class TextEncoder:
         tokenizer.no_padding()
         tokenizer.no_truncation()
         return tokenizer
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, with those that begin and end a turn."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     @cached_property
     def prefix(self) -> list[int]:

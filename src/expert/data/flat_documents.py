@@ -5,10 +5,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from expert.data.encoder import EncodedBatch
 
 Ids = NDArray[np.int32]
 Numbers = NDArray[np.integer[Any]]
@@ -24,6 +27,15 @@ class Shard(NamedTuple):
     """Start and stop of each learnt stretch, counted from the document's first token."""
     span_offsets: Numbers
     """Where each document begins in `spans`, and the end of the last one."""
+
+
+def shard_of(batch: EncodedBatch) -> Shard:
+    """Documents as the tokenizer gave them."""
+    return Shard(batch.ids, _starts(batch.lengths), batch.spans, _starts(batch.span_counts))
+
+
+def _starts(lengths: Ids) -> Numbers:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 class FlatDocuments:
@@ -62,6 +74,34 @@ class FlatDocuments:
         return self._spans[shard][self._span_offsets[at] : self._span_offsets[at + 1]].reshape(
             -1, 2
         )
+
+    def without_spans(self, documents: Numbers) -> NDArray[np.bool_]:
+        """Which of the documents have nothing that is learnt, however long they are."""
+        at = documents + np.searchsorted(self._starts, documents, side="right")
+        empty: NDArray[np.bool_] = self._span_offsets[at] == self._span_offsets[at + 1]
+        return empty
+
+    def have_targets(
+        self, documents: Numbers, starts: Numbers, stops: Numbers
+    ) -> NDArray[np.bool_]:
+        """Whether there is a label between `starts` and `stops` of each document: a learnt token
+        that another one of the same stretch comes before."""
+        found = np.zeros(len(documents), np.bool_)
+        shards = np.searchsorted(self._starts, documents, side="right")
+        for number, shard in enumerate(self.shards()):
+            here = np.flatnonzero(shards == number)
+            if not len(here) or not len(shard.spans):
+                continue
+            spans = shard.spans.reshape(-1, 2)
+            # Counted from the shard's first token, spans rise from one document to the next.
+            of_owner = np.repeat(shard.offsets[:-1], np.diff(shard.span_offsets) // 2)
+            firsts, ends = spans[:, 0] + of_owner, spans[:, 1] + of_owner
+            begins = shard.offsets[documents[here] - self._first[number]]
+            second = begins + starts[here] + 1
+            at = np.searchsorted(ends, second, side="right")
+            there = np.append(firsts, np.iinfo(np.int64).max)[at]
+            found[here] = np.maximum(there, second) < begins + stops[here]
+        return found
 
     def gather(
         self, documents: Numbers, starts: Numbers, stops: Numbers, *, out: Ids, places: Numbers

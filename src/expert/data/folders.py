@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
-from expert.data.rows import FORMATS, suffix_format
+from expert.data.rows import FORMATS, is_markdown, suffix_format
 from expert.data.streams import unusable
 
 Split = Literal["train", "validation", "test"]
@@ -23,21 +23,44 @@ _ASKED_FORMATS = {"text": ("txt",), "csv": ("csv", "tsv")}
 _NOT_DATA = {
     *("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"),
     *("metadata.json", "license.txt", "readme.txt", "requirements.txt"),
+    *("license.md", "readme.md", "changelog.md", "contributing.md"),
     *("manifest.json", "test_cases.json"),  # of an expert that lies there
 }
 
 
-def files_by_split(folder: Path, format: str | None) -> dict[Split | None, list[Path]]:
-    """The data files of a folder and of the folders in it, sorted; None: no split's name."""
+def _data_files(folder: Path, format: str | None) -> list[Path]:
+    """The files of a folder and of the folders in it that may hold rows, sorted. Markdown beside
+    rows of another format describes them; without such it is text."""
+    wanted = FORMATS if format is None else _ASKED_FORMATS.get(format, (format,))
     found = [
+        path
+        for path in _visible_files(folder)
+        if path.name.lower() not in _NOT_DATA and suffix_format(path) in wanted
+    ]
+    others = {suffix_format(path) for path in found} - {"txt"}
+    return [path for path in found if not (others and is_markdown(path))]
+
+
+def _visible_files(folder: Path) -> list[Path]:
+    return [
         path
         for path in sorted([*folder.glob("*"), *folder.glob("*/*")])
         if path.is_file()
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and path.name.lower() not in _NOT_DATA
     ]
-    wanted = FORMATS if format is None else _ASKED_FORMATS.get(format, (format,))
-    found = [path for path in found if suffix_format(path) in wanted]
+
+
+def unread_files(folder: Path, format: str | None = None) -> list[str]:
+    """Files of a folder of rows that no row comes from, as they are named in it."""
+    if saved_splits(folder) is not None:
+        return []
+    read = set(_data_files(folder, format))
+    return [str(path.relative_to(folder)) for path in _visible_files(folder) if path not in read]
+
+
+def files_by_split(folder: Path, format: str | None) -> dict[Split | None, list[Path]]:
+    """The data files of a folder and of the folders in it, sorted; None: no split's name."""
+    found = _data_files(folder, format)
     kinds = Counter(str(suffix_format(path)) for path in found)
     if len(kinds) > 1 and format is None:
         counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from expert.data.columns import PREFERENCE, Columns, Kind, columns_found
 from expert.data.marked_text import UnfitRow, marked_turns
+from expert.data.messages import conversation, is_messages, kind_of, known_role, turns_in
 from expert.data.records import BadRow, Example, Role, Row, Turn
+from expert.data.tools import tools_of
 
-ROLES: dict[str, Role] = {
-    "system": "system",
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
-}
-TOOL_ROLES = frozenset({"tool", "function", "function_call", "observation", "ipython"})
 METADATA_OF_A_TASK = frozenset({"instruction", "error_type"})
 RAW_CHARACTERS = 500
 
@@ -40,7 +32,7 @@ def _beginning(values: Mapping[str, Any]) -> str:
 def _instruction_example(values: Mapping[str, Any], columns: Columns) -> Example:
     request = values.get(columns.instruction)
     answer = values.get(columns.response)
-    if _is_messages(request) or _is_messages(answer):
+    if is_messages(request) or is_messages(answer):
         return _prompt_completion_example(values, columns)
     if type(answer) is not str:
         answer = _needed(values, columns.response)
@@ -53,7 +45,22 @@ def _instruction_example(values: Mapping[str, Any], columns: Columns) -> Example
         request = _with_input(request, columns.input, material)
     if not request or request.isspace():
         raise UnfitRow(f"column {columns.instruction!r}: the request is empty")
-    return _exchange(_optional(values, columns.system), request, answer)
+    system = _optional(values, columns.system)
+    if columns.history and values.get(columns.history):
+        said = _history(values[columns.history], columns.history)
+        return conversation([*said, Turn("user", request), Turn("assistant", answer)], system)
+    return _exchange(system, request, answer)
+
+
+def _history(pairs: Any, column: str) -> list[Turn]:
+    """Earlier requests and answers, which are learnt like the last one."""
+    turns = []
+    for number, pair in enumerate(pairs if isinstance(pairs, list | tuple) else [pairs], 1):
+        told = list(pair) if isinstance(pair, list | tuple) else []
+        if len(told) != 2 or not all(isinstance(text, str) for text in told):
+            raise UnfitRow(f"{column}[{number}]: is no pair of a request and an answer")
+        turns += [Turn("user", told[0]), Turn("assistant", told[1])]
+    return turns
 
 
 def _exchange(system: str, request: str, answer: str) -> Example:
@@ -81,13 +88,24 @@ def _prompt_completion_example(values: Mapping[str, Any], columns: Columns) -> E
     )
     for column, role in roles:
         value: Any = values.get(column)
-        if _is_messages(value):
-            turns += _turns(value, column)
+        if is_messages(value):
+            turns += turns_in(value, column)
         else:
             turns.append(Turn(role, _needed(values, column)))
     if turns[-1].role != "assistant":
         raise UnfitRow(f"column {columns.response!r}: the last message is not an answer")
-    return _conversation(turns, _optional(values, columns.system))
+    asked, answers = values.get(columns.instruction), values.get(columns.response)
+    if isinstance(asked, str) and is_messages(answers):
+        # The whole conversation stands in the column of the answer, with the request once more.
+        whole = turns_in(answers or (), columns.response)
+        first = next((turn.text for turn in whole if turn.role == "user"), asked)
+        if first.strip() != asked.strip():
+            raise UnfitRow(
+                f"column {columns.response!r}: it begins with another request than "
+                f"{columns.instruction!r} has"
+            )
+        turns = whole if any(turn.role == "user" for turn in whole) else turns
+    return conversation(turns, _optional(values, columns.system))
 
 
 def _messages_example(values: Mapping[str, Any], columns: Columns) -> Example:
@@ -95,72 +113,10 @@ def _messages_example(values: Mapping[str, Any], columns: Columns) -> Example:
     if not isinstance(value, list | tuple):
         if value is None:
             raise UnfitRow(_absence(values, columns.messages))
-        raise UnfitRow(f"column {columns.messages!r} holds {_kind_of(value)}, not messages")
-    turns = _turns(value, columns.messages)
-    return _conversation(turns, _optional(values, columns.system))
-
-
-def _is_messages(value: Any) -> bool:
-    return (
-        isinstance(value, list | tuple)
-        and len(value) > 0
-        and all(isinstance(part, Mapping) and ("role" in part or "from" in part) for part in value)
-    )
-
-
-def _turns(messages: Sequence[Any], column: str) -> list[Turn]:
-    turns = []
-    for number, message in enumerate(messages, 1):
-        where = f"{column}[{number}]"
-        if not isinstance(message, Mapping):
-            raise UnfitRow(f"{where} is {_kind_of(message)}, not a message")
-        name = message.get("role", message.get("from"))
-        role = ROLES.get(name) if isinstance(name, str) else None
-        if (role is None and name in TOOL_ROLES) or message.get("tool_calls"):
-            raise UnfitRow(f"{where}: tool messages are not supported")
-        if role is None:
-            raise UnfitRow(f"{where}: unknown role {name!r}  (known: {', '.join(ROLES)})")
-        content = message.get("content", message.get("value"))
-        turns.append(Turn(role, content if type(content) is str else _joined(content, where)))
-    return turns
-
-
-def _joined(content: Any, where: str) -> str:
-    """The text of a message whose content is a list of parts."""
-    if not isinstance(content, list | tuple):
-        what = "has no content" if content is None else f"the content is {_kind_of(content)}"
-        raise UnfitRow(f"{where}: {what}")
-    texts = []
-    for part in content:
-        text = part.get("text") if isinstance(part, Mapping) else part
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise UnfitRow(f"{where}: a part of type {kind!r}; only text is learnt")
-        texts.append(text)
-    return "".join(texts)
-
-
-def _conversation(turns: Iterable[Turn], system: str = "") -> Example:
-    """The turns as an example; a conversation that no template can write is refused."""
-    said = [turn for turn in turns if turn.role != "system" or turn.text.strip()]
-    if system and not (said and said[0].role == "system"):
-        said.insert(0, Turn("system", system))
-    before = ""
-    for number, turn in enumerate(said, 1):
-        if turn.role == "system":
-            if number > 1:
-                raise UnfitRow(f"turn {number}: a system turn that is not the first")
-        elif not turn.text or turn.text.isspace():
-            raise UnfitRow(f"turn {number} ({turn.role}) is empty")
-        elif turn.role == "assistant" and before != "user":
-            what = "two answers in a row" if before == "assistant" else "an answer to no user turn"
-            raise UnfitRow(f"turn {number}: {what}")
-        elif turn.role == before:
-            raise UnfitRow(f"turn {number}: two user turns in a row")
-        before = turn.role
-    if not any(turn.role == "assistant" for turn in said):
-        raise UnfitRow("there is no assistant turn")
-    return Example(tuple(said))
+        raise UnfitRow(f"column {columns.messages!r} holds {kind_of(value)}, not messages")
+    turns = turns_in(value, columns.messages)
+    tools = tools_of(values.get(columns.tools), columns.tools) if columns.tools else ""
+    return conversation(turns, _optional(values, columns.system), tools)
 
 
 def _text_example(values: Mapping[str, Any], columns: Columns) -> Example:
@@ -168,23 +124,25 @@ def _text_example(values: Mapping[str, Any], columns: Columns) -> Example:
     if type(text) is not str:
         if text is None:
             raise UnfitRow(_absence(values, columns.text))
-        raise UnfitRow(f"column {columns.text!r} holds {_kind_of(text)}, not text")
+        raise UnfitRow(f"column {columns.text!r} holds {kind_of(text)}, not text")
     if not text or text.isspace():
         raise UnfitRow(f"column {columns.text!r}: the text is empty")
     marked = marked_turns(text)
     if marked is None:
         return Example(text=text)
-    return _conversation(
-        Turn(role, body) for role, body in ((_known_role(name), body) for name, body in marked)
+    return conversation(
+        Turn(role, body) for role, body in ((_marked_role(name), body) for name, body in marked)
     )
 
 
-def _known_role(name: str) -> Role:
-    if name in TOOL_ROLES:
-        raise UnfitRow("tool messages are not supported")
-    if name not in ROLES:
-        raise UnfitRow(f"unknown role {name!r}  (known: {', '.join(ROLES)})")
-    return ROLES[name]
+def _marked_role(name: str) -> Role:
+    role = known_role(name)
+    if role == "tool" or name == "function_call":
+        raise UnfitRow(
+            "tools in marked text are not understood  (write such rows as messages, with "
+            "tool_calls and the role tool)"
+        )
+    return role
 
 
 def _multi_task_example(values: Mapping[str, Any], columns: Columns) -> Example:
@@ -239,14 +197,8 @@ def _as_text(value: Any, column: str) -> str:
             return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         except (TypeError, ValueError):
             pass
-    raise UnfitRow(f"column {column!r} holds {_kind_of(value)}, not text")
-
-
-def _kind_of(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    words = {str: "text", dict: "an object", list: "a list", int: "a number", float: "a number"}
-    return words.get(type(value), f"a {type(value).__name__}")
+    truth = "; write what is to be learnt in words" if isinstance(value, bool) else ""
+    raise UnfitRow(f"column {column!r} holds {kind_of(value)}, not text{truth}")
 
 
 _READERS: dict[Kind, Callable[[Mapping[str, Any], Columns], Example]] = {

@@ -7,11 +7,14 @@ import importlib
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from expert.data.records import BadRow, DataError, Row
 from expert.data.streams import not_here, unusable
 
+SECONDS_TO_ANSWER = 5.0
+"""A hub that has not answered by then is not there; its client would try six times, for 25 s."""
 _BATCH_ROWS = 1000
 _SLICE = re.compile(r"(?P<split>[^\[]+)\[(?P<start>\d*):(?P<end>\d*)\]")
 _NETWORK = ("connect", "offline", "network", "resolve", "timed out", "max retries", "unreachable")
@@ -56,12 +59,15 @@ def _load(name: str, *, split: str, config: str | None, streaming: bool) -> Any:
             "streamed rows can be cut by their numbers only",
             "write the slice as [start:end], or set streaming: false",
         )
+    lost = _unreachable()
     try:
-        dataset = datasets.load_dataset(
-            name, config, split=sliced["split"] if sliced else split, streaming=streaming
-        )
+        with _offline(datasets, lost is not None):
+            dataset = datasets.load_dataset(
+                name, config, split=sliced["split"] if sliced else split, streaming=streaming
+            )
     except Exception as error:  # the hub's client raises dozens of kinds
-        raise _told(name, split, error) from error
+        why = lost if lost is not None and _is_of_network(error) else error
+        raise _told(name, split, why, certain=why is lost) from error
     if sliced:
         start = int(sliced["start"] or 0)
         dataset = dataset.skip(start)
@@ -70,15 +76,51 @@ def _load(name: str, *, split: str, config: str | None, streaming: bool) -> Any:
     return dataset
 
 
-def _told(name: str, split: str, error: Exception) -> DataError:
-    """A failure of the hub in words."""
+def _unreachable() -> Exception | None:
+    """Why the hub does not answer; None where it does."""
+    try:
+        hub = importlib.import_module("huggingface_hub")
+        hub.get_session().head(hub.constants.ENDPOINT, timeout=SECONDS_TO_ANSWER)
+    except Exception as error:  # noqa: BLE001 - of two clients, each with its own kinds
+        return error
+    return None
+
+
+@contextmanager
+def _offline(datasets: Any, lost: bool) -> Iterator[None]:
+    """Where the hub is not there its client looks only into its cache, at once."""
+    holders: list[Any] = [getattr(datasets, "config", None)]
+    if lost:
+        constants = importlib.import_module("huggingface_hub").constants
+        holders.append(constants)
+    known = [each for each in holders if lost and hasattr(each, "HF_HUB_OFFLINE")]
+    before = [each.HF_HUB_OFFLINE for each in known]
+    try:
+        for each in known:
+            each.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for each, value in zip(known, before, strict=True):
+            each.HF_HUB_OFFLINE = value
+
+
+def _is_of_network(error: Exception) -> bool:
+    text = f"{type(error).__name__} {error}".lower()
+    return any(word in text for word in _NETWORK)
+
+
+def _told(name: str, split: str, error: Exception, *, certain: bool = False) -> DataError:
+    """A failure of the hub in words; `certain`: it did not answer, whatever its error is called."""
     text = " ".join(str(error).split()) or type(error).__name__
     if len(text) > 300:
         text = text[:300] + " …"
     lower = f"{type(error).__name__} {text}".lower()
-    if any(word in lower for word in _NETWORK):
+    if certain or _is_of_network(error):
         what = f"the hub could not be reached: {text}"
-        fix = "check the network, or download the data set elsewhere and name its folder as path"
+        fix = (
+            "check the network; or download the data set elsewhere and name its folder as path, or "
+            "set HF_HOME to a cache that holds it"
+        )
         return not_here(f"{name}::{split}", what, fix)
     if "notfound" in lower or "gated" in lower or "doesn't exist" in lower:
         what = f"the hub does not give it: {text}"

@@ -16,6 +16,7 @@ from typing import Any
 from expert.data.records import BadRow, Row, place_of
 from expert.data.row_text import (
     DECODER,
+    NOT_UTF8,
     RowFault,
     escaped_byte,
     fault_in,
@@ -195,7 +196,7 @@ def _read_again(raw: str, file: str, line: int) -> Row | BadRow:
 def _undecodable(raw: str) -> str | None:
     if not (found := escaped_byte(raw)):
         return None
-    return f"invalid UTF-8: byte 0x{found[1]:02x} at character {found[0] + 1} of the row"
+    return f"invalid UTF-8: byte 0x{found[1]:02x} at character {found[0] + 1} of the row{NOT_UTF8}"
 
 
 def _end_of_value(window: _Window) -> tuple[int, tuple[int, str] | None]:

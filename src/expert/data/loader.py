@@ -28,7 +28,7 @@ from expert.data.batches import (
 from expert.data.documents import DocumentStore
 from expert.data.encoder import EncodedBatch, Encoder
 from expert.data.feed import Batch, FedUpdate
-from expert.data.flat_documents import FlatDocuments, Shard
+from expert.data.flat_documents import FlatDocuments, shard_of
 from expert.data.order import DataOrder, Update, micro_batches
 from expert.data.pack import Overlong, pack_none
 from expert.data.pack_index import PackIndex
@@ -133,15 +133,6 @@ class RowsTokenisedLate(Dataset[Any]):
             store.lengths, self._length, overlong=self._overlong, soft_tokens=self._soft_tokens
         )
         return padded_tensors(index, range(index.bins), store, pad_id=self._pad_id)
-
-
-def shard_of(batch: EncodedBatch) -> Shard:
-    """Documents as the tokenizer gave them, where batches are filled from."""
-    return Shard(batch.ids, _offsets(batch.lengths), batch.spans, _offsets(batch.span_counts))
-
-
-def _offsets(lengths: NDArray[np.int32]) -> NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def as_it_is(batch: Any) -> Any:

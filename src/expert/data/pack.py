@@ -50,6 +50,16 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.document)
 
+    def without(self, unlearnt: Lengths | None) -> Pieces:
+        """The pieces but those with these numbers, from which nothing would be learnt."""
+        if unlearnt is None or not len(unlearnt):
+            return self
+        kept = np.ones(len(self), np.bool_)
+        kept[unlearnt] = False
+        gone = np.setdiff1d(self.document[unlearnt], self.document[kept])
+        counts = replace(self.overlong, unlearnt=len(gone))
+        return Pieces(self.document[kept], self.start[kept], self.stop[kept], counts)
+
 
 def cut_pieces(lengths: Lengths, limit: int, overlong: Overlong) -> Pieces:
     """Every document as pieces of at most `limit` tokens; empty documents have none."""
@@ -86,13 +96,15 @@ def pack_best_fit(
     overlong: Overlong = "cut",
     soft_tokens: int = 0,
     most_pieces: int | None = None,
+    unlearnt: Lengths | None = None,
 ) -> PackIndex:
     """Fit pieces into bins, longest first, a window of the shuffled pieces at a time.
 
     What stands together and what comes first is left to the seed: windows are cut from a shuffled
-    order, and the bins are shuffled at the end. `most_pieces` closes a bin that has room left.
+    order, and the bins are shuffled at the end. `most_pieces` closes a bin that has room left;
+    `unlearnt` are the numbers of pieces that are left out.
     """
-    pieces = cut_pieces(lengths, length - soft_tokens, overlong)
+    pieces = cut_pieces(lengths, length - soft_tokens, overlong).without(unlearnt)
     # 32 bits wherever numbers are kept for every piece, and nothing kept longer than needed: this
     # is where preparation takes most memory a row.
     order = shuffled(len(pieces), seed=seed, draw=Draw.PIECES).astype(np.int32)
@@ -241,17 +253,22 @@ def pack_concat(
     *,
     overlong: Overlong = "split",
     soft_tokens: int = 0,
+    unlearnt: Lengths | None = None,
 ) -> PackIndex:
     """Lay documents end to end in shuffled order and cut at the borders of the bins.
 
     A document that is cut goes on in the next bin as a new piece. Every bin but the last is full;
-    with a soft prompt a few places may be left, too few for the prompt and a token.
+    with a soft prompt a few places may be left, too few for the prompt and a token. `unlearnt`
+    are the numbers of the documents with tokens that are left out.
     """
     limit = length - soft_tokens
     pieces = cut_pieces(lengths, limit, overlong)
     examples, overlong_counts = len(pieces), pieces.overlong
     if overlong == "split":  # borders do the splitting
-        pieces = cut_pieces(lengths, max(1, int(lengths.max(initial=0))), "cut")
+        longest = max(1, int(lengths.max(initial=0)))
+        pieces = cut_pieces(lengths, longest, "cut").without(unlearnt)
+        examples = int((-(-pieces.stop // limit)).sum(dtype=np.int64))
+        overlong_counts = replace(overlong_counts, unlearnt=pieces.overlong.unlearnt)
     order = shuffled(len(pieces), seed=seed, draw=Draw.PIECES)
     document, start, stop, per_bin = array("i"), array("i"), array("i"), array("q")
     room, in_bin = length, 0
@@ -288,10 +305,15 @@ def pack_concat(
 
 
 def pack_none(
-    lengths: Lengths, length: int, *, overlong: Overlong = "cut", soft_tokens: int = 0
+    lengths: Lengths,
+    length: int,
+    *,
+    overlong: Overlong = "cut",
+    soft_tokens: int = 0,
+    unlearnt: Lengths | None = None,
 ) -> PackIndex:
     """One piece to a bin, in the order of the documents; the epoch's order groups by length."""
-    pieces = cut_pieces(lengths, length - soft_tokens, overlong)
+    pieces = cut_pieces(lengths, length - soft_tokens, overlong).without(unlearnt)
     return PackIndex(
         rule="none",
         length=length,

@@ -36,6 +36,8 @@ class OverlongCounts:
     split: int = 0
     dropped: int = 0
     tokens_lost: int = 0
+    unlearnt: int = 0
+    """Those of which nothing is left that is learnt: they are in no bin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class PackStatistics:
         return self.padding_to_longest - self.padding
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
 class PackIndex:
     """Pieces of documents in bins. Flat arrays: the pieces of bin b are those from
     `bin_offsets[b]` to `bin_offsets[b + 1]`."""
@@ -76,6 +78,10 @@ class PackIndex:
     piece_start: NDArray[np.int32]
     piece_stop: NDArray[np.int32]
     bin_offsets: NDArray[np.int64]
+
+    def __repr__(self) -> str:
+        sizes = f"{self.examples:,} rows in {self.bins:,} sequences of {self.length:,} tokens"
+        return f"<PackIndex: {sizes}, packed by {self.rule!r}>"
 
     @property
     def bins(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from expert.core.errors import ExpertError
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 
 
 class DataError(ExpertError):
@@ -76,6 +76,10 @@ class Turn:
 
     role: Role
     text: str
+    learn: bool = True
+    """Of an answer: whether it is learnt."""
+    extra: str = ""
+    """Further fields of the message as JSON: the calls of an answer, which call a tool answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,8 @@ class Example:
 
     turns: tuple[Turn, ...] = ()
     text: str = ""
+    tools: str = ""
+    """The tools that the model is offered, as JSON."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,10 @@ _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 _KINDS = {list: "an array", str: "a text", bool: "true or false", type(None): "null"}
 
 
+NOT_UTF8 = "; save the file as UTF-8"
+"""What to do about a byte that is no UTF-8: the file has another encoding, such as Latin-1."""
+
+
 class RowFault(Exception):
     """Why a row cannot be used."""
 
@@ -49,7 +53,7 @@ def object_of(line: bytes) -> dict[str, Any]:
 
 def _what_is_wrong(error: ValueError | RecursionError, line: bytes) -> str:
     if isinstance(error, UnicodeDecodeError):
-        return f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1}"
+        return f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1}{NOT_UTF8}"
     if (position := line.find(b"\0")) >= 0:
         return f"NUL byte at byte {position + 1}"
     if not isinstance(error, json.JSONDecodeError):

@@ -14,11 +14,16 @@ from pathlib import Path
 from expert.data.csv_rows import SEPARATORS, read_csv, separator_of
 from expert.data.json_rows import read_json
 from expert.data.records import BadRow, DataError, Row
-from expert.data.row_text import RowFault, object_of
+from expert.data.row_text import NOT_UTF8, RowFault, object_of
 from expert.data.streams import Overlong, bad_row, numbered_lines, open_text, too_long, unusable
 
 FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "arrow")
-_SUFFIXES = {f".{name}": name for name in FORMATS} | {".ndjson": "jsonl"}
+_MARKDOWN = (".md", ".markdown")
+_SUFFIXES = {
+    **{f".{name}": name for name in FORMATS},
+    ".ndjson": "jsonl",
+    **dict.fromkeys(_MARKDOWN, "txt"),
+}
 _OTHER_NAMES = {"text": "txt", "ndjson": "jsonl"}
 _PACKED = (".gz", ".zst")
 
@@ -80,6 +85,11 @@ def suffix_format(path: Path) -> str | None:
     return _SUFFIXES.get(suffixes[-1]) if suffixes else None
 
 
+def is_markdown(path: Path) -> bool:
+    """Whether a file is a text that often tells of others: it is read as text is."""
+    return any(suffix.lower() in _MARKDOWN for suffix in path.suffixes[-2:])
+
+
 def file_format(path: Path, format: str | None = None) -> str:
     """One of FORMATS for a file: the given one, otherwise what the name tells."""
     told = suffix_format(path)
@@ -133,7 +143,7 @@ def _first_undecodable(path: Path) -> BadRow:
                 line.decode()
             except UnicodeDecodeError as error:
                 place = error.start
-                reason = f"invalid UTF-8: byte 0x{line[place]:02x} at byte {place + 1}"
+                reason = f"invalid UTF-8: byte 0x{line[place]:02x} at byte {place + 1}{NOT_UTF8}"
                 return bad_row(str(path), number, reason, line)
     raise unusable(str(path), "the file changed while it was read", "start again")
 

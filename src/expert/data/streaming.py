@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
+from expert.core.words import counted
 from expert.data.batches import BatchShape
 from expert.data.encoder import EncodedBatch, Encoder
 from expert.data.feed import UpdateWork
-from expert.data.flat_documents import FlatDocuments
-from expert.data.loader import LoaderOptions, data_loader, shard_of
+from expert.data.flat_documents import FlatDocuments, shard_of
+from expert.data.loader import LoaderOptions, data_loader
 from expert.data.order import Draw, Update, shuffled
 from expert.data.pack import bins_per_update
 from expert.data.pack_index import PackIndex
@@ -31,8 +32,8 @@ SPARE_BOUNDARIES = 1.5
 """Later windows may have shorter rows than the first; fuller bins than this are divided."""
 
 Segments = list[Segment] | BadRow | Dropped
-Pack = Callable[[NDArray[np.integer[Any]], int], PackIndex]
-"""Lengths of documents and a seed to bins."""
+Pack = Callable[[FlatDocuments, int], PackIndex]
+"""Documents and a seed to bins."""
 
 
 class Window(NamedTuple):
@@ -147,6 +148,8 @@ class Stream:
         self._options = options
         self._max_bad_rows = max_bad_rows
         self._bad_rows = 0
+        self.first_rows = self.first_unlearnt = 0
+        """Rows of the first window, and those of them that are left out when it is packed."""
         self.shape = self._look_ahead(examples_per_update)
 
     def _look_ahead(self, examples_per_update: int) -> StreamShape:
@@ -160,7 +163,15 @@ class Stream:
                 "there is nothing to learn in the first rows of the stream: no token of them is an "
                 "answer  (check the columns with expert dataset check)"
             )
-        index = self._pack(first.documents.lengths, self._seed)
+        index = self._pack(FlatDocuments([shard_of(first.documents)]), self._seed)
+        if not index.bins:
+            raise DataError(
+                f"the first {counted(len(first.documents.lengths), 'row')} of the stream: nothing "
+                f"that is learnt comes before max_seq_length {index.length}  (a larger "
+                "training.config.max_seq_length)"
+            )
+        self.first_rows = len(first.documents.lengths)
+        self.first_unlearnt = index.overlong.unlearnt
         pieces = int(np.diff(index.bin_offsets).max())
         whole = pieces == 1 and index.rule == "none"
         return StreamShape(
@@ -197,7 +208,9 @@ class Stream:
         """The updates of a window: its bins in random order, cut as evenly as they go."""
         store = FlatDocuments([shard_of(documents)])
         turn = epoch << 32 | number
-        index = divided(self._pack(documents.lengths, self._seed), self.shape.boundaries_per_bin)
+        index = divided(self._pack(store, self._seed), self.shape.boundaries_per_bin)
+        if not index.bins:  # nothing in this window is learnt
+            return
         order = shuffled(index.bins, seed=self._seed, draw=Draw.WINDOW, number=turn)
         count = max(1, round(index.bins / self.shape.bins_per_update))
         for step, bins in enumerate(np.array_split(order, count)):

@@ -372,9 +372,10 @@ class SandboxedTemplate:
                 f"the tokenizer's chat template cannot be read: {_words(error)}{OTHERWISE}"
             ) from None
 
-    def render(self, messages: list[dict[str, str]], **variables: Any) -> str:
-        """The conversation as the template writes it."""
-        given = sum(str.__len__(message["content"]) for message in messages)
+    def render(self, messages: list[dict[str, Any]], *, further: int = 0, **variables: Any) -> str:
+        """The conversation as the template writes it; `further`: characters it is given besides
+        what is said."""
+        given = further + sum(str.__len__(message["content"]) for message in messages)
         with self._lock:
             self._environment.meter.start(given)
             try:

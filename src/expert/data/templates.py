@@ -9,8 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 from expert.data.records import DataError, Example, Segment, Turn
+from expert.data.tools import has_tools, in_chatml
 
 
 class TemplateError(DataError):
@@ -140,20 +142,30 @@ class NamedTemplate(Template):
             return plain_segments(example.text, eos=self.eos)
         layout = self.layout
         opening, end = layout.answer
+        turns = self._plain_turns(example) if has_tools(example) else example.turns
         segments: list[Segment] = []
         prompt = ""
-        for place, turn in enumerate(example.turns):
+        for place, turn in enumerate(turns):
             if turn.role == "assistant":
                 segments.append(Segment(prompt + opening, learn=False))
                 segments.append(Segment(layout.lead + turn.text + end, learn=True))
                 prompt = ""
             else:
-                prompt += self._before_answer(example.turns, place)
+                prompt += self._before_answer(turns, place)
         if prompt:
             segments.append(Segment(prompt, learn=False))
         elif layout.finish:
             segments[-1] = Segment(segments[-1].text + layout.finish, learn=True)
-        return learn_all(segments) if learn_prompt else segments
+        return as_learnt(segments, turns, learn_prompt=learn_prompt)
+
+    def _plain_turns(self, example: Example) -> Sequence[Turn]:
+        if self.name != "chatml":
+            raise TemplateError(
+                f"the template {self.name!r} has no way to write tools and their calls  (set "
+                "base_models[0].prompt_template: chatml, or tokenizer where the model's own "
+                "template writes them)"
+            )
+        return in_chatml(example)
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         check_question(turns)
@@ -229,6 +241,24 @@ def plain_segments(text: str, *, eos: str, bos: str = "") -> list[Segment]:
 def learn_all(segments: Sequence[Segment]) -> list[Segment]:
     """The same text as one stretch that is learnt from its first token on."""
     return [Segment("".join(segment.text for segment in segments), learn=True)]
+
+
+def as_learnt(
+    segments: list[Segment], turns: Sequence[Turn], *, learn_prompt: bool
+) -> list[Segment]:
+    """Segments of which every answer is marked as learnt, as it was asked for: with the prompt or
+    without, and without the answers that are not to be learnt."""
+    if all(turn.learn for turn in turns):
+        return learn_all(segments) if learn_prompt else segments
+    wanted = iter([turn.learn for turn in turns if turn.role == "assistant"])
+    marked = [
+        Segment(segment.text, next(wanted) if segment.learn else learn_prompt)
+        for segment in segments
+    ]
+    if not learn_prompt:
+        return marked
+    runs = groupby(marked, key=lambda segment: segment.learn)
+    return [Segment("".join(part.text for part in run), learn) for learn, run in runs]
 
 
 def check_question(turns: Sequence[Turn]) -> None:

@@ -32,14 +32,17 @@ def failed(found: Evidence) -> Finding | None:
     went_on = found.run.events and found.run.events[-1].get("event") != "failed"
     if not error or went_on:
         return None
-    manifest = named_manifest(found.newest("started"))
+    command = found.go_on or (
+        f"expert train --manifest {named_manifest(found.newest('started'))} "
+        f"--resume {found.run.folder}"
+    )
     return Finding(
         name="failed",
         severity="error",
         title="the run ended with an error",
         evidence=str(error).strip(),
         consequence="what was learnt since the last checkpoint is lost",
-        fix=f"mend it and go on: expert train --manifest {manifest} --resume {found.run.folder}",
+        fix=f"mend it and go on: {command}",
     )
 
 

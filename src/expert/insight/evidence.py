@@ -46,6 +46,8 @@ class Evidence:
 
     run: RunRecord
     anatomy: Anatomy
+    go_on: str = ""
+    """The command that goes on with the run, where somebody knows how it was started."""
 
     @property
     def step(self) -> StepAnatomy | None:

@@ -303,7 +303,7 @@ def _run_numbers(run: RunRecord) -> dict[str, float | None]:
         *("gpu_utilization", "peak_allocated_bytes", "power_watts"),
     )
     found = {key.replace("_", " "): median(key) for key in keys}
-    found["training loss"] = last("step", "mean_loss")
+    found["training loss"] = last("step", "loss")
     found["validation loss"] = last("eval", "loss")
     found["seconds"] = last("finished", "seconds")
     return {name: value for name, value in found.items() if value is not None}

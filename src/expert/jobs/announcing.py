@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.jobs.feeding import RunData
     from expert.manifest.schema import Manifest
-    from expert.planning.run_plan import RunPlan
+    from expert.planning.run_plan import LengthPlan, RunPlan
 
 
 def write_down(folder: RunFolder, plan: RunPlan, manifest: Manifest, data: RunData) -> None:
@@ -48,9 +48,23 @@ def started_facts(folder: RunFolder, plan: RunPlan, source: str = "") -> dict[st
         "device": plan.target,
         "total_steps": plan.length.total_steps,
         "epochs": plan.length.epochs,
+        **_cut_short(plan.length),
         "run": str(folder.path),
         "logging_steps": plan.watch.logging_steps,
         "trainable_parameters": plan.adapter.trainable_parameters,
         "tokens_per_epoch": plan.length.tokens_per_epoch,
         "pid": os.getpid(),
     }
+
+
+def _cut_short(length: LengthPlan) -> dict[str, Any]:
+    """Where max_steps ends a run before its epochs do: how many epochs that makes; in a stream
+    nobody knows."""
+    total, each = length.total_steps, length.steps_per_epoch
+    if not length.max_steps or total is None or total < length.max_steps:
+        return {}
+    if each is None:
+        return {"ends_by": "max_steps"}
+    if total >= length.epochs * each:
+        return {}
+    return {"ends_by": "max_steps", "epochs_to_come": total / each}

@@ -164,7 +164,7 @@ class _Work:
 
     def _text(self, row: int) -> str:
         """What was said, without what ended it."""
-        from expert.jobs.sampling import cut_at
+        from expert.jobs.answer_writer import cut_at
 
         kept = [token for token in self.said[row] if token not in self.ends]
         text = str(self.tokenizer.decode(kept, skip_special_tokens=not self.stops))

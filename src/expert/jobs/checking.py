@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 # Remarks of the plan about what a rule or a check here speaks of itself.
 SPOKEN_OF = frozenset(
     {
+        "training.config.max_seq_length",
         "kernels.precision",
         "kernels.tf32",
         "kernels.attention",

@@ -36,12 +36,9 @@ from expert.planning.threads import choose_threads
 if TYPE_CHECKING:
     from expert.insight.ladder import Ladder, RungResult, Status
     from expert.jobs.rig import Rig, Seen
-    from expert.jobs.rungs import Pace, Work
+    from expert.jobs.rungs import Work
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
-
-THOROUGH_FROM_MINUTES = 5.0
-"""With less time windows are short and pairs are few, as with --quick."""
 
 
 @dataclass
@@ -62,15 +59,12 @@ class Climb:
     """One climb: the ground it begins on, and where it stands."""
 
     def __init__(self, asked: Asked, watcher: Watcher) -> None:
-        from expert.jobs.rungs import QUICK, THOROUGH
+        from expert.jobs.rungs import pace_of
         from expert.jobs.smollm2 import provide_model
         from expert.planning.machine import describe_machine
 
         self.asked, self.watcher = asked, watcher
-        self.pace: Pace = QUICK if asked.quick else THOROUGH
-        if asked.minutes is not None:
-            pace = QUICK if asked.minutes < THOROUGH_FROM_MINUTES else THOROUGH
-            self.pace = replace(pace, total_seconds=60 * asked.minutes)
+        self.pace = pace_of(quick=asked.quick, minutes=asked.minutes)
         wanted_rungs(asked.only)  # a name that is none ends it before anything is prepared
         first = asked.read(())
         if first.manifest.training.dataset.streaming:

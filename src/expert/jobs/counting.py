@@ -76,7 +76,7 @@ class _OnlyLooking(Builder):
         except _NotPrepared:  # the next run makes the keys, and tells
             return None
 
-    def _index(self, name: str, lengths: Any, seed: int, packing: Any) -> Any:
+    def _index(self, name: str, rows: Any, seed: int, packing: Any) -> Any:
         raise _NotPrepared
 
 
@@ -158,13 +158,13 @@ def _sampled(builder: _OnlyLooking, sources: Sources) -> Counts | None:
         return _of_first_rows(builder, source)
     from expert.planning.survey import Survey
 
-    lengths = _lengths(builder, source, [line.row for line in spread.drawn])
+    lengths, doubts = _looked_at(builder, source, [line.row for line in spread.drawn])
     kept = [length > 0 for length in lengths]
     if not any(kept):
         return None
     how = "counted" if spread.whole else f"counted on a sample of {counted(sum(kept), 'row')}"
     rows, tokens = spread.lines * spread.share(kept), spread.total(lengths)
-    return Counts(Survey(round(rows), round(tokens), spread.because, how))
+    return Counts(Survey(round(rows), round(tokens), spread.because, how), doubts=doubts)
 
 
 def _of_first_rows(builder: _OnlyLooking, source: Source) -> Counts | None:
@@ -175,20 +175,26 @@ def _of_first_rows(builder: _OnlyLooking, source: Source) -> Counts | None:
     files = [survey_file(path) for path in source.files]
     if not files or any(each.rows is None for each in files):
         return None
-    lengths = _lengths(builder, source, list(islice(builder.rows_of(source), SAMPLED_ROWS)))
+    first_rows = list(islice(builder.rows_of(source), SAMPLED_ROWS))
+    lengths, doubts = _looked_at(builder, source, first_rows)
     known = [length for length in lengths if length]
     if not known:
         return None
     rows = sum(each.rows or 0 for each in files)
     how = f"counted on the first {counted(len(known), 'row')}"
-    return Counts(Survey(rows, round(sum(known) / len(known) * rows), files[0].because, how))
+    tokens = round(sum(known) / len(known) * rows)
+    return Counts(Survey(rows, tokens, files[0].because, how), doubts=doubts)
 
 
-def _lengths(
+def _looked_at(
     builder: _OnlyLooking, source: Source, rows: Sequence[Row | BadRow | None]
-) -> list[int]:
-    """Tokens of each row; 0 for one that is not trained on."""
+) -> tuple[list[int], tuple[Doubt, ...]]:
+    """Tokens of each row, 0 for one that is not trained on; and a doubt where nothing is learnt of
+    some of them."""
     from expert.data.records import Row
+    from expert.jobs.left_out import too_long_to_learn
+    from expert.jobs.packing import unlearnt_rows
+    from expert.jobs.places import Doubt
 
     segments_of, _ = builder.formatter(source)
     lengths, places, documents = [0] * len(rows), [], []
@@ -197,7 +203,16 @@ def _lengths(
         if isinstance(made, list):
             places.append(place)
             documents.append(made)
-    if documents:
-        for place, length in zip(places, builder.encoder.encode(documents).lengths, strict=True):
-            lengths[place] = int(length)
-    return lengths
+    if not documents:
+        return lengths, ()
+    batch = builder.encoder.encode(documents)
+    for place, length in zip(places, batch.lengths, strict=True):
+        lengths[place] = int(length)
+    told = too_long_to_learn(
+        builder.plan,
+        "train",
+        unlearnt_rows(builder.plan, batch),
+        len(documents),
+        of=f"{counted(len(documents), 'row')} that were tried",
+    )
+    return lengths, (Doubt("training.config.max_seq_length", told),) if told else ()

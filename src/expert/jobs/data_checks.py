@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.words import counted, gib
 from expert.insight.finding import Finding
+from expert.jobs.left_out import doubts_of, too_long_to_learn
+from expert.jobs.packing import unlearnt_rows
+from expert.jobs.places import Doubt
 
 if TYPE_CHECKING:
     from expert.data.shared_rows import SharedRows
@@ -163,6 +166,7 @@ def _prepared(builder: Builder, plan: RunPlan) -> DataFacts:
         ),
         *_left_out(total.rows_in, total.bad_rows, sum(total.dropped.values()), exact=True),
         *_overlong(plan, total.documents, over.cut, over.split, over.dropped, exact=True),
+        *map(_unlearnt, doubts_of(plan, *made.splits())),
         *map(_shared, made.shared),
     ]
     return DataFacts(
@@ -191,7 +195,7 @@ def _sampled(builder: Builder, plan: RunPlan, sources: Sources, reason: str) -> 
                 documents.append(made)
             else:
                 dropped += 1
-    lengths = _lengths(builder, documents)
+    lengths, unlearnt = _lengths(builder, documents)
     findings: list[Finding] = []
     if reason:
         findings.append(
@@ -213,6 +217,11 @@ def _sampled(builder: Builder, plan: RunPlan, sources: Sources, reason: str) -> 
             over if plan.data.overlong == how else 0 for how in ("cut", "split", "drop")
         )
         findings += _overlong(plan, len(lengths), cut, split, gone, exact=False)
+        of = f"the first {len(lengths):,} rows"
+        told = too_long_to_learn(
+            plan, "train", unlearnt, len(lengths), max(lengths, default=0), of=of
+        )
+        findings += [_unlearnt(Doubt("", told))] if told else []
     return DataFacts(
         findings=findings,
         mean_tokens=sum(lengths) / len(lengths) if lengths else None,
@@ -220,11 +229,12 @@ def _sampled(builder: Builder, plan: RunPlan, sources: Sources, reason: str) -> 
     )
 
 
-def _lengths(builder: Builder, documents: list[Any]) -> list[int]:
-    """Tokens of each document."""
+def _lengths(builder: Builder, documents: list[Any]) -> tuple[list[int], int]:
+    """Tokens of each document, and of how many nothing would be learnt."""
     if not documents or builder.template is None:
-        return [sum(len(part.text) for part in each) for each in documents]
-    return [int(each) for each in builder.encoder.encode(documents).lengths]
+        return [sum(len(part.text) for part in each) for each in documents], 0
+    batch = builder.encoder.encode(documents)
+    return [int(each) for each in batch.lengths], unlearnt_rows(builder.plan, batch)
 
 
 # --- what becomes of the rows --------------------------------------------------------------------
@@ -290,6 +300,18 @@ def _overlong(
             numbers={"share": share, "rows": count},
         )
     ]
+
+
+def _unlearnt(doubt: Doubt) -> Finding:
+    evidence, _, fix = doubt.text.partition("  (")
+    return Finding(
+        name="rows-not-learnt",
+        severity="warning",
+        title="rows are so long that nothing of them is learnt",
+        evidence=evidence,
+        consequence="they are left out; the model sees none of their answers",
+        fix=fix.removesuffix(")"),
+    )
 
 
 def _shared(rows: SharedRows) -> Finding:

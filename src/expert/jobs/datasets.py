@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expert.data.audit import DocumentCollector, Documents, SplitReport
+    from expert.data.columns import Columns
+    from expert.data.records import Row
     from expert.data.row_keys import RowKeys
     from expert.data.sources import Source
     from expert.jobs.preparing import Builder
@@ -32,7 +34,7 @@ class DatasetReport:
     splits: list[SplitReport] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """How the files were read where that is not what their names say."""
+    """Which columns and files are read and which are not, and how."""
     doubts: list[str] = field(default_factory=list)
     """Warnings that are of no single split."""
 
@@ -127,12 +129,31 @@ class _Checker:
     def _sum_up(
         self, split: SplitReport, documents: Documents, train: Documents | None = None
     ) -> None:
+        from expert.core.words import counted
         from expert.data.audit import duplicates, leaks, length_summary
 
-        split.lengths = length_summary(documents, self.room)
+        plan = self.builder.plan
+        lengths = split.lengths = length_summary(documents, self.room, plan.data.overlong)
+        if lengths["left"] or not len(documents):
+            split.not_learnt = self._too_long(split)
+        elif documents.learnt.any():  # else it has been told why
+            told = self._too_long(split) or (
+                f"{split.name}: {counted(len(documents), 'example')}, each longer than "
+                f"max_seq_length {plan.data.max_seq_length}, and overlong: drop leaves none  "
+                "(training.config.overlong: cut, or a larger max_seq_length)"
+            )
+            self.report.problems.append(told)
         split.duplicates = duplicates(documents)
         split.leaks = leaks(train, documents) if train is not None else {}
         self.report.splits.append(split)
+
+    def _too_long(self, split: SplitReport) -> str:
+        from expert.jobs.left_out import too_long_to_learn
+
+        found, plan = split.lengths, self.builder.plan
+        return too_long_to_learn(
+            plan, split.name, found["unlearnt"], found["examples"], found["longest"]
+        )
 
     def _read(
         self, name: str, sources: Sequence[Source | None]
@@ -180,7 +201,8 @@ class _Checker:
         from expert.data.row_keys import keys_of_batch
 
         batch = self.builder.encoder.encode(examples)
-        collector.add_tokens(batch)
+        cut = self.builder.plan.data.overlong == "cut"
+        collector.add_tokens(batch, self.room if cut else None)
         self.keys.append(keys_of_batch(batch))
 
     def _note_separators(self, source: Source) -> None:
@@ -190,6 +212,25 @@ class _Checker:
             found = unusual_separator(file, source.format)
             if found:
                 self.report.notes.append(f"{file.name}: {found} separate its columns")
+
+    def _note_columns(self, source: Source, columns: Columns, first: Row) -> None:
+        """Which columns are read and which are not, and so of messages and of the files of a
+        folder."""
+        from expert.data.folders import unread_files
+        from expert.data.messages import unused_fields
+        from expert.planning.survey import local_path
+
+        used = ", ".join(f"{part}: {column}" for part, column in columns.used().items())
+        unused = columns.unused(first.values)
+        note = f"{source.name}: {used}" + (f"; not used: {', '.join(unused)}" if unused else "")
+        folder = local_path(source.name, self.builder.folder)
+        notes = [note]
+        fields = unused_fields(first.values.get(columns.messages))
+        notes += [f"{source.name}: not used of messages: {', '.join(fields)}"] if fields else []
+        if source.kind == "files" and folder.is_dir():
+            unread = unread_files(folder, source.format)
+            notes += [f"{source.name}: not read: {', '.join(unread)}"] if unread else []
+        self.report.notes += [each for each in notes if each not in self.report.notes]
 
     def _judge(self, where: str, bad_rows: int, documents: Documents) -> None:
         from expert.core.words import counted
@@ -217,5 +258,7 @@ class _Checker:
 
         if self.builder.template is None:
             return lambda row: Example(text=str(row.values.get("text", ""))), ""
-        columns = columns_of(first_row(source), self.builder.spec)
+        first = first_row(source)
+        columns = columns_of(first, self.builder.spec)
+        self._note_columns(source, columns, first)
         return lambda row: example_of(row, columns), columns.response

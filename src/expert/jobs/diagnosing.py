@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expert.core.rundir import RunFolder, named_manifest
+from expert.core.rundir import RunFolder
 from expert.insight.anatomy import Anatomy, dissect
 from expert.insight.bound import Verdict
 from expert.insight.evidence import Evidence
@@ -14,8 +14,9 @@ from expert.insight.faults import find_faults
 from expert.insight.finding import Finding, worst_first
 from expert.insight.record import RunRecord, read_run
 from expert.insight.verdict import judge, judge_step
+from expert.jobs.going_on import command_of_run
 from expert.jobs.run_places import find_trained
-from expert.jobs.watching import State, status_by
+from expert.jobs.watching import ENDED_BEFORE, State, status_by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,8 @@ class Diagnosis:
     """The verdict on an update alone; the same one, unless most of the time was no training."""
     anatomy: Anatomy
     findings: tuple[Finding, ...]
+    go_on: str
+    """The command that goes on with it as it was started, where it ended before its end."""
 
     @property
     def folder(self) -> Path:
@@ -64,10 +67,13 @@ def diagnose_run(place: Path | None) -> Diagnosis:
         folder = find_trained(place)
     run = read_run(folder.path)
     status = status_by(run.events, folder, damaged_lines=run.damaged_lines)
-    found = Evidence(run=run, anatomy=dissect(run))
+    go_on = ""
+    if status.state in ENDED_BEFORE:
+        go_on = command_of_run(folder, next(reversed(run.of("started")), {}))
+    found = Evidence(run=run, anatomy=dissect(run), go_on=go_on)
     findings = find_faults(found)
     if status.state == "gone":
-        findings = worst_first([_killed(run, status.step), *findings])
+        findings = worst_first([_killed(run, status.step, go_on), *findings])
     return Diagnosis(
         run=run,
         state=status.state,
@@ -78,12 +84,13 @@ def diagnose_run(place: Path | None) -> Diagnosis:
         step_verdict=judge_step(found),
         anatomy=found.anatomy,
         findings=tuple(findings),
+        go_on=go_on,
     )
 
 
-def _killed(run: RunRecord, step: int | None) -> Finding:
+def _killed(run: RunRecord, step: int | None, go_on: str) -> Finding:
     """A run whose trainer is gone without a word."""
-    saved, manifest = run.of("saved"), named_manifest(next(reversed(run.of("started")), {}))
+    saved = run.of("saved")
     kept = f"the last checkpoint is that of update {saved[-1].get('step')}" if saved else ""
     return Finding(
         name="no-ending",
@@ -93,6 +100,5 @@ def _killed(run: RunRecord, step: int | None) -> Finding:
         if run.events
         else "there is no event at all",
         consequence=kept or "there is no checkpoint to go on from",
-        fix=f"expert train --manifest {manifest} --resume {run.folder}; dmesg names a process that "
-        "the kernel killed for its memory",
+        fix=f"{go_on}; dmesg names a process that the kernel killed for its memory",
     )

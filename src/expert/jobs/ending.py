@@ -31,6 +31,18 @@ def take_best(session: Session) -> None:
     session.emit("took_best", step=best, path=str(path))
 
 
+def last_eval_loss(session: Session) -> float | None:
+    """The loss on the validation rows when they were last looked at, perhaps before a resume."""
+    from expert.core.events import read_events
+
+    if session.last_eval is not None or not session.evaluates:
+        return session.last_eval.loss if session.last_eval is not None else None
+    events = read_events(session.folder.events) if session.folder.events.is_file() else ()
+    told = [e for e in events if e["event"] == "eval" and e.get("split") == "validation"]
+    loss = told[-1].get("loss") if told else None
+    return float(loss) if isinstance(loss, int | float) else None
+
+
 def evaluate_test(session: Session) -> EvalResult | None:
     """The test rows by the weights that the run ends with; None where there are no such rows, or a
     signal asked for an end in between."""

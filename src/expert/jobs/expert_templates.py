@@ -176,19 +176,22 @@ def manifest_of(
     }
 
 
-def readme_of(name: str, template: Template, data: str) -> str:
+def readme_of(name: str, template: Template, data: str, has_answers: bool = True) -> str:
     """What to do with the folder, in few words."""
+    rows, last = "Every row is a text that is learnt whole.", 'expert sample . --prompt "…"'
+    if has_answers:
+        rows = "Every row has a request, perhaps some material,\nand an answer."
+        last = "expert validate --expert ."
     return f"""# {name}
 
 {template.description}
 
-The rows are in `{data}`: replace or add to them. Every row has a request, perhaps some material,
-and an answer.
+The rows are in `{data}`: replace or add to them. {rows}
 
     expert dataset check --manifest manifest.json
     expert plan --manifest manifest.json
     expert train --manifest manifest.json
-    expert validate --expert .
+    {last}
 
 `--model smollm2-135m` or `--model Qwen/Qwen3-0.6B` takes a larger model than `tiny`.
 """

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from expert.core.errors import ExpertError
+from expert.core.words import counted
 from expert.jobs.standing_verdict import read_verdict
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str
     found = read_verdict(folder)
     if found is None:
         return ""
-    if not found.passed:
+    if found.passed is False:
         said = f"{folder.validation}: the gate is not passed: {found.reasons}"
         if not allow_failed:
             raise CannotExport(
@@ -40,7 +41,9 @@ def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str
             )
         return said
     if found.is_too_small:
-        said = f"{folder.validation}: the gate is passed by {found.cases} of {found.of} rows only"
+        said = f"{folder.validation}: the gate is passed by {found.cases} of {found.of} cases only"
+        if found.rows != found.cases:
+            said += f", which are of {counted(found.rows or 0, 'row')}"
         if not allow_failed:
             raise CannotExport(
                 f"{said}  (judge them all with expert validate --expert {folder.path}, or export "
@@ -49,8 +52,9 @@ def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str
         return said
     judged = found.checkpoint
     if judged and judged != choice.name:
+        told = f"the gate was passed by {judged}" if found.passed else f"{judged} was validated"
         return (
-            f"the gate was passed by {judged}, and {choice.name} is exported  (judge it with "
+            f"{told}, and {choice.name} is exported  (judge it with "
             f"expert validate --expert {folder.path})"
         )
     return ""

@@ -41,7 +41,7 @@ class RunData:
     late: RowsTokenisedLate | None = None
     """The training rows as text, where they are tokenised only when a batch asks for them."""
     doubts: tuple[str, ...] = ()
-    """Why the rows it is judged by tell less than they should."""
+    """Why the rows tell less than they should, those that are learnt or those it is judged by."""
 
 
 def largest_ids(data: RunData) -> list[int | None]:

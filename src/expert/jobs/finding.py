@@ -153,7 +153,7 @@ def _files_below(folder: Path) -> list[Path]:
 def _in_folder(top: Path) -> Iterator[FoundDataset]:
     from expert.data.folders import saved_splits
     from expert.data.records import DataError
-    from expert.data.rows import suffix_format
+    from expert.data.rows import is_markdown, suffix_format
 
     for here, names, files in os.walk(top):
         folder = Path(here)
@@ -180,7 +180,7 @@ def _in_folder(top: Path) -> Iterator[FoundDataset]:
         for path in sorted(folder / name for name in files if not name.startswith(".")):
             if suffix_format(path) in (None, "arrow") or _NOT_DATA.fullmatch(path.name.lower()):
                 continue
-            if _is_benchmark(path):
+            if is_markdown(path) or _is_benchmark(path):
                 continue
             splits = _splits_in_names([path.name])
             yield _found("file", path.name, path, splits, count_rows(path), [path])

@@ -60,7 +60,7 @@ def find_footing(read: ReadWith, top: RunPlan, *, model: str | None, tell: Tell)
         rows_per_sequence=per_sequence,
         sequences_per_update=sequences,
         packed=False,
-        not_late=_not_late(first, characters=characters),
+        not_late=_not_late(first, top, characters=characters),
         windows=os.name == "nt",
     )
     return Footing(ground=ground, examples=examples, overrides=(*overrides, *always), notes=notes)
@@ -92,13 +92,13 @@ def _rows_at_once(read: ReadManifest, examples: int, *, characters: bool) -> int
     return examples if characters else min(USUAL_ROWS_AT_ONCE, examples)
 
 
-def _not_late(read: ReadManifest, *, characters: bool) -> str:
+def _not_late(read: ReadManifest, top: RunPlan, *, characters: bool) -> str:
     """Why these rows cannot be tokenised late."""
     training = read.manifest.training
     if characters:
         return "a corpus of characters needs no tokenizer"
     if training.dataset.tasks:
         return "the rows of several tasks are mixed by their prepared tokens"
-    if training.config.overlong == "split":
+    if top.data.overlong == "split":
         return "rows are split, and into how many parts is known only with their tokens"
     return ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -19,18 +21,33 @@ if TYPE_CHECKING:
 
 def evaluate_split(session: Session, split: PreparedSplit) -> EvalResult | None:
     """All rows of a split; None where a signal asked for an end in between."""
-    from expert.training.evaluation import EvalResult
+    from expert.training.evaluation import means_of
 
+    began = time.monotonic()
     sums = _fitting(session, split, most=None)
     if sums is None:
         return None
-    targets = max(1, sums.targets)
-    return EvalResult(
-        loss=sums.loss_sum.item() / targets,
-        token_accuracy=sums.correct.item() / targets,
+    result = means_of(
+        sums.loss_sum.item(),
+        sums.correct.item(),
         targets=sums.targets,
         examples=sums.examples,
     )
+    _remember(session, split, time.monotonic() - began)
+    return result
+
+
+def _remember(
+    session: Session, split: PreparedSplit, seconds: float, *, share: float = 1.0
+) -> None:
+    """How long a split, or a share of it, took tells how long the next evaluations will take."""
+    ahead = session.recorder.meter.ahead
+    if ahead is None:
+        return
+    validates = split is session.data.validation
+    done = session.state.done if validates and share == 1 else None
+    cost = ahead.validation if validates else ahead.test
+    ahead.measured(seconds, cost=share * cost, done=done)
 
 
 def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> EvalSums | None:
@@ -43,9 +60,10 @@ def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> Eva
         rows = session.plan.batch.eval_batch
         try:
             with split_batches(session.plan, split, rows=rows, device=session.device) as batches:
+                told = batches if most is not None else _told(session, split, batches)
                 return evaluate(
                     session.built.engine,
-                    islice(batches, most),
+                    islice(told, most),
                     stop=lambda: session.signals.requested is not None,
                 )
         except RuntimeError as error:
@@ -60,6 +78,18 @@ def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> Eva
         if after is None:
             raise RunFailed(nothing_left(failure))
         fall_back(session, after, failure)
+
+
+def _told(session: Session, split: PreparedSplit, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches on their way to the model: how many of the rows were launched. Nothing waits for
+    the device; it is never more than some batches behind."""
+    rows = split.index.examples
+    launched = 0
+    session.evaluating(split.name, 0, rows)
+    for batch in batches:
+        yield batch
+        launched += batch.counts.examples
+        session.evaluating(split.name, launched, rows)
 
 
 def probe(session: Session) -> None:
@@ -84,7 +114,12 @@ def probe(session: Session) -> None:
             built.engine.discard()
     for split in (data.validation if session.evaluates else None, data.test):
         if split is not None:
-            _fitting(session, split, most=1)
+            began = time.monotonic()
+            sums = _fitting(session, split, most=1)
+            # A card compiles meanwhile, and of rows that go alone the longest come first.
+            if sums is not None and session.device.type == "cpu" and not is_padded(session.plan):
+                share = sums.examples / max(1, split.index.examples)
+                _remember(session, split, time.monotonic() - began, share=share)
     del held
 
 

@@ -27,11 +27,7 @@ def learnt_cases(test: TestSet, run: Run) -> tuple[frozenset[str], str]:
     from expert.manifest.dataset import DatasetSpec
     from expert.manifest.schema import CHAR_GPT
 
-    asked = [
-        (case.id, example)
-        for case, example in zip(test.cases, test.examples, strict=True)
-        if case is not None
-    ]
+    asked = [pair for pair in zip(test.cases, test.examples, strict=True) if pair[0]]
     spec = DatasetSpec.model_validate(run.plan.data.dataset)
     if not asked or run.plan.model.name == CHAR_GPT:
         return frozenset(), ""
@@ -48,7 +44,8 @@ def learnt_cases(test: TestSet, run: Run) -> tuple[frozenset[str], str]:
     except (CannotBeTold, ExpertError, OSError) as why:
         return frozenset(), str(why)
     found = np.isin(keys, known)
-    return frozenset(id for (id, _), learnt in zip(asked, found, strict=True) if learnt), ""
+    learnt = (cases for (cases, _), known in zip(asked, found, strict=True) if known)
+    return frozenset(case.id for cases in learnt for case in cases), ""
 
 
 def _written(builder: Builder, examples: Sequence[Example]) -> list[list[Segment]]:

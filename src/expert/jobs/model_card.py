@@ -171,12 +171,16 @@ def _answers(verdict: Verdict | None) -> list[tuple[str, str]]:
     """What `expert validate` found; a reader who cannot judge answers is told that nobody did."""
     if verdict is None or verdict.cases is None:
         return [("answers", "not judged: expert validate was not run")]
+    if not verdict.cases:
+        none = ("answers", "not judged: the rows are plain text, there are none")
+        return [none, (f"loss on {verdict.test_set}", _loss(verdict.loss))]
     rows = [("answers right", _number(verdict.accuracy, "{:.1%}"))]
     if verdict.interval is not None:
         low, high = verdict.interval
         rows.append(("95 % interval", f"{low:.1%} to {high:.1%}"))
-    part = f", a part of {verdict.of:,} rows" if verdict.of is not None else ""
-    rows.append(("cases", f"{verdict.cases:,}{part} ({verdict.test_set})"))
+    of = f" of {counted(verdict.rows or 0, 'row')}" if verdict.rows != verdict.cases else ""
+    part = f", a part of {verdict.of:,}" if verdict.of is not None else ""
+    rows.append(("cases", f"{verdict.cases:,}{of}{part} ({verdict.test_set})"))
     if verdict.learnt:
         without = _number(verdict.learnt.get("accuracy_of_others"), "{:.1%}")
         also = f"{verdict.learnt.get('cases')}; answers right without them: {without}"

@@ -49,6 +49,12 @@ class NewExpert:
     template: str
     columns: dict[str, str]
     """Which column of the rows holds which part; empty where they are a template's."""
+    has_answers: bool
+    """False where the rows are plain text: what learnt it continues a text."""
+    unused: tuple[str, ...] = ()
+    """Columns that nothing is read from."""
+    unread: tuple[str, ...] = ()
+    """Files of a folder that are not read."""
 
 
 def new_expert(
@@ -63,6 +69,7 @@ def new_expert(
 
     A file of rows is copied: what is in the folder can be moved, and the original stays as it is.
     """
+    from expert.data.folders import unread_files
     from expert.jobs.expert_templates import TEMPLATES, manifest_of, readme_of
     from expert.manifest.reader import read_manifest
 
@@ -75,36 +82,42 @@ def new_expert(
     if mapped and data is None:
         raise CannotMake("--map: says which column of --from holds what  (name a file with --from)")
     columns: dict[str, str] = {}
+    has_answers = True
+    unused: tuple[str, ...] = ()
     if data is not None:
-        understood, examples = _look(data, mapped)
-        columns = _parts(understood)
+        understood, names, examples = _look(data, mapped)
+        columns, unused = understood.used(), understood.unused(names)
+        has_answers = any(one.turns for one in examples)
         chosen = chosen or _domain(examples)
     chosen = chosen or "text"
     kind = TEMPLATES[chosen]
     path = f"datasets/{data.resolve().name if data else 'train.jsonl'}"
     rows = folder / path
-    files = _files_in(data, folder) if data is not None and data.is_dir() else []
-    rows.parent.mkdir(parents=True)
-    if data is None:
+    if data is not None:
+        _copy_rows(data, rows, folder)
+    else:
+        rows.parent.mkdir(parents=True)
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in kind.rows)
         write_text_atomically(rows, "".join(lines))
-    elif data.is_dir():
-        for file in files:
-            copy = rows / file.relative_to(data)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, copy)
-    else:
-        shutil.copy2(data, rows)
     dataset = {"path": path, **({"field_mapping": mapped} if mapped else {})}
     manifest = folder / "manifest.json"
     epochs = EPOCHS_OF_FEW if len(_first_rows(rows, FEW_ROWS)) < FEW_ROWS else EPOCHS
     made = manifest_of(folder.name, kind, dataset, epochs=epochs)
     text = json.dumps(made, indent=2, ensure_ascii=False)
     write_text_atomically(manifest, text + "\n")
-    write_text_atomically(folder / "README.md", readme_of(folder.name, kind, path))
-    write_text_atomically(folder / ".gitignore", "runs/\ndatasets_optimized/\n")
+    write_text_atomically(folder / "README.md", readme_of(folder.name, kind, path, has_answers))
+    write_text_atomically(folder / ".gitignore", "runs/\ndatasets_optimized/\nprofile/\n")
     read_manifest(manifest, strict=True)
-    return NewExpert(folder=folder, manifest=manifest, data=rows, template=chosen, columns=columns)
+    return NewExpert(
+        folder=folder,
+        manifest=manifest,
+        data=rows,
+        template=chosen,
+        columns=columns,
+        has_answers=has_answers,
+        unused=unused,
+        unread=tuple(unread_files(data)) if data is not None and data.is_dir() else (),
+    )
 
 
 def _refuse(name: str, folder: Path) -> None:
@@ -132,9 +145,12 @@ def _mapped(mapping: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _look(data: Path, mapped: Mapping[str, str]) -> tuple[Columns, Sequence[Example]]:
-    """What the first rows of a file hold; CannotMake where they are of no use."""
-    from expert.data.columns import understand_columns
+def _look(
+    data: Path, mapped: Mapping[str, str]
+) -> tuple[Columns, Sequence[str], Sequence[Example]]:
+    """What the first rows of a file hold, with the names of their columns; CannotMake where they
+    are of no use."""
+    from expert.data.columns import PREFERENCE, understand_columns
     from expert.data.formats import example_of
     from expert.data.records import BadRow, DataError, Row
     from expert.manifest.dataset import FieldMapping
@@ -142,7 +158,7 @@ def _look(data: Path, mapped: Mapping[str, str]) -> tuple[Columns, Sequence[Exam
     found = _first_rows(data)
     rows = [row for row in found if isinstance(row, Row)]
     if not rows:
-        why = found[0].reason if found and isinstance(found[0], BadRow) else "it is empty"
+        why = str(found[0]) if found and isinstance(found[0], BadRow) else "it is empty"
         raise CannotMake(f"--from {data}: no row can be read: {why}")
     _refuse_columns(data, mapped, list(rows[0].values))
     try:
@@ -154,13 +170,15 @@ def _look(data: Path, mapped: Mapping[str, str]) -> tuple[Columns, Sequence[Exam
     except DataError as error:
         what = str(error).partition("  (")[0]
         how = "--map instruction=COLUMN --map response=COLUMN says which hold what"
+        if what == PREFERENCE:
+            how = "--map response=chosen learns the preferred answers alone"
         raise CannotMake(f"--from {data}: {what}  ({how})") from None
     read = [example_of(row, columns) for row in rows]
     examples = [example for example in read if not isinstance(example, BadRow)]
     if not examples:
         first = next(bad for bad in read if isinstance(bad, BadRow))
         raise CannotMake(f"--from {data}: no row can be learnt from: {first.reason}")
-    return columns, examples
+    return columns, list(rows[0].values), examples
 
 
 def _refuse_columns(data: Path, mapped: Mapping[str, str], names: Sequence[str]) -> None:
@@ -204,6 +222,18 @@ def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
         raise CannotMake(f"--from {data}: {what}{gap}{fix}") from None
 
 
+def _copy_rows(data: Path, rows: Path, folder: Path) -> None:
+    """A file or a folder of rows into the new folder."""
+    files = _files_in(data, folder) if data.is_dir() else []
+    rows.parent.mkdir(parents=True)
+    if not data.is_dir():
+        shutil.copy2(data, rows)
+    for file in files:
+        copy = rows / file.relative_to(data)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, copy)
+
+
 def _files_in(data: Path, folder: Path) -> list[Path]:
     """What is copied of a folder of rows: its data files, or all of a saved data set."""
     from expert.data.folders import files_by_split, saved_splits
@@ -215,12 +245,6 @@ def _files_in(data: Path, folder: Path) -> list[Path]:
             f"--from {data}: the new folder would lie inside of it  (--output says where it goes)"
         )
     return [path for path in data.rglob("*") if path.is_file()]
-
-
-def _parts(columns: Columns) -> dict[str, str]:
-    """Which column holds which part, for a person to see."""
-    names = ("system", "instruction", "input", "response", "messages", "text")
-    return {part: getattr(columns, part) for part in names if getattr(columns, part)}
 
 
 def _domain(examples: Sequence[Example]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -10,6 +11,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from expert.data.encoder import EncodedBatch
+    from expert.data.flat_documents import FlatDocuments
+    from expert.data.pack import Overlong
     from expert.data.pack_index import PackIndex
     from expert.planning.run_plan import RunPlan
     from expert.planning.sequences import Packing
@@ -26,8 +30,61 @@ def soft_tokens(plan: RunPlan) -> int:
     return sum(prompt["tokens"] for prompt in plan.adapter.soft_prompts)
 
 
+@dataclass(frozen=True, eq=False)
+class RowsToPack:
+    """What packing needs to know of the rows of a split; their tokens it does not touch."""
+
+    lengths: NDArray[np.integer[Any]]
+    unlearnt: NDArray[np.integer[Any]]
+    """Numbers of the pieces, as rows are cut, from which nothing would be learnt: they are left
+    out, since computing them costs as much as computing others."""
+
+
+def rows_to_pack(
+    plan: RunPlan, store: FlatDocuments, documents: NDArray[np.integer[Any]], *, is_text: bool
+) -> RowsToPack:
+    """The lengths of some documents, and which of their pieces hold nothing that is learnt."""
+    import numpy as np
+
+    from expert.data.pack import cut_pieces
+
+    lengths = store.lengths[documents]
+    nothing = np.zeros(0, np.int64)
+    if not is_text or not len(lengths):
+        return RowsToPack(lengths, nothing)
+    limit, overlong = _cut_as(plan, lengths)
+    doubtful = (lengths > limit) | (lengths < 2) | store.without_spans(documents)
+    if not doubtful.any():
+        return RowsToPack(lengths, nothing)
+    pieces = cut_pieces(lengths, limit, overlong)
+    at = np.flatnonzero(doubtful[pieces.document])
+    learnt = store.have_targets(documents[pieces.document[at]], pieces.start[at], pieces.stop[at])
+    return RowsToPack(lengths, at[~learnt])
+
+
+def unlearnt_rows(plan: RunPlan, batch: EncodedBatch) -> int:
+    """How many of some tokenised rows packing would leave out."""
+    import numpy as np
+
+    from expert.data.flat_documents import FlatDocuments, shard_of
+    from expert.data.pack import cut_pieces
+
+    store = FlatDocuments([shard_of(batch)])
+    rows = rows_to_pack(plan, store, np.arange(len(store)), is_text=True)
+    pieces = cut_pieces(rows.lengths, *_cut_as(plan, rows.lengths))
+    return pieces.without(rows.unlearnt).overlong.unlearnt
+
+
+def _cut_as(plan: RunPlan, lengths: NDArray[np.integer[Any]]) -> tuple[int, Overlong]:
+    """The most tokens of a row in a sequence, and what becomes of longer ones. Rows that are laid
+    end to end are cut only where a sequence ends, and go on in the next."""
+    if plan.data.packing == "concat":
+        return max(1, int(lengths.max(initial=0))), "cut"
+    return plan.data.max_seq_length - soft_tokens(plan), plan.data.overlong
+
+
 def packing_for(
-    plan: RunPlan, name: str, lengths: Any, *, is_text: bool, streaming: bool
+    plan: RunPlan, name: str, rows: RowsToPack, *, is_text: bool, streaming: bool
 ) -> Packing:
     """Sequences as long as the rows may be; of training rows, such as hold whole updates."""
     from expert.data.pack import cut_pieces
@@ -38,14 +95,16 @@ def packing_for(
     if name != "train" or not is_text or data.packing == "none":
         return Packing(1, length, None)
     if data.packing == "concat":
-        mean = float(lengths.mean()) + soft if len(lengths) else 0.0
+        mean = float(rows.lengths.mean()) + soft if len(rows.lengths) else 0.0
         return concatenation_of(plan.batch.examples_per_update, mean=mean, length=length)
-    pieces = cut_pieces(lengths, length - soft, data.overlong)
+    every = cut_pieces(rows.lengths, length - soft, data.overlong)
+    pieces = every.without(rows.unlearnt)
     if not len(pieces):
         return Packing(1, length, None)
     sizes = pieces.stop - pieces.start + soft
     # Every window of a stream has sequences of one length, and rows that nobody has seen yet.
-    shortest = length if streaming else int(sizes.max())
+    # Rows that are left out count here: at another length they would be cut elsewhere.
+    shortest = length if streaming else int((every.stop - every.start).max()) + soft
     return tried_packing(sizes, plan.batch.examples_per_update, length, shortest=shortest)
 
 
@@ -114,20 +173,25 @@ def _candidates(
 
 
 def packed(
-    plan: RunPlan, name: str, lengths: Any, seed: int, packing: Packing, *, is_text: bool
+    plan: RunPlan, name: str, rows: RowsToPack, seed: int, packing: Packing, *, is_text: bool
 ) -> PackIndex:
-    """The index of rows of these lengths."""
+    """The index of these rows."""
     from expert.data.pack import pack_best_fit, pack_blocks, pack_concat, pack_none
 
     data, length, soft = plan.data, packing.length, soft_tokens(plan)
+    lengths, unlearnt = rows.lengths, rows.unlearnt
     if not is_text:
         if name == "train":
             return pack_blocks(lengths, length)
         return pack_none(lengths, length, overlong="split")
     if data.packing == "concat":
-        return pack_concat(lengths, length, seed, overlong="split", soft_tokens=soft)
+        return pack_concat(
+            lengths, length, seed, overlong="split", soft_tokens=soft, unlearnt=unlearnt
+        )
     if data.packing == "none":
-        return pack_none(lengths, length, overlong=data.overlong, soft_tokens=soft)
+        return pack_none(
+            lengths, length, overlong=data.overlong, soft_tokens=soft, unlearnt=unlearnt
+        )
     return pack_best_fit(
         lengths,
         length,
@@ -135,4 +199,5 @@ def packed(
         overlong=data.overlong,
         soft_tokens=soft,
         most_pieces=packing.most_rows,
+        unlearnt=unlearnt,
     )

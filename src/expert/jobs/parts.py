@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.jobs.feeding import RunData
+    from expert.jobs.prepared import PreparedSplit
     from expert.jobs.session import Session
     from expert.planning.run_plan import RunPlan
+    from expert.telemetry.ahead import Ahead
     from expert.telemetry.meter import Meter
     from expert.training.loop import LoopPlan
     from expert.training.pressure import Pressure
@@ -81,14 +83,53 @@ def best_so_far(plan: RunPlan, state: TrainState) -> BestSoFar:
     )
 
 
-def meter_of(plan: RunPlan) -> Meter:
+def meter_of(plan: RunPlan, data: RunData) -> Meter:
     """What measures the speed of the run."""
     from expert.telemetry.meter import Meter, Peak
 
     reasons = {decision.path: decision.because for decision in plan.decisions}
     because = reasons.get("length.peak_flops", "unknown")
     peak = Peak(flops=plan.length.peak_flops, because=because)
-    return Meter(peak=peak, total_steps=plan.length.total_steps)
+    return Meter(peak=peak, total_steps=plan.length.total_steps, ahead=ahead_of(plan, data))
+
+
+def ahead_of(plan: RunPlan, data: RunData) -> Ahead | None:
+    """The evaluations that the run has before it; None where nobody knows its end."""
+    from expert.telemetry.ahead import EVALUATION_SHARE, Ahead
+    from expert.training.state import TrainState
+
+    total = plan.length.total_steps
+    if total is None:
+        return None
+    loop = loop_plan(plan, data, TrainState())
+    evaluates = bool(loop.eval_every or loop.eval_epochs)
+    update = _places_of_update(plan, data)
+
+    def cost(split: PreparedSplit | None) -> float:
+        return 0.0 if split is None or not update else _places(plan, split) / update
+
+    return Ahead(
+        total_steps=total,
+        every=loop.eval_every,
+        at_end=evaluates,
+        validation=EVALUATION_SHARE * cost(data.validation if evaluates else None),
+        test=EVALUATION_SHARE * cost(data.test),
+    )
+
+
+def _places_of_update(plan: RunPlan, data: RunData) -> float:
+    if data.train is not None and data.order is not None:
+        return _places(plan, data.train) / max(1, data.order.steps_per_epoch)
+    return float(plan.batch.sequences_per_update or 0) * plan.data.max_seq_length
+
+
+def _places(plan: RunPlan, split: PreparedSplit) -> int:
+    """What goes through the model when a split does; rows that go alone are hardly padded, as
+    those of one length go together."""
+    from expert.jobs.feeding import is_padded
+
+    index = split.index
+    return int(index.bin_lengths().sum()) if is_padded(plan) else index.bins * index.length
 
 
 def recorder_of(session: Session) -> Recorder:
@@ -99,7 +140,7 @@ def recorder_of(session: Session) -> Recorder:
 
     plan, state = session.plan, session.state
     before: Recorder | None = getattr(session, "recorder", None)
-    meter = before.meter if before is not None else meter_of(plan)
+    meter = before.meter if before is not None else meter_of(plan, session.data)
     return Recorder(
         session.emit,
         device=session.device,

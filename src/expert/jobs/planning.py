@@ -56,6 +56,7 @@ def counted_plan(
 
     Where rows have been packed, their updates are those of the run.
     """
+    from expert.jobs.row_kind import are_plain_text
     from expert.manifest.reader import ReadManifest, read_manifest
     from expert.planning.machine import describe_machine
     from expert.planning.plan import make_plan
@@ -69,6 +70,8 @@ def counted_plan(
     here = machine or describe_machine(read.folder)
     device = read.manifest.training.config.device
     target = choose_target(here, gpu=gpu, vram=vram, device=device)
+    # Who does not look opens the data next, and may fetch it already.
+    plain = are_plain_text(read, fetch=not look or counts is not None)
 
     def made(known: Counts | None) -> RunPlan:
         return make_plan(
@@ -78,6 +81,7 @@ def counted_plan(
             model=model,
             use_measurements=use_measurements,
             survey=known.survey if known else None,
+            plain_text=plain,
         )
 
     if counts is not None:

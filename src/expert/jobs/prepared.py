@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from expert.jobs.places import Doubt
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PreparedSplit:
     """Training, validation or test rows: the tokens, and the sequences they were packed into."""
 
@@ -24,9 +24,22 @@ class PreparedSplit:
     index: PackIndex
     index_file: Path
     index_hit: bool
+    rows: int = 0
+    """Rows that belong to it, with those that packing left out."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row of the files it is made from."""
+        return max((each.statistics.longest for each in self.folders), default=0)
+
+    def __repr__(self) -> str:
+        index = self.index
+        rows = f"{index.examples:,} rows in {index.bins:,} sequences of {index.length:,} tokens"
+        where = ", ".join(str(prepared.folder) for prepared in self.folders)
+        return f"<PreparedSplit {self.name}: {rows}, in {where}>"
 
     def open(self) -> DocumentStore:
-        """The documents, memory-mapped."""
+        """The documents, memory-mapped; `index` says which of them are this split's."""
         from expert.data.documents import DocumentStore
 
         return DocumentStore(*(prepared.folder for prepared in self.folders))
@@ -42,7 +55,7 @@ class PreparedData:
     encoder: Encoder
     template: str
     doubts: tuple[Doubt, ...] = ()
-    """Why the rows it is judged by tell less than they should."""
+    """Why the rows tell less than they should, those that are learnt or those it is judged by."""
     shared: tuple[SharedRows, ...] = ()
     """Rows of files for validation and test that are learnt as well; the doubts tell of them."""
 

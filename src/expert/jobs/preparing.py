@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
-from expert.jobs.packing import packed, packing_for, soft_tokens
+from expert.jobs.left_out import doubts_of, not_empty
+from expert.jobs.packing import (
+    RowsToPack,
+    packed,
+    packing_for,
+    rows_to_pack,
+    soft_tokens,
+)
 from expert.jobs.places import Doubt
 from expert.jobs.prepared import PreparedData, PreparedSplit
 from expert.jobs.tokenizer_files import tokenizer_folder
@@ -19,6 +26,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from expert.data.encoder import Encoder
+    from expert.data.flat_documents import FlatDocuments
     from expert.data.pack_index import PackIndex
     from expert.data.prepare import Prepared, Recipe
     from expert.data.records import BadRow, Row
@@ -125,6 +133,7 @@ class Builder:
         found = [self._shared(split, train, chosen) for split in given if split is not None]
         shared = tuple(each for each in found if each is not None)
         doubts += [Doubt(each.key, each.told(f"{self._check} lists them")) for each in shared]
+        doubts += doubts_of(self.plan, train, validation, test)
         return PreparedData(train, validation, test, self.encoder, name, tuple(doubts), shared)
 
     def keys_of(self, tokens: tuple[Prepared, ...]) -> RowKeys:
@@ -178,11 +187,19 @@ class Builder:
             max_bad_rows=self.spec.max_bad_rows,
         )
 
-    def _pack_window(self, lengths: Any, seed: int) -> PackIndex:
+    def _pack_window(self, store: FlatDocuments, seed: int) -> PackIndex:
         """Rows of a stream as the first of them were packed: updates are cut by that."""
+        import numpy as np
+
+        rows = self._rows_to_pack(store, np.arange(len(store)))
         if self._window_packing is None:
-            self._window_packing = self._packing("train", lengths)
-        return self._index("train", lengths, seed, self._window_packing)
+            self._window_packing = self._packing("train", rows)
+        return self._index("train", rows, seed, self._window_packing)
+
+    def _rows_to_pack(
+        self, store: FlatDocuments, documents: npt.NDArray[np.integer[Any]]
+    ) -> RowsToPack:
+        return rows_to_pack(self.plan, store, documents, is_text=self.template is not None)
 
     def _load_encoder(self) -> tuple[Encoder, Template | None]:
         from expert.data.encoder import CharacterEncoder
@@ -333,8 +350,10 @@ class Builder:
 
         data, seed = self.plan.data, self.plan.optim.seed
         # Only the lengths are kept while packing: this is where preparing takes most memory a row.
-        lengths = DocumentStore(*(prepared.folder for prepared in tokens)).lengths[documents]
-        packing = self._packing(name, lengths)
+        store = DocumentStore(*(prepared.folder for prepared in tokens))
+        rows = self._rows_to_pack(store, documents)
+        del store
+        packing = self._packing(name, rows)
         decides = {
             "tokens": [prepared.key for prepared in tokens],
             "documents": hashlib.sha256(np.ascontiguousarray(documents).data).hexdigest(),
@@ -343,38 +362,27 @@ class Builder:
         }
         if packing.most_rows is not None:
             decides["most rows"] = packing.most_rows
+        if len(rows.unlearnt):
+            decides["left out"] = "what is not learnt"
         key = hashlib.sha256(json.dumps(decides).encode("utf-8")).hexdigest()[:16]
         file = self.beside / f"index-{name}-{key}.arrow"
-        if file.is_file():
-            return self._not_empty(PreparedSplit(name, tokens, PackIndex.open(file), file, True))
-        made = self._index(name, lengths, seed, packing)
-        del lengths
-        made = replace(made, piece_document=documents[made.piece_document].astype("int32"))
-        made.save(file)
-        return self._not_empty(PreparedSplit(name, tokens, PackIndex.open(file), file, False))
+        hit = file.is_file()
+        if not hit:
+            made = self._index(name, rows, seed, packing)
+            del rows
+            made = replace(made, piece_document=documents[made.piece_document].astype("int32"))
+            made.save(file)
+        index = PackIndex.open(file)
+        return not_empty(self.plan, PreparedSplit(name, tokens, index, file, hit, len(documents)))
 
-    def _not_empty(self, split: PreparedSplit) -> PreparedSplit:
-        """Refuse a split of which no row is left: nothing could be learnt from or judged by it."""
-        from expert.data.records import DataError
+    def _index(self, name: str, rows: RowsToPack, seed: int, packing: Packing) -> PackIndex:
+        return packed(self.plan, name, rows, seed, packing, is_text=self.template is not None)
 
-        dropped = split.index.overlong.dropped
-        if split.index.bins or not dropped:
-            return split
-        rows = "its only row is" if dropped == 1 else f"all of its {dropped} rows are"
-        raise DataError(
-            f"{split.name}: {rows} longer than max_seq_length {self.plan.data.max_seq_length}, and "
-            "overlong: drop leaves none  (training.config.overlong: cut, or a larger "
-            "max_seq_length)"
-        )
-
-    def _index(self, name: str, lengths: Any, seed: int, packing: Packing) -> PackIndex:
-        return packed(self.plan, name, lengths, seed, packing, is_text=self.template is not None)
-
-    def _packing(self, name: str, lengths: Any) -> Packing:
+    def _packing(self, name: str, rows: RowsToPack) -> Packing:
         return packing_for(
             self.plan,
             name,
-            lengths,
+            rows,
             is_text=self.template is not None,
             streaming=self.spec.streaming,
         )

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.core.quiet import without_lines
 from expert.jobs.rehearsing import SETTLING, rehearse
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ PURPOSES: tuple[tuple[str, str], ...] = (
     ),
 )
 OTHER = "other"
+KINETO = b"USDT:"
+"""The profiler says on standard error that it starts and stops; no level of its log hides that."""
 GAP_MICROSECONDS = 20.0
 """Shorter pauses lie between any two kernels."""
 
@@ -147,7 +150,8 @@ class _Looking:
                     if _cuda()
                     else [ProfilerActivity.CPU]
                 )
-                self._profiler.start()
+                with without_lines(KINETO):
+                    self._profiler.start()
             yield fed
             if number >= SETTLING and self._running:
                 self.seen += 1
@@ -160,7 +164,8 @@ class _Looking:
 
     def _stop(self) -> None:
         _wait()
-        self._profiler.stop()
+        with without_lines(KINETO):
+            self._profiler.stop()
         self._stopped = True
 
     def finish(self) -> Any:

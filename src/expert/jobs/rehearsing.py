@@ -87,8 +87,8 @@ def prepared_plan(
     read: ReadManifest, *, model: str | None = None, vram: str | None = None
 ) -> tuple[RunPlan, RunData]:
     """The plan a run of this manifest would begin with, and its data, prepared."""
+    from expert.jobs.opening import planned_and_open
     from expert.jobs.smollm2 import provide_model
-    from expert.jobs.training import planned_and_open
 
     provide_model(read, model)
     plan, data, _ = planned_and_open(read, lambda name, rows, tokens: None, model=model, vram=vram)

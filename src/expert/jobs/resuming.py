@@ -28,10 +28,10 @@ _TELLING = ("started", "data", "finished")
 def changed_options(folder: RunFolder, manifest: Manifest) -> list[Option]:
     """What was asked for at the start of a run and is not asked for now."""
     try:
-        then = dict(_leaves(json.loads(folder.manifest.read_text(encoding="utf-8"))))
+        then = dict(leaves(json.loads(folder.manifest.read_text(encoding="utf-8"))))
     except (OSError, ValueError):
         return []
-    now = dict(_leaves(manifest.model_dump(mode="json")))
+    now = dict(leaves(manifest.model_dump(mode="json")))
     paths = [path for path in dict.fromkeys([*then, *now]) if then.get(path) != now.get(path)]
     return [
         (path, then.get(path), now.get(path))
@@ -41,14 +41,14 @@ def changed_options(folder: RunFolder, manifest: Manifest) -> list[Option]:
     ]
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every value with its path, as --set takes it."""
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
-            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+            yield from leaves(inner, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list) and value and isinstance(value[0], Mapping):
         for number, inner in enumerate(value):
-            yield from _leaves(inner, f"{path}[{number}]")
+            yield from leaves(inner, f"{path}[{number}]")
     else:
         yield path, value
 

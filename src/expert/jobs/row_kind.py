@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from expert.data.records import Row
     from expert.manifest.dataset import DatasetSpec
+    from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
 
-_TEXT_SUFFIXES = (".txt", ".txt.gz", ".txt.zst")
+_TEXT_SUFFIXES = tuple(
+    kind + packed for kind in (".txt", ".md", ".markdown") for packed in ("", ".gz", ".zst")
+)
 _TEXT_COLUMNS = "Columns(kind='text'"
 
 
@@ -43,21 +46,50 @@ def trained_on_text(plan: RunPlan) -> bool:
     return bool(spec.text_field or (spec.field_mapping and spec.field_mapping.text))
 
 
-def _by_first_row(plan: RunPlan, spec: DatasetSpec) -> bool | None:
-    """What the first row is; None where it cannot be read here."""
+def are_plain_text(read: ReadManifest, *, fetch: bool = False) -> bool | None:
+    """Whether the training rows of a manifest are texts without answers, by the first of each
+    source; None where they are not here. `fetch`: rows on the hub may be asked for."""
+    from expert.core.errors import ExpertError
+    from expert.data.rows import file_format
+    from expert.data.sources import Source, first_row, resolve_sources
+
+    def is_text(source: Source) -> bool:
+        """A text is not read for that: it may be large, or not fetched yet."""
+        by_name = source.files and file_format(source.files[0], source.format) == "txt"
+        return source.kind == "corpus" or by_name or _is_plain_text(first_row(source), spec)
+
+    spec = read.manifest.training.dataset
+    if read.manifest.training.config.overlong != "auto":
+        return None  # nobody asks
+    try:
+        found = resolve_sources(spec, read.folder)
+        trains = [found.train] if found.train else [task.train for task in found.tasks]
+        if not fetch and any(source.kind == "hub" for source in trains):
+            return None
+        return all(map(is_text, trains))
+    except (ExpertError, OSError):  # told by those who read the data
+        return None
+
+
+def _is_plain_text(row: Row, spec: DatasetSpec) -> bool:
     from expert.data.columns import columns_of
     from expert.data.formats import example_of
-    from expert.data.records import BadRow, DataError
+    from expert.data.records import BadRow
+
+    columns = columns_of(row, spec)
+    example = example_of(row, columns)
+    return columns.kind == "text" if isinstance(example, BadRow) else not example.turns
+
+
+def _by_first_row(plan: RunPlan, spec: DatasetSpec) -> bool | None:
+    """What the first row is; None where it cannot be read here."""
+    from expert.data.records import DataError
 
     try:
         row = next(_rows_here(plan, spec), None)
-        if row is None:
-            return None
-        columns = columns_of(row, spec)
-        example = example_of(row, columns)
+        return None if row is None else _is_plain_text(row, spec)
     except (DataError, OSError):  # moved or changed since the run
         return None
-    return columns.kind == "text" if isinstance(example, BadRow) else not example.turns
 
 
 def _rows_here(plan: RunPlan, spec: DatasetSpec) -> Iterator[Row]:

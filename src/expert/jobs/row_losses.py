@@ -23,7 +23,7 @@ def row_losses(
     """Means over all target tokens of the rows; every token counts the same. No logits are kept."""
     from expert.jobs.feeding import split_batches
     from expert.jobs.healing import is_out_of_memory
-    from expert.training.evaluation import EvalResult, evaluate
+    from expert.training.evaluation import evaluate, means_of
 
     plan = trained.plan
     # Rows go alone: it is the same loss as packed, and one kernel does for every machine.
@@ -45,10 +45,9 @@ def row_losses(
             rows //= 2
         del split  # its tokens are mapped from the folder that goes
     assert sums is not None
-    targets = max(1, sums.targets)
-    return EvalResult(
-        loss=sums.loss_sum.item() / targets,
-        token_accuracy=sums.correct.item() / targets,
+    return means_of(
+        sums.loss_sum.item(),
+        sums.correct.item(),
         targets=sums.targets,
         examples=sums.examples,
     )

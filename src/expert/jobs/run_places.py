@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.core.events import read_events
+from expert.core.events import Event, read_events
 from expert.core.recorded_paths import found_again
 from expert.core.rundir import RunFolder, RunFolderError, latest_run, named_manifest
 from expert.jobs.watching import find_run, newest_run
@@ -46,13 +46,11 @@ def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
     return run, read.folder
 
 
-def manifest_of(folder: RunFolder) -> str:
-    """The manifest a run was trained from, as a command takes it; FILE where it is gone."""
-    try:
-        started = [e for e in read_events(folder.events) if e.get("event") == "started"]
-    except OSError:
-        started = []
-    told = started[-1] if started else {}
+def manifest_of(folder: RunFolder, started: Event | None = None) -> str:
+    """The manifest a run was trained from, as a command takes it; FILE where it is gone.
+
+    `started`: the event of its start, where it is known already."""
+    told = _started(folder) if started is None else started
     try:
         plan = json.loads(folder.plan.read_text(encoding="utf-8"))
         then, now = str(plan["watch"]["output_dir"]), folder.path.absolute().parent
@@ -60,6 +58,14 @@ def manifest_of(folder: RunFolder) -> str:
     except (OSError, ValueError, KeyError, TypeError):  # the plan does not tell where it was
         pass
     return named_manifest(told)
+
+
+def _started(folder: RunFolder) -> Event:
+    try:
+        found = [e for e in read_events(folder.events) if e.get("event") == "started"]
+    except OSError:
+        found = []
+    return found[-1] if found else {}
 
 
 def as_recorded(plan: RunPlan) -> dict[str, Any]:

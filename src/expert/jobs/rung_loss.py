@@ -43,13 +43,13 @@ def judged(
         return {"loss": None, "held_out_rows": 0, "held_out_tokens": 0}
     sums = _looked_at(plan, run, weights, most)
     seen = {
-        "loss": sums.loss_sum.item() / max(1, sums.targets),
+        "loss": sums.loss_sum.item() / sums.targets if sums.targets else None,
         "held_out_rows": sums.examples,
         "held_out_tokens": sums.targets,
     }
     if own_way:
         other = _looked_at(own, run, weights, most)
-        seen["own_loss"] = other.loss_sum.item() / max(1, other.targets)
+        seen["own_loss"] = other.loss_sum.item() / other.targets if other.targets else None
     return seen
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +77,16 @@ THOROUGH = Pace(
     held_out=256,
     limit_seconds=600.0,
 )
+THOROUGH_FROM_MINUTES = 5.0
+"""With less time windows are short and pairs are few, as with --quick."""
+
+
+def pace_of(*, quick: bool, minutes: float | None) -> Pace:
+    """The pace for the time that was asked for."""
+    if minutes is None:
+        return QUICK if quick else THOROUGH
+    pace = QUICK if minutes < THOROUGH_FROM_MINUTES else THOROUGH
+    return replace(pace, total_seconds=60 * minutes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +137,7 @@ class MeasuredRun(Rehearsal):
 def measure(work: Work, say: Say, hear: Hear) -> None:
     """Train, look at the held-out rows, and time as many windows as are asked for."""
     from expert.core.rundir import RunFolder
-    from expert.jobs.training import open_data
+    from expert.jobs.opening import open_data
     from expert.manifest.reader import ReadManifest
     from expert.manifest.schema import Manifest
     from expert.planning.run_plan import RunPlan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import secrets
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from expert.core.errors import ExpertError
+from expert.core.words import counted
+from expert.jobs.answer_writer import Tell, cut_at, writer_of
 
 if TYPE_CHECKING:
     import torch
@@ -18,9 +21,6 @@ if TYPE_CHECKING:
     from expert.data.templates import Template
     from expert.jobs.trained import Trained
     from expert.planning.run_plan import RunPlan
-
-Tell = Callable[[str], None]
-"""Told the text as it comes, piece by piece."""
 
 CHARACTER_TEMPERATURE = 0.8
 """For the character model where nothing is asked for: the likeliest character alone soon repeats
@@ -53,6 +53,8 @@ class Sample:
     tokens: int
     ended: bool
     """It came to its end; otherwise it was cut at max_new_tokens."""
+    note: str = ""
+    """What is to be said of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +71,50 @@ class Samples:
     samples: tuple[Sample, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A trained expert that is loaded, and how it answers."""
+
+    run: Path
+    trained: Trained
+    plain: bool
+    seed: int
+    decoding: Decoding
+    notes: tuple[str, ...]
+
+
 def sample(
     run: Path | None,
     prompts: Sequence[str],
+    *,
+    system: str = "",
+    begin: Callable[[str, bool], None] = lambda prompt, plain: None,
+    tell: Tell = lambda piece: None,
+    **how: Any,
+) -> Samples:
+    """Answer every prompt with what a run has learnt.
+
+    `how`: what `ready` takes. `begin` and `tell` follow the work.
+    """
+    loaded = ready(run, prompts, system=system, **how)
+    done = []
+    for prompt in prompts:
+        work = Work(seed=loaded.seed, plain=loaded.plain, begin=begin, tell=tell)
+        done.append(answer(loaded.trained, prompt, loaded.decoding, work, system=system))
+    return Samples(
+        run=loaded.run,
+        checkpoint=loaded.trained.choice.name,
+        plain=loaded.plain,
+        seed=loaded.seed,
+        decoding=loaded.decoding,
+        notes=(*(each.note for each in done if each.note), *loaded.notes),
+        samples=tuple(done),
+    )
+
+
+def ready(
+    run: Path | None,
+    prompts: Sequence[str] = (),
     *,
     system: str = "",
     plain: bool | None = None,
@@ -80,13 +123,11 @@ def sample(
     device: str = "auto",
     decoding: Mapping[str, Any] | None = None,
     loading: Callable[[str], None] = lambda what: None,
-    begin: Callable[[str, bool], None] = lambda prompt, plain: None,
-    tell: Tell = lambda piece: None,
-) -> Samples:
-    """Answer every prompt with what a run has learnt.
+) -> Ready:
+    """What a run has learnt, loaded to answer; what cannot be answered is told before that.
 
     `decoding` holds what differs from the manifest's; `plain` continues prompts as they stand, None
-    decides by the data. `loading`, `begin` and `tell` follow the work.
+    decides by the data.
     """
     from expert.jobs.choosing import choose
     from expert.jobs.row_kind import trained_on_text
@@ -101,23 +142,18 @@ def sample(
         raise CannotSample(
             "--system: a text that is continued has no system turn  (put it into the prompt)"
         )
+    if not continues and any(not prompt.strip() for prompt in prompts):
+        raise CannotSample("--prompt: is empty: there is nothing to answer  (write a question)")
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     remark = base_remark(folder, plan)
     loading(f"loading {plan.model.name} and {choice.name} of {folder.path}")
-    trained = load_trained(folder, plan, choice, device=pick_device(device))
-    seed = secrets.randbelow(2**31) if seed is None else seed
-    done = []
-    for prompt in prompts:
-        work = Work(seed=seed, plain=continues, begin=begin, tell=tell)
-        done.append(answer(trained, prompt, how, work, system=system))
-    return Samples(
+    return Ready(
         run=folder.path,
-        checkpoint=choice.name,
+        trained=load_trained(folder, plan, choice, device=pick_device(device)),
         plain=continues,
-        seed=seed,
+        seed=secrets.randbelow(2**31) if seed is None else seed,
         decoding=how,
         notes=(*notes, *([remark] if remark else [])),
-        samples=tuple(done),
     )
 
 
@@ -166,7 +202,7 @@ def answer(trained: Trained, prompt: str, how: Decoding, work: Work, *, system: 
     if trained.template is None:
         return _continue_characters(trained, prompt, how, work)
     text = prompt_text(trained.template, prompt, system=system, plain=work.plain)
-    return _generate(trained, prompt, text, how, work)
+    return generate(trained, prompt, text, how, work)
 
 
 def prompt_text(template: Template, prompt: str, *, system: str = "", plain: bool = False) -> str:
@@ -217,7 +253,8 @@ def _continue_characters(trained: Trained, prompt: str, how: Decoding, work: Wor
 # --- transformers models -------------------------------------------------------------------------
 
 
-def _generate(trained: Trained, prompt: str, text: str, how: Decoding, work: Work) -> Sample:
+def generate(trained: Trained, prompt: str, text: str, how: Decoding, work: Work) -> Sample:
+    """What follows a text as the model is given it; `prompt`: what of it somebody asked."""
     import torch
     from transformers import StoppingCriteriaList
 
@@ -230,12 +267,14 @@ def _generate(trained: Trained, prompt: str, text: str, how: Decoding, work: Wor
     ids = encoder.encode([[Segment(text, learn=False)]]).ids.tolist()
     if not ids:
         raise CannotSample("--prompt: an empty text has nothing to be continued  (write a word)")
+    room = _room_left(trained, len(ids))
+    fitting = replace(how, max_new_tokens=min(how.max_new_tokens, room))
     ends = end_tokens(encoder, template)
     stops = list(how.stop_sequences)
     if not work.plain and encoder.tokenizer.token_to_id(template.stop) is None:
         stops.append(template.stop)
-    writer = _writer(encoder.tokenizer, ends, stops, work.tell, strip=not work.plain)
-    config = generation_config(how, ends)
+    writer = writer_of(encoder.tokenizer, ends, stops, work.tell, strip=not work.plain)
+    config = generation_config(fitting, ends)
     model = trained.loaded.causal_lm
     # Whole and alone: transformers would fill gaps from the base model's own settings.
     model.generation_config = config
@@ -247,7 +286,28 @@ def _generate(trained: Trained, prompt: str, text: str, how: Decoding, work: Wor
             streamer=writer,
             stopping_criteria=StoppingCriteriaList([writer.stops]),
         )
-    return Sample(prompt=prompt, text=writer.text(), tokens=len(writer.ids), ended=writer.ended)
+    cut = not writer.ended and room < how.max_new_tokens
+    note = f"cut after {counted(room, 'token')}: there the model's context is full" if cut else ""
+    return Sample(
+        prompt=prompt, text=writer.text(), tokens=len(writer.ids), ended=writer.ended, note=note
+    )
+
+
+def _room_left(trained: Trained, prompt_tokens: int) -> int:
+    """Tokens that an answer may have; what a model has not learnt to look back to is no context."""
+    config = trained.loaded.causal_lm.config
+    context: int | None = getattr(config, "max_position_embeddings", None)
+    if context is None:
+        return sys.maxsize
+    soft = trained.loaded.soft_prompts
+    taken = prompt_tokens + (len(soft.rows()) if soft is not None else 0)
+    if taken >= context:
+        raise CannotSample(
+            f"--prompt: has {taken:,} tokens as the model is given it, and the context of "
+            f"{trained.plan.model.name} is {context:,} with the answer  (shorten it, or train an "
+            "expert of a model with a longer context)"
+        )
+    return context - taken
 
 
 def generation_config(how: Decoding, ends: Sequence[int]) -> Any:
@@ -298,61 +358,3 @@ def seeded(device: torch.device, seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield
-
-
-def cut_at(text: str, stops: Sequence[str]) -> int | None:
-    """Where the first of the stops begins; None where none occurs."""
-    places = [text.index(stop) for stop in stops if stop and stop in text]
-    return min(places) if places else None
-
-
-def _writer(tokenizer: Any, ends: list[int], stops: list[str], tell: Tell, *, strip: bool) -> Any:
-    """A streamer of transformers that follows what is generated and says when to stop."""
-    import torch
-    from transformers import StoppingCriteria
-    from transformers.generation.streamers import BaseStreamer
-
-    class Stops(StoppingCriteria):
-        def __init__(self, over: Callable[[], bool]) -> None:
-            self._over = over
-
-        def __call__(self, input_ids: Any, scores: Any, **more: Any) -> torch.Tensor:
-            return torch.full((len(input_ids),), self._over(), device=input_ids.device)
-
-    class Writer(BaseStreamer):
-        def __init__(self) -> None:
-            self.ids: list[int] = []
-            self.ended = False
-            self.stops = Stops(lambda: self.ended)
-            self._prompt_seen = False
-            self._told = 0
-
-        def put(self, value: Any) -> None:
-            if not self._prompt_seen:  # transformers hands over the prompt first
-                self._prompt_seen = True
-                return
-            self.ids += value.flatten().tolist()
-            whole = self._whole()
-            self.ended = bool(self.ids) and self.ids[-1] in ends
-            self.ended = self.ended or cut_at(whole, stops) is not None
-            shown = self.text()
-            # A character may still lack bytes, and a stop its end.
-            if not self.ended and not shown.endswith("�"):
-                tell(shown[self._told :])
-                self._told = max(self._told, len(shown))
-
-        def end(self) -> None:
-            tell(self.text()[self._told :])
-
-        def _whole(self) -> str:
-            return str(tokenizer.decode(self.ids, skip_special_tokens=False))
-
-        def text(self) -> str:
-            """What was said, without what ended it."""
-            said = [token for token in self.ids if token not in ends]
-            text = str(tokenizer.decode(said, skip_special_tokens=not stops))
-            place = cut_at(text, stops)
-            text = text if place is None else text[:place]
-            return text.strip() if strip else text
-
-    return Writer()

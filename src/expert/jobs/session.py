@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from expert.training.state import TrainState
     from expert.training.stopping import BestSoFar
 
+Evaluating = Callable[[str, int, int], None]
+"""Told of an evaluation: the split, its rows that were launched, and all of its rows."""
 REBUILD = ("model.", "kernels.", "optim.", "adapter.")
 """Changes of the plan after which the model is built anew; others concern only the data."""
 
@@ -56,6 +58,8 @@ class Session:
         allow_remote_code: bool = False,
         acknowledge: Callable[[], None] = lambda: None,
         progress: Callable[[int], None] = lambda done: None,
+        evaluating: Evaluating = lambda split, rows, total: None,
+        began: float | None = None,
     ) -> None:
         from expert.core.events import EventLog
         from expert.jobs.building import device_of
@@ -69,7 +73,9 @@ class Session:
         self.device: torch.device = device_of(plan)
         self.state: TrainState = TrainState()
         self.signals = Signals(acknowledge=acknowledge)
-        self._progress, self._source = progress, source
+        self._progress, self.evaluating, self._source = progress, evaluating, source
+        self.began = time.monotonic() if began is None else began
+        """When somebody began to wait for the run, by the clock that only goes forward."""
         self.gpu = GpuSampler(self.device.index or 0) if self.device.type == "cuda" else None
         self.doing: Literal["training", "probe"] = "training"
         self._restream = restream
@@ -90,6 +96,7 @@ class Session:
         self.pressure: Pressure = pressure_of(plan)
         self.taken: int | None = None
         """The update whose weights the run ends with, where they are not the last ones."""
+        self.last_eval: EvalResult | None = None
         self._memory: MemoryWatch | None = None
         self.recorder: Recorder = recorder_of(self)
         self.best: BestSoFar = best_so_far(plan, self.state)
@@ -116,9 +123,10 @@ class Session:
         from expert.model.switches import list_switches
 
         write_down(self.folder, self.plan, self.manifest, self.data)
-        self.emit(
-            "started", step=self.state.done, **started_facts(self.folder, self.plan, self._source)
-        )
+        facts = started_facts(self.folder, self.plan, self._source)
+        ahead = self.recorder.meter.ahead
+        cost = ahead.cost(self.state.done) if ahead is not None else None
+        self.emit("started", step=self.state.done, **facts, evaluation_updates=cost)
         self._announced = True
         if self.device.type == "cpu":
             settle_threads(self)
@@ -301,6 +309,7 @@ class Session:
         before = self.pressure.recompiling.count()
         result = evaluate_split(self, self.data.validation)
         self.pressure.recompiling.forgive(self.pressure.recompiling.count() - before)
+        self.last_eval = result or self.last_eval
         return result
 
     # --- ending --------------------------------------------------------------------------------

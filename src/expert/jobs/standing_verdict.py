@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.publish import DONE
+from expert.core.words import loss
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -25,34 +26,50 @@ above 92.9 % (Wilson, 95 %), with all of 5 above 56.6 %."""
 class Verdict:
     """What a validation.json says of the gate; what is not known is None or empty."""
 
-    passed: bool
+    passed: bool | None
+    """None: there was nothing to judge, neither an answer nor a baseline."""
     reasons: str
     checkpoint: str
     test_set: str
     """Of the whole set, where only some of it was judged."""
     cases: int | None
+    rows: int | None
+    """That the cases are of; answers of one row say less than as many of several."""
     of: int | None
-    """Rows of the whole set, where only some of it was judged."""
+    """Cases of the whole set, where only some of it was judged."""
     accuracy: float | None
     interval: tuple[float, float] | None
     learnt: Mapping[str, Any]
+    loss: float | None
+    """On the rows."""
+    examples: int | None
+    """Rows that the loss is of."""
+
+    @property
+    def count(self) -> int | None:
+        """The cases; of plain text, which has none, the rows."""
+        return self.examples if self.cases == 0 else self.cases
 
     @property
     def is_too_small(self) -> bool:
-        """Whether so few of the rows were judged that a pass says little."""
-        return self.of is not None and (self.cases or 0) < ENOUGH_OF_A_PART
+        """Whether so few of the cases were judged that a pass says little."""
+        few = (self.rows or 0) < ENOUGH_OF_A_PART
+        return few and self.of is not None and self.cases != 0
 
     def in_words(self) -> str:
-        """`accuracy 95.0% of 20 cases (95 % interval 76.4% to 99.1%), 20 of 36 rows`."""
+        """`accuracy 95.0% of 20 cases (95 % interval 76.4% to 99.1%), a part of 36`."""
         if self.cases is None:
             return ""
+        if not self.cases:
+            known = f"loss {loss(self.loss)}" if self.loss is not None else "no loss"
+            return f"{known} on plain text; no answer was judged, there is none"
         text = f"{self.cases} cases"
         if self.accuracy is not None:
             text = f"accuracy {self.accuracy:.1%} of {text}"
         if self.interval is not None:
             text += f" (95 % interval {self.interval[0]:.1%} to {self.interval[1]:.1%})"
         if self.of is not None:
-            text += f", a part of {self.of} rows"
+            text += f", a part of {self.of}"
         return text
 
 
@@ -64,17 +81,22 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
     try:
         found = json.loads(folder.validation.read_text(encoding="utf-8"))
         gate, part = found["gate"], found.get("partial") or {}
+        told = found.get("rows") or {}
         ends = found.get("interval")
+        cases = found["cases"] if isinstance(found.get("cases"), list) else None
         return Verdict(
-            passed=gate["passed"] is True,
+            passed=None if gate["passed"] is None and cases == [] else gate["passed"] is True,
             reasons="; ".join(map(str, gate.get("reasons") or ())) or "no reason is given",
             checkpoint=str(found.get("checkpoint") or ""),
             test_set=str(part.get("test_set") or found.get("test_set") or ""),
-            cases=len(found["cases"]) if isinstance(found.get("cases"), list) else None,
+            cases=None if cases is None else len(cases),
+            rows=None if cases is None else _rows(cases),
             of=int(part["of"]) if part else None,
             accuracy=found.get("accuracy"),
             interval=(float(ends[0]), float(ends[1])) if ends else None,
             learnt=found.get("learnt") or {},
+            loss=told.get("loss"),
+            examples=told.get("examples"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return Verdict(
@@ -83,25 +105,34 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
             checkpoint="",
             test_set="",
             cases=None,
+            rows=None,
             of=None,
             accuracy=None,
             interval=None,
             learnt={},
+            loss=None,
+            examples=None,
         )
 
 
+def _rows(cases: Sequence[Mapping[str, Any]]) -> int:
+    """Of how many rows the cases are."""
+    return len({case.get("row", number) for number, case in enumerate(cases)})
+
+
 def place_for(folder: RunFolder, choice: Choice, test: TestSet) -> tuple[Path, str]:
-    """The file a validation goes to, and what is to be said of it: a part of the rows does not
-    take the place of more of the same rows, judged of the same state."""
+    """The file a validation goes to, and what is to be said of it: a part of the cases does not
+    take the place of more of the same cases, judged of the same state."""
     before = read_verdict(folder)
     whole = test.part_of
-    if whole is None or before is None or before.cases is None:
+    if whole is None or before is None or before.count is None:
         return folder.validation, ""
     is_newer = _written(choice.path / DONE) > _written(folder.validation)
     other = before.checkpoint != choice.name or before.test_set != whole.name
-    if is_newer or other or before.cases <= len(test.examples):
+    if is_newer or other or before.count <= test.count:
         return folder.validation, ""
-    note = f"{folder.validation.name}, which judged {before.cases} of these cases, is kept"
+    what = "judged {} of these cases" if before.cases else "looked at {} of these rows"
+    note = f"{folder.validation.name}, which {what.format(before.count)}, is kept"
     return folder.path / PARTIAL, note
 
 

@@ -27,7 +27,7 @@ __all__ = ["NoTestSet", "TestSet", "data_folder", "find_test_set"]
 
 @dataclass(frozen=True, kw_only=True)
 class TestSet:
-    """Rows that were not learnt; each conversation among them is a case too."""
+    """Rows that were not learnt; each answer in them is a case."""
 
     __test__ = False  # pytest would take it for a class of tests
 
@@ -36,8 +36,8 @@ class TestSet:
     domain: str
     """As a file of cases says; "": it does not."""
     examples: tuple[Example, ...]
-    cases: tuple[Case | None, ...]
-    """For each example; None for plain text, which asks nothing."""
+    cases: tuple[tuple[Case, ...], ...]
+    """For each example, one for every answer in it; none for plain text, which asks nothing."""
     drawn: bool = False
     """Held out of the training rows by the run: another may have drawn others, and learnt these."""
     part_of: TestSet | None = None
@@ -45,21 +45,38 @@ class TestSet:
 
     @property
     def partial(self) -> dict[str, Any] | None:
-        """Of which rows this is a part, and how many they are; None where it is the whole."""
+        """Of what this is a part, and how much that is; None where it is the whole."""
         whole = self.part_of
-        return {"test_set": whole.name, "of": len(whole.examples)} if whole is not None else None
+        return {"test_set": whole.name, "of": whole.count} if whole is not None else None
+
+    @property
+    def unasked(self) -> int:
+        """Rows whose answers cannot be asked for: a prompt tells nothing of their tools."""
+        from expert.data.tools import has_tools
+
+        return sum(map(has_tools, self.examples))
+
+    @property
+    def count(self) -> int:
+        """The cases; a row that has none counts as one."""
+        return sum(len(own) or 1 for own in self.cases)
 
     def limited(self, most: int | None) -> TestSet:
-        """At most so many of them, spread over all: rows of a task often stand together."""
-        count = len(self.examples)
+        """At most so many cases, spread over all: rows of a task often stand together. A row stays
+        as it is where a case of it does."""
+        count = self.count
         if most is None or most >= count:
             return self
-        kept = [place * count // most for place in range(most)]
+        every = [(row, case) for row, own in enumerate(self.cases) for case in own or (None,)]
+        kept: dict[int, list[Case]] = {}
+        for place in range(most):
+            row, case = every[place * count // most]
+            kept.setdefault(row, []).extend([case] if case is not None else [])
         return replace(
             self,
             name=f"{most} of {count} of {self.name}",
-            examples=tuple(self.examples[place] for place in kept),
-            cases=tuple(self.cases[place] for place in kept),
+            examples=tuple(self.examples[row] for row in kept),
+            cases=tuple(map(tuple, kept.values())),
             part_of=self,
         )
 
@@ -191,7 +208,8 @@ def _of_rows(
     from expert.jobs.held_out import understood
 
     examples: list[Example] = []
-    cases: list[Case | None] = []
+    cases: list[tuple[Case, ...]] = []
+    seen: dict[str, int] = {}
     bad: list[str] = []
     for group in groups:
         for row, example in understood(group, spec):
@@ -199,35 +217,53 @@ def _of_rows(
                 bad.append(str(example))
             else:
                 examples.append(example)
-                cases.append(_case(example, row))
+                cases.append(_cases(example, row, _name(row, seen)))
     if len(bad) > spec.max_bad_rows:
         raise DataError(
             "\n".join([f"{name}: {counted(len(bad), 'bad row')}", *bad[:SHOWN_BAD_ROWS]])
         )
     if not examples:
         raise NoTestSet(f"{name}: there are no rows  (name others with --test-set FILE)")
-    return TestSet(
-        name=name, domain=domain, examples=tuple(examples), cases=tuple(_with_ids(cases))
-    )
+    return TestSet(name=name, domain=domain, examples=tuple(examples), cases=tuple(cases))
 
 
-def _case(example: Example, row: Row) -> Case | None:
-    """The case in a row: its last answer is what is expected."""
-    from expert.data.records import place_of
+def _cases(example: Example, row: Row, name: str) -> tuple[Case, ...]:
+    """The cases in a row: every answer, asked for with the turns before it as they stand there.
+    What the row says of its task, its domain and its check holds of each of them."""
+    from expert.data.tools import has_tools
     from expert.judging.cases import Case
 
-    if not example.turns or example.turns[-1].role != "assistant":
-        return None
-    *asked, answer = example.turns
-    values = row.values
-    return Case(
-        id=str(values.get("id") or place_of(Path(row.file).name, row.line)),
-        turns=tuple((turn.role, turn.text) for turn in asked),
-        expected=answer.text,
-        task=values["task"] if isinstance(values.get("task"), str) else "",
-        domain=values["domain"] if isinstance(values.get("domain"), str) else "",
-        check=_check(values.get("check"), row),
+    if has_tools(example):
+        return ()
+    turns, values = example.turns, row.values
+    said = tuple((turn.role, turn.text) for turn in turns)
+    answers = [
+        place
+        for place, turn in enumerate(turns)
+        if turn.role == "assistant" and place > 0 and turns[place - 1].role == "user"
+    ]
+    return tuple(
+        Case(
+            id=name if len(answers) == 1 else f"{name}, turn {place + 1}",
+            turns=said[:place],
+            expected=turns[place].text,
+            task=values["task"] if isinstance(values.get("task"), str) else "",
+            domain=values["domain"] if isinstance(values.get("domain"), str) else "",
+            check=_check(values.get("check"), row),
+            row=name,
+            turn=place + 1,
+        )
+        for place in answers
     )
+
+
+def _name(row: Row, seen: dict[str, int]) -> str:
+    """The id of a row, or where it stands; one that was `seen` before is numbered."""
+    from expert.data.records import place_of
+
+    name = str(row.values.get("id") or place_of(Path(row.file).name, row.line))
+    seen[name] = seen.get(name, 0) + 1
+    return name if seen[name] == 1 else f"{name} ({seen[name]})"
 
 
 def _check(value: Any, row: Row) -> Mapping[str, Any]:
@@ -240,14 +276,3 @@ def _check(value: Any, row: Row) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise DataError(f"{row.place}: column 'check' is no JSON object")
     return {key: part for key, part in found.items() if part is not None}
-
-
-def _with_ids(cases: Sequence[Case | None]) -> Iterator[Case | None]:
-    """The cases with ids that are there once."""
-    seen: dict[str, int] = {}
-    for case in cases:
-        if case is None:
-            yield None
-            continue
-        seen[case.id] = seen.get(case.id, 0) + 1
-        yield case if seen[case.id] == 1 else replace(case, id=f"{case.id} ({seen[case.id]})")

@@ -15,7 +15,6 @@ def tokenizer_folder(plan: RunPlan, folder: Path) -> Path:
     `folder`: that of the manifest, near which models are looked for.
     """
     from expert.data.records import DataNotHere
-    from expert.planning.resolve import near_model
 
     if plan.model.place != "hub":
         return Path(plan.model.location)
@@ -32,12 +31,34 @@ def tokenizer_folder(plan: RunPlan, folder: Path) -> Path:
         found = snapshot_download(
             plan.model.location, revision=plan.model.revision, allow_patterns=files
         )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+    except LocalEntryNotFoundError as error:
+        raise DataNotHere(_unreachable(plan.model.location, error, _slip(plan, folder))) from None
+    except (HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        near = near_model(plan.model.name, folder)
-        meant = f"did you mean {near!r}? If not, " if near else ""
         raise DataNotHere(
             f"{plan.model.location} is not on this machine and could not be fetched from the hub: "
-            f"{reason}  ({meant}put its folder into models/ beside the manifest)"
+            f"{reason}  ({_slip(plan, folder)}put its folder into models/ beside the manifest)"
         ) from None
     return Path(found)
+
+
+def _slip(plan: RunPlan, folder: Path) -> str:
+    """The model that may be meant; the name that this one has anyway is no slip of it."""
+    from expert.planning.resolve import near_model
+
+    near = near_model(plan.model.name, folder)
+    if near is None or near.lower() == plan.model.name.rpartition("/")[2].lower():
+        return ""
+    return f"did you mean {near!r}? If not, "
+
+
+def _unreachable(name: str, error: Exception, meant: str) -> str:
+    """What to do about a model where the hub does not answer: nothing is known of its name."""
+    cause = error.__cause__ or error
+    why = str(cause).splitlines()[0].rstrip(".") if str(cause) else type(cause).__name__
+    return (
+        f"{name} is not on this machine, and the hub cannot be reached: {why}  ({meant}fetch it "
+        f"where there is a network, with 'hf download {name} --local-dir "
+        f"{name.rpartition('/')[2]}', and put that folder into models/ beside the manifest or name "
+        "its path; or set HF_HOME to a cache that holds it)"
+    )

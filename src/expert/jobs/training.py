@@ -6,32 +6,27 @@ recorded, and the same update is taken again with the same data.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from expert.core.errors import EXIT_OK, ManifestError, Problem
+from expert.core.errors import EXIT_OK
 from expert.jobs.healing import RunFailed, failure_of, heal, recover, try_another
 
 if TYPE_CHECKING:
     from expert.core.events import Sink
     from expert.core.rundir import RunFolder
-    from expert.data.streaming import Stream
-    from expert.jobs.counting import Counts
     from expert.jobs.feeding import RunData
-    from expert.jobs.preparing import Builder, Tell
-    from expert.jobs.session import Session
+    from expert.jobs.preparing import Tell
+    from expert.jobs.session import Evaluating, Session
     from expert.manifest.reader import ReadManifest
-    from expert.planning.machine import Machine
     from expert.planning.run_plan import RunPlan
 
 
 __all__ = ["RunFailed", "RunResult", "train"]
-
-NEEDS_AN_END = ("linear", "cosine", "cosine_with_restarts", "polynomial")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +37,13 @@ class RunResult:
     exit_code: int
     steps: int
     loss: float | None
+    """The mean over all updates."""
     eval_loss: float | None
+    """The best on the validation rows; None where another metric was followed."""
     test_loss: float | None
     final: Path | None
+    last_eval_loss: float | None = None
+    """On the validation rows, the last time that they were looked at."""
     held_out: bool = True
     """Whether there are rows to judge it by that it has not learnt."""
     nothing_left: bool = False
@@ -64,16 +63,20 @@ def train(
     tell: Tell = lambda name, rows, tokens: None,
     acknowledge: Callable[[], None] = lambda: None,
     progress: Callable[[int], None] = lambda done: None,
+    evaluating: Evaluating = lambda split, rows, total: None,
 ) -> RunResult:
     """Train what a manifest describes. `resume` is "auto", a run folder or a checkpoint.
 
     `acknowledge` is called from the handler of the first signal that asks for an end, `progress`
-    after every update that was launched; neither may take long.
+    after every update that was launched, `evaluating` after every batch of an evaluation; none of
+    them may take long.
     """
+    from expert.jobs.opening import planned_and_open, stream_of
     from expert.jobs.session import Session
     from expert.jobs.smollm2 import provide_model
     from expert.manifest.reader import ReadManifest, read_manifest
 
+    began = time.monotonic()
     read = manifest
     if not isinstance(read, ReadManifest):
         read = read_manifest(read, overrides=overrides)
@@ -92,10 +95,12 @@ def train(
             manifest=read.manifest,
             source=read.source,
             sinks=tuple(sinks),
-            restream=lambda changed: _stream_of(builder, changed),
+            restream=lambda changed: stream_of(builder, changed),
             allow_remote_code=allow_remote_code,
             acknowledge=acknowledge,
             progress=progress,
+            evaluating=evaluating,
+            began=began,
         )
         with session:
             if checkpoint is not None:
@@ -121,6 +126,7 @@ def _over_before(plan: RunPlan, read: ReadManifest, data: RunData, resume: str) 
         eval_loss=end.get("eval_loss"),
         test_loss=end.get("test_loss"),
         final=folder.final,
+        last_eval_loss=end.get("last_eval_loss"),
         held_out=_holds_out(data),
         nothing_left=True,
     )
@@ -134,128 +140,6 @@ def _removed_if_unused(folder: RunFolder) -> Iterator[None]:
     except BaseException:
         folder.remove_if_unused()
         raise
-
-
-def planned_and_open(
-    read: ReadManifest,
-    tell: Tell,
-    *,
-    model: str | None = None,
-    vram: str | None = None,
-    machine: Machine | None = None,
-) -> tuple[RunPlan, RunData, Builder]:
-    """The plan that a run of this manifest begins with, and its data, prepared."""
-    from expert.jobs.planning import counted_plan
-    from expert.planning.machine import describe_machine
-
-    here = machine or describe_machine(read.folder)
-    plan_with = partial(counted_plan, read, model=model, vram=vram, machine=here)
-    plan, data, builder = open_data(
-        plan_with(look=False)[0], read, tell, again=lambda counts: plan_with(counts=counts)[0]
-    )
-    return with_an_end(plan), data, builder
-
-
-def open_data(
-    plan: RunPlan,
-    read: ReadManifest,
-    tell: Tell,
-    *,
-    again: Callable[[Counts], RunPlan] | None = None,
-) -> tuple[RunPlan, RunData, Builder]:
-    """Prepare the data where that is still to do, and settle the plan's counts by it.
-
-    `again` makes the plan once more when the rows are counted: whether compiling pays and how much
-    must be recomputed depends on them, and before that their tokens are guessed from bytes and
-    every sequence may be as long as the longest allowed. Without it only counts change.
-    """
-    from expert.data.sources import resolve_sources
-    from expert.jobs.calibrating import known_calibrations
-    from expert.jobs.counting import counts_of
-    from expert.jobs.feeding import (
-        RunData,
-        data_order,
-        late_rows,
-        settled_by_data,
-        settled_by_stream,
-    )
-    from expert.jobs.preparing import Builder
-    from expert.planning.calibration import estimated_again
-
-    spec = read.manifest.training.dataset
-    builder = Builder(plan, read, resolve_sources(spec, read.folder), tell)
-    soft = bool(plan.adapter.soft_prompts)
-    if spec.streaming:
-        validation, test = builder.held_out()
-        data = RunData(
-            train=None,
-            order=None,
-            stream=builder.stream(),
-            validation=validation,
-            test=test,
-            encoder=builder.encoder,
-            soft=soft,
-        )
-        assert data.stream is not None
-        return settled_by_stream(plan, data.stream.shape.bins_per_update), data, builder
-    made = builder.build()
-    if again is not None:
-        plan = builder.plan = again(counts_of(builder, made.train))
-    order = data_order(plan, made.train)
-    data = RunData(
-        train=made.train,
-        order=order,
-        stream=None,
-        validation=made.validation,
-        test=made.test,
-        encoder=made.encoder,
-        soft=soft,
-        late=late_rows(builder, made.train) if plan.data.tokenize == "late" else None,
-        doubts=tuple(doubt.text for doubt in made.doubts),
-    )
-    plan = settled_by_data(plan, order, made.train)
-    return estimated_again(plan, known_calibrations(plan.target)), data, builder
-
-
-def _stream_of(builder: Builder, plan: RunPlan) -> Stream:
-    """The stream once more, with the workers of another plan."""
-    builder.plan = plan
-    return builder.stream()
-
-
-def with_an_end(plan: RunPlan) -> RunPlan:
-    """The plan with a schedule that can be followed where nobody knows the last update.
-
-    A constant rate takes the place of one that nobody asked for; one that was asked for is not
-    changed, and needs max_steps.
-    """
-    optim, sources = plan.optim, {d.path: d.source for d in plan.decisions}
-    if plan.length.total_steps is not None:
-        return plan
-    asked = [
-        f"training.config.{name}"
-        for name, path, needs in (
-            ("lr_scheduler", "optim.scheduler", optim.scheduler in NEEDS_AN_END),
-            ("warmup_ratio", "optim.warmup_ratio", optim.warmup_ratio is not None),
-        )
-        if needs and sources.get(path) == "manifest"
-    ]
-    if asked:
-        raise ManifestError(
-            plan.expert,
-            [
-                Problem(path, "needs to know the last update, and a stream has none", fix)
-                for path in asked
-                for fix in ["set training.config.max_steps"]
-            ],
-        )
-    values: dict[str, Any] = {}
-    if optim.scheduler in NEEDS_AN_END:
-        values |= {"optim.scheduler": "constant", "optim.scheduler_options": {}}
-    if optim.warmup_ratio is not None:
-        values |= {"optim.warmup_ratio": None}
-    because = "the number of updates is not known; max_steps would tell it"
-    return plan.with_values(values, because, "machine") if values else plan
 
 
 def _tell_of_data(session: Session, data: RunData) -> None:
@@ -334,7 +218,7 @@ def run_session(session: Session) -> RunResult:
 
 
 def _finished(session: Session, *, early: bool) -> RunResult:
-    from expert.jobs.ending import take_best
+    from expert.jobs.ending import last_eval_loss, take_best
 
     take_best(session)
     test = session.evaluate_test()
@@ -347,8 +231,10 @@ def _finished(session: Session, *, early: bool) -> RunResult:
         step=session.state.done,
         loss=facts["loss"],
         eval_loss=_best_loss(session),
+        last_eval_loss=last_eval_loss(session),
         test_loss=test.loss if test else None,
         seconds=facts["seconds"],
+        wall_seconds=time.monotonic() - session.began,
         tokens=facts["tokens"],
         tokens_per_second=facts["tokens_per_second"],
         early=early,
@@ -365,6 +251,8 @@ def _best_loss(session: Session) -> float | None:
 def _result(
     session: Session, exit_code: int, *, final: Path | None, test_loss: float | None = None
 ) -> RunResult:
+    from expert.jobs.ending import last_eval_loss
+
     if exit_code != EXIT_OK:
         session.emit("stopped", step=session.state.done, reason="signal", exit_code=exit_code)
     return RunResult(
@@ -375,6 +263,7 @@ def _result(
         eval_loss=_best_loss(session),
         test_loss=test_loss,
         final=final,
+        last_eval_loss=last_eval_loss(session),
         held_out=_holds_out(session.data),
     )
 

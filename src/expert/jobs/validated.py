@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,11 @@ class Judged:
     learnt: bool = False
     """Prompt and answer stand among the rows that the run has learnt."""
 
+    @property
+    def row(self) -> str:
+        """The row it is of; a case by itself is its own."""
+        return self.case.row or self.case.id
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reached:
@@ -52,12 +57,12 @@ class Reached:
 
     @property
     def score(self) -> Score:
-        return score_of([each.judgement.passed for each in self.cases])
+        return _score(self.cases)
 
     @property
     def new_score(self) -> Score:
         """Of the cases that were not learnt."""
-        return score_of([each.judgement.passed for each in self.cases if not each.learnt])
+        return _score([each for each in self.cases if not each.learnt])
 
     @property
     def standing(self) -> Standing:
@@ -67,14 +72,22 @@ class Reached:
     def verdicts(self) -> dict[str, bool | None]:
         return {each.case.id: each.judgement.passed for each in self.cases}
 
+    def rows_of_cases(self) -> dict[str, str]:
+        """The row that each case is of, by their ids."""
+        return {each.case.id: each.row for each in self.cases}
+
     def by_task(self) -> dict[str, Score]:
         """The score of every task, where cases name one."""
         tasks = dict.fromkeys(each.case.task for each in self.cases)
         return {
-            task: score_of([e.judgement.passed for e in self.cases if e.case.task == task])
+            task: _score([each for each in self.cases if each.case.task == task])
             for task in tasks
             if task
         }
+
+
+def _score(cases: Sequence[Judged]) -> Score:
+    return score_of([each.judgement.passed for each in cases], [each.row for each in cases])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +107,7 @@ class Validation:
     """All states of the run, where they were compared; without them none."""
     settings: Mapping[str, Any]
     partial: Mapping[str, Any] | None
-    """Where only some of the rows were judged: the name of them all, and how many they are."""
+    """Where only some of the cases were judged: the name of them all, and how many they are."""
     file: Path
     """Where it was written."""
     notes: tuple[str, ...]
@@ -194,6 +207,8 @@ def facts_of(reached: Reached, *, cases: bool = True) -> dict[str, Any]:
         facts["cases"] = [
             {
                 "id": each.case.id,
+                "row": each.row,
+                "turn": each.case.turn or None,
                 "task": each.case.task,
                 "prompt": each.case.prompt,
                 "expected": each.case.expected,

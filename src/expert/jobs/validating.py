@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
-from expert.core.words import counted
 from expert.jobs.run_places import find_expert
 from expert.jobs.standing_verdict import place_for
 from expert.jobs.validated import Judged, Reached, Validation
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from expert.jobs.trained import Trained
     from expert.judging.cases import Case
     from expert.judging.oracle import Judgement
+    from expert.judging.score import Comparison
     from expert.planning.run_plan import RunPlan
 
 __all__ = ["CannotValidate", "Validation", "find_expert", "validate"]
@@ -62,7 +62,7 @@ def validate(
     *,
     test_set: str | Path | None = None,
     baseline: str | Path | None = None,
-    min_accuracy: float = MIN_ACCURACY,
+    min_accuracy: float | None = None,
     max_regression: float = MAX_REGRESSION,
     checkpoint: str | None = None,
     checkpoints: str | None = None,
@@ -76,10 +76,12 @@ def validate(
 
     `expert`: a run folder, a folder of runs, or the folder of a manifest, whose newest run is
     taken. `baseline`: "base" for the same base untrained, or another run. `checkpoints`: "all".
+    `min_accuracy`: 0.95 where it is not named; rows without answers have none, and no gate on it.
     """
     from expert.jobs.choosing import choose
     from expert.jobs.sampling import settle_decoding
     from expert.jobs.trained import base_remark, pick_device, read_plan
+    from expert.jobs.validation_notes import notes_on
 
     _refuse_unknown(checkpoints)
     began = time.monotonic()
@@ -92,12 +94,14 @@ def validate(
     test = _rows(folder, plan, beside, named=named, limit=limit, baseline=baseline, tell=tell)
     how, said = settle_decoding(plan, {})
     task = _task(folder, plan, test, how, domain, seed=seed, device=pick_device(device), tell=tell)
+    _refuse_impossible(min_accuracy, task)
     learnt, untold = _learnt(folder, plan, beside, test)
     task = replace(task, learnt=learnt)
     reached = _reach(folder, plan, chosen.name, task)
     others = _reach_all(folder, plan, task, {chosen.path: reached}) if checkpoints else ()
     before = _baseline(folder, plan, str(baseline), task) if baseline is not None else None
-    demands = Demands(min_accuracy=min_accuracy, max_regression=max_regression)
+    least = MIN_ACCURACY if min_accuracy is None else min_accuracy
+    demands = Demands(min_accuracy=least, max_regression=max_regression)
     file, kept = place_for(folder, chosen, test)
     done = Validation(
         folder=folder.path,
@@ -107,17 +111,38 @@ def validate(
         test_set=test.name,
         reached=reached,
         baseline=before,
-        comparison=compare(reached.verdicts(), before.verdicts()) if before else None,
-        gate=gate_of(demands, reached.standing, before.standing if before else None),
+        comparison=_compared(reached, before),
+        gate=gate_of(
+            demands,
+            reached.standing,
+            before.standing if before else None,
+            unasked=task.test.unasked,
+        ),
         checkpoints=others,
         settings=_settings(demands, task, limit),
         partial=test.partial,
         file=file,
-        notes=tuple(note for note in (*said, *_notes(task), remark, untold, kept) if note),
+        notes=tuple(
+            note
+            for note in (
+                *said,
+                *notes_on(task.cases, task.domain, task.test.unasked),
+                remark,
+                untold,
+                kept,
+            )
+            if note
+        ),
         seconds=time.monotonic() - began,
     )
     folder.write_json(file.name, done.as_dict())
     return done
+
+
+def _compared(reached: Reached, before: Reached | None) -> Comparison | None:
+    if before is None:
+        return None
+    return compare(reached.verdicts(), before.verdicts(), reached.rows_of_cases())
 
 
 def _rows(
@@ -148,6 +173,16 @@ def _refuse_unknown(checkpoints: str | None) -> None:
         )
 
 
+def _refuse_impossible(min_accuracy: float | None, task: _Task) -> None:
+    """An accuracy that was asked for of rows without answers."""
+    if min_accuracy and not task.cases and not task.test.unasked:
+        raise CannotValidate(
+            f"--min-accuracy {min_accuracy:g}: {task.test.name}: the rows are plain text, there is "
+            "no answer that could be right  (leave it out, and hold the loss to that of a run with "
+            "--baseline, or name rows with answers with --test-set FILE)"
+        )
+
+
 def _task(
     folder: RunFolder,
     plan: RunPlan,
@@ -167,7 +202,7 @@ def _task(
 
     manifest = json.loads(folder.manifest.read_text(encoding="utf-8"))
     name = domain or test.domain or domain_of(manifest.get("capabilities") or (), plan.decoding)
-    cases = tuple(case for case in test.cases if case is not None)
+    cases = tuple(case for own in test.cases for case in own)
     for each in {name, *(case.domain for case in cases if case.domain)}:
         oracle_for(each)  # an unknown one is told before anything is loaded
     return _Task(
@@ -185,8 +220,10 @@ def _task(
 
 def _settings(demands: Demands, task: _Task, limit: int | None) -> dict[str, Any]:
     """All that decides the outcome besides the expert and the rows, as validation.json has it."""
+    asked = {} if task.cases else {"min_accuracy": None}
     return {
         **asdict(demands),
+        **asked,
         "decoding": asdict(task.decoding),
         "seed": task.seed,
         "limit": limit,
@@ -278,6 +315,11 @@ def _ask(trained: Trained, run: str, task: _Task) -> Reached:
     from expert.judging.court import judge_all
 
     name = trained.choice.name
+    if task.cases and trained.template is None:
+        raise CannotValidate(
+            f"{run}: the character model continues a text and answers nothing, and the rows are "
+            f"conversations ({task.test.name})  (name a text with --test-set FILE)"
+        )
     rows = row_losses(
         trained,
         task.test.examples,
@@ -313,7 +355,7 @@ def _answers(trained: Trained, task: _Task) -> list[Answer]:
     from expert.data.records import Turn
     from expert.jobs.answering import answer_all
 
-    if not task.cases or trained.template is None:
+    if not task.cases:
         return []
     name = trained.choice.name
     roles: Any = [[Turn(role, text) for role, text in case.turns] for case in task.cases]  # type: ignore[arg-type]
@@ -343,27 +385,3 @@ def _judged(case: Case, answer: Answer, judgement: Judgement) -> Judged:
         exact=said == case.expected.strip(),
         normalised=normalised(unfenced(said)) == normalised(case.expected),
     )
-
-
-def _notes(task: _Task) -> list[str]:
-    """What a reader must know: what is not installed, and what that leaves out."""
-    from expert.judging.oracle import EXTRA, missing_packages
-    from expert.judging.typecheck import find_tsc
-
-    notes = []
-    if not task.cases:
-        notes.append("the rows are plain text: there is a loss, and no answer to judge")
-        return notes
-    domains = {case.domain or task.domain for case in task.cases}
-    for domain in sorted(domains):
-        missing = missing_packages(domain)
-        if missing:
-            names = ", ".join(name.replace("_", "-") for name in missing)
-            notes.append(f"{domain}: {names} not installed: cases have no oracle  ({EXTRA})")
-    typed = [case for case in task.cases if case.check.get("equals") is False]
-    if "typescript" in domains and typed and find_tsc() is None:
-        notes.append(
-            f"typescript: tsc is not installed: the types of {counted(len(typed), 'case')} are not "
-            "checked  (npm install --global typescript)"
-        )
-    return notes

@@ -18,6 +18,8 @@ from expert.core.rundir import RunFolder, RunFolderError
 RUNS = Path("runs")
 State = Literal["running", "finished", "stopped", "failed", "gone"]
 ENDINGS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
+ENDED_BEFORE: tuple[State, ...] = ("gone", "stopped", "failed")
+"""A run that can go on."""
 
 _STAMPED = re.compile(r".+-(\d{8}-\d{6})(?:-(\d+))?")
 
@@ -38,13 +40,18 @@ class RunStatus:
     epoch: float | None
     epochs: float | None
     loss: float | None
-    """Of the last update that was told of; of a finished run only where that was the last one."""
+    """Of the last line: the mean of the updates since the line before; of a finished run only where
+    that line was of its last update."""
     mean_loss: float | None
     """Of the whole run, once it has finished."""
     rate: float | None
     tokens_per_second: float | None
     eta_seconds: float | None
     eval_loss: float | None
+    """On the validation rows, the last time that they were looked at."""
+    best_eval_loss: float | None
+    """The lowest that was seen there."""
+    best_eval_step: int | None
     last_checkpoint: str | None
     fallbacks: tuple[str, ...]
     last_event: float | None
@@ -95,6 +102,7 @@ def status_by(events: Iterable[Event], folder: RunFolder, *, damaged_lines: int 
     ending: Event | None = None
     fallbacks: list[str] = []
     last: Event = {}
+    evals: dict[Any, Any] = {}
     for event in events:
         kind = str(event["event"])
         last = event
@@ -104,7 +112,9 @@ def status_by(events: Iterable[Event], folder: RunFolder, *, damaged_lines: int 
             ending = None
         elif kind == "fell_back":
             fallbacks.append(": ".join(str(event.get(k)) for k in ("failure", "reason")))
+        evals = _evals(evals, event)
         seen.update(_facts(placed(event, folder)))
+    seen |= _of_evals(evals)
     state, because = state_of(folder, ending)
     if state == "finished" and ending is not None:
         seen |= _at_the_end(seen, ending)
@@ -125,7 +135,8 @@ _STARTED = ("expert", "model", "device", "total_steps", "epochs")
 _STEP = ("step", "epoch", "loss", "rate", "tokens_per_second", "eta_seconds")
 _REACHED = ("saved", "finished", "stopped", "rolled_back", "resumed")
 """Events that say which update was the last one; those of steps come only now and then."""
-_KEPT = (*_STARTED, *_STEP, "mean_loss", "eval_loss", "last_checkpoint")
+_EVALS = ("eval_loss", "best_eval_loss", "best_eval_step")
+_KEPT = (*_STARTED, *_STEP, "mean_loss", *_EVALS, "last_checkpoint")
 
 
 def _facts(event: Event) -> dict[str, Any]:
@@ -138,12 +149,34 @@ def _facts(event: Event) -> dict[str, Any]:
         return {**told, "told_at": event.get("step"), "epoch_at": event.get("step")}
     if kind == "epoch":
         return {"epoch": event.get("epoch"), "epoch_at": event.get("step")}
-    if kind == "eval" and event.get("split", "validation") == "validation":
-        return {"eval_loss": event.get("loss")}
     reached = {"step": event["step"]} if kind in _REACHED and "step" in event else {}
     if kind == "saved":
         return {**reached, "last_checkpoint": event.get("path")}
     return reached
+
+
+def _evals(known: dict[Any, Any], event: Event) -> dict[Any, Any]:
+    """The losses on the validation rows by update, after this event; what was undone is gone."""
+    kind, step = event["event"], event.get("step")
+    if kind == "eval" and event.get("split", "validation") == "validation":
+        before = {at: loss for at, loss in known.items() if at != step}
+        return {**before, step: event.get("loss")}
+    if kind in ("resumed", "rolled_back"):
+        step = event.get("to_step", step)
+        if isinstance(step, int):
+            return {at: loss for at, loss in known.items() if isinstance(at, int) and at <= step}
+    return known
+
+
+def _of_evals(evals: dict[Any, Any]) -> dict[str, Any]:
+    if not evals:
+        return {}
+    found: dict[str, Any] = {"eval_loss": list(evals.values())[-1]}
+    known = {at: loss for at, loss in evals.items() if isinstance(loss, int | float)}
+    if known:  # the file holds "nan" as text
+        best = min(known, key=lambda at: known[at])
+        found |= {"best_eval_loss": known[best], "best_eval_step": best}
+    return found
 
 
 def _at_the_end(seen: dict[str, Any], finished: Event) -> dict[str, Any]:
@@ -151,9 +184,12 @@ def _at_the_end(seen: dict[str, Any], finished: Event) -> dict[str, Any]:
     earlier one is not how the run ended, and is left out."""
     last = finished.get("step")
     facts = {"mean_loss": finished.get("loss"), "eta_seconds": None}
-    for name in ("eval_loss", "tokens_per_second"):
-        if finished.get(name) is not None:
-            facts[name] = finished[name]
+    best = finished.get("eval_loss")
+    if best is not None and best != seen.get("best_eval_loss"):
+        facts |= {"best_eval_loss": best, "best_eval_step": None}
+    for name, told in (("eval_loss", "last_eval_loss"), ("tokens_per_second",) * 2):
+        if finished.get(told) is not None:
+            facts[name] = finished[told]
     if seen.get("told_at") != last:
         facts |= {"loss": None, "rate": None}
     if seen.get("epoch_at") != last:

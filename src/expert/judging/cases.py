@@ -32,6 +32,10 @@ class Case:
     domain: str = ""
     """Of this case alone; "": that of the whole set."""
     check: Mapping[str, Any] = field(default_factory=dict)
+    row: str = ""
+    """The row it is of, whose other answers are cases too; "": it is one by itself."""
+    turn: int = 0
+    """Which turn of the row the expected answer is, from 1; 0: it is not told."""
 
     @property
     def prompt(self) -> str:

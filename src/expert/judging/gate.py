@@ -38,7 +38,8 @@ class Standing:
 class Gate:
     """The verdict, and what speaks against it; empty where it passed."""
 
-    passed: bool
+    passed: bool | None
+    """None: there was nothing to judge, neither an answer nor a baseline."""
     reasons: tuple[str, ...]
 
 
@@ -47,9 +48,16 @@ def score_for_the_gate(every: Score, new: Score) -> Score:
     return new if new.cases >= min(ENOUGH_NEW_CASES, every.cases) else every
 
 
-def gate_of(demands: Demands, now: Standing, before: Standing | None) -> Gate:
-    """Hold what a model reached to what is asked, and to the baseline where there is one."""
-    reasons = [*_of_accuracy(demands, now.score)]
+def gate_of(demands: Demands, now: Standing, before: Standing | None, *, unasked: int = 0) -> Gate:
+    """Hold what a model reached to what is asked, and to the baseline where there is one. Rows
+    without answers have no accuracy that could be asked for; answers without an oracle have, and
+    so have the `unasked` rows, whose answers call tools."""
+    if not now.score.cases and not unasked and before is None:
+        return Gate(passed=None, reasons=())
+    reasons = _of_accuracy(demands, now.score) if now.score.cases else []
+    if unasked > MOST_WITHOUT_ORACLE * (unasked + now.score.cases):
+        rows = "1 row has" if unasked == 1 else f"{unasked} rows have"
+        reasons.append(f"{rows} tools: answers were not asked for, and count as none")
     if before is not None:
         reasons += _of_regression(demands, now, before)
     return Gate(passed=not reasons, reasons=tuple(reasons))
@@ -61,10 +69,7 @@ def _of_accuracy(demands: Demands, score: Score) -> list[str]:
             f"{score.without_oracle} of {score.cases} cases have no oracle, "
             f"{score.share_without_oracle:.1%}; at most {MOST_WITHOUT_ORACLE:.0%} may"
         ]
-    if score.accuracy is None:
-        text = "no answer was judged, so that no accuracy is known"
-        return [text] if demands.min_accuracy > 0 else []
-    if score.accuracy < demands.min_accuracy:
+    if score.accuracy is not None and score.accuracy < demands.min_accuracy:
         return [f"accuracy {score.accuracy:.1%} is below {demands.min_accuracy:.1%}"]
     return []
 
@@ -79,7 +84,7 @@ def _of_regression(demands: Demands, now: Standing, before: Standing) -> list[st
             return [f"{text} by more than {demands.max_regression:.0%} of it"]
         return []
     if now.loss is not None and before.loss is not None:
-        if now.loss > before.loss * (1 + demands.max_regression):
+        if not now.loss <= before.loss * (1 + demands.max_regression):  # nor where it is NaN
             text = f"loss {loss(now.loss)} is above the baseline's {loss(before.loss)}"
             return [f"{text} by more than {demands.max_regression:.0%} of it"]
         return []

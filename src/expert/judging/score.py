@@ -17,6 +17,8 @@ class Score:
     passed: int
     failed: int
     without_oracle: int
+    rows: int | None = None
+    """Rows that the judged ones are of; None: each is of its own."""
 
     @property
     def judged(self) -> int:
@@ -33,24 +35,33 @@ class Score:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Wilson's 95 % interval of the accuracy."""
-        return wilson(self.passed, self.judged) if self.judged else None
+        """Wilson's 95 % interval of the accuracy. Answers of one row go together, at worst
+        entirely: the interval is that of as many answers as there are rows."""
+        if not self.judged:
+            return None
+        rows = self.judged if self.rows is None else self.rows
+        return wilson(self.passed * rows / self.judged, rows)
 
     @property
     def share_without_oracle(self) -> float:
         return self.without_oracle / self.cases if self.cases else 0.0
 
 
-def score_of(verdicts: Sequence[bool | None]) -> Score:
-    """The score of many verdicts."""
+def score_of(verdicts: Sequence[bool | None], rows: Sequence[str] | None = None) -> Score:
+    """The score of many verdicts; `rows`: which row each is of."""
+    judged = None
+    if rows is not None:
+        pairs = zip(verdicts, rows, strict=True)
+        judged = len({row for verdict, row in pairs if verdict is not None})
     return Score(
+        rows=judged,
         passed=sum(verdict is True for verdict in verdicts),
         failed=sum(verdict is False for verdict in verdicts),
         without_oracle=sum(verdict is None for verdict in verdicts),
     )
 
 
-def wilson(passed: int, judged: int, z: float = Z_95) -> tuple[float, float]:
+def wilson(passed: float, judged: int, z: float = Z_95) -> tuple[float, float]:
     """The interval in which the true share lies; it stays inside 0 and 1 at both ends."""
     share = passed / judged
     centre = (share + z * z / (2 * judged)) / (1 + z * z / judged)
@@ -66,6 +77,8 @@ class Comparison:
     """Two models on the same cases, those that both could be judged on."""
 
     cases: int
+    rows: int
+    """Rows that these are of; interval and p-value are those of as many answers."""
     wins: tuple[str, ...]
     """Right now and wrong before, by id."""
     losses: tuple[str, ...]
@@ -75,11 +88,17 @@ class Comparison:
     interval: tuple[float, float] | None
     """Newcombe's 95 % interval of that difference, for pairs."""
     p_value: float | None
-    """Of McNemar's exact test: how often chance alone makes wins and losses as unlike as these."""
+    """Of McNemar's exact test: how often chance alone makes wins and losses as unlike as these.
+    A row that won more answers than it lost is one win."""
 
 
-def compare(now: Mapping[str, bool | None], before: Mapping[str, bool | None]) -> Comparison:
-    """Hold two lists of verdicts, by id of the case, against each other."""
+def compare(
+    now: Mapping[str, bool | None],
+    before: Mapping[str, bool | None],
+    rows: Mapping[str, str] | None = None,
+) -> Comparison:
+    """Hold two lists of verdicts, by id of the case, against each other; `rows`: the row that a
+    case is of, where a row has several."""
     both = [
         case
         for case, verdict in now.items()
@@ -88,19 +107,33 @@ def compare(now: Mapping[str, bool | None], before: Mapping[str, bool | None]) -
     wins = tuple(case for case in both if now[case] and not before[case])
     losses = tuple(case for case in both if before[case] and not now[case])
     if not both:
-        return Comparison(cases=0, wins=(), losses=(), difference=None, interval=None, p_value=None)
+        return Comparison(
+            cases=0, rows=0, wins=(), losses=(), difference=None, interval=None, p_value=None
+        )
     right = sum(bool(now[case] and before[case]) for case in both)
+    by_row: dict[str, int] = {}
+    for case in both:
+        row = (rows or {}).get(case, case)
+        by_row[row] = by_row.get(row, 0) + bool(now[case]) - bool(before[case])
+    share = len(by_row) / len(both)
     return Comparison(
         cases=len(both),
+        rows=len(by_row),
         wins=wins,
         losses=losses,
         difference=(len(wins) - len(losses)) / len(both),
-        interval=paired_interval(right, len(wins), len(losses), len(both)),
-        p_value=mcnemar(len(wins), len(losses)),
+        interval=paired_interval(
+            right * share, len(wins) * share, len(losses) * share, len(by_row)
+        ),
+        p_value=mcnemar(
+            sum(net > 0 for net in by_row.values()), sum(net < 0 for net in by_row.values())
+        ),
     )
 
 
-def paired_interval(both_right: int, wins: int, losses: int, cases: int) -> tuple[float, float]:
+def paired_interval(
+    both_right: float, wins: float, losses: float, cases: int
+) -> tuple[float, float]:
     """Newcombe's interval (his method 10, 1998) of the difference of two shares of the same cases.
 
     It is made of the two Wilson intervals and of how the two go together.
@@ -108,7 +141,7 @@ def paired_interval(both_right: int, wins: int, losses: int, cases: int) -> tupl
     now, before = (both_right + wins) / cases, (both_right + losses) / cases
     low_now, high_now = wilson(both_right + wins, cases)
     low_before, high_before = wilson(both_right + losses, cases)
-    both_wrong = cases - both_right - wins - losses
+    both_wrong = max(0.0, cases - both_right - wins - losses)  # shares of rows are rounded
     product = (
         (both_right + wins) * (losses + both_wrong) * (both_right + losses) * (wins + both_wrong)
     )

@@ -116,8 +116,9 @@ class TrainingConfig(StrictSection):
     """Several rows in a sequence: true (best-fit), concat (join and cut), false; auto: true."""
     group_by_length: Flag | Auto = AUTO
     """Without packing: put rows of similar length into one batch."""
-    overlong: Literal["cut", "split", "drop"] = "cut"
-    """What happens to a row longer than max_seq_length; every one is counted."""
+    overlong: Literal["cut", "split", "drop", "auto"] = AUTO
+    """A row longer than max_seq_length loses its end, is learnt in parts, or is left out; auto:
+    split for plain text, cut for rows with answers. Every one is counted."""
     train_on_prompt: Flag = False
     """Learn the prompt too; false: only the answers count in the loss."""
     tokenize: Literal["ahead", "late"] = "ahead"

@@ -7,6 +7,7 @@ from typing import get_args
 from expert.core.errors import Problem
 from expert.manifest.config import AdapterType
 from expert.manifest.document import Item, is_comment
+from expert.manifest.foreign import read_foreign
 from expert.manifest.moving import Entries, Migration, first_base_model, name_base_model
 from expert.manifest.names import (
     BASE_MODEL_KEYS,
@@ -39,6 +40,7 @@ def migrate(root: Item) -> Migration:
         for key in _MAY_BE_LEFT_EMPTY:
             if key in zone and zone[key].value is None:
                 del zone[key]
+    read_foreign(work)
     _move_base_model(work)
     _move_dataset(work)
     _move_model_section(work)

@@ -77,6 +77,7 @@ CONFIG_ALIASES = {
     "lora_target": "target_modules",
     "adapter": "adapter_type",
     "micro_batch": "micro_batch_size",
+    "train_on_inputs": "train_on_prompt",
 }
 
 # Keys that become something other than one key of training.config; migrate.py knows how.
@@ -101,6 +102,7 @@ DATASET_ALIASES = {
     "test_file": "test_path",
     "val_split": "validation_split",
     "val_set_size": "validation_split",
+    "val_size": "validation_split",
     "dataset_name": "path",
 }
 # Keys of the data set that are understood at the top level and under `training` too.

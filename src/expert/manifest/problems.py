@@ -148,7 +148,9 @@ def unknown_keys(
             problems.append(Problem(item.path, "unknown key", hint, item.line))
         elif closed or strict or item.from_command_line or meant:
             right = f"did you mean {meant!r}?" if meant else hint
-            fix = right or (_known(node) if closed else "remove it")
+            listed = "expert manifest explain lists every key"
+            other = listed if item.from_command_line else "remove it"
+            fix = right or (_known(node) if closed else other)
             problems.append(Problem(item.path, "unknown key", fix, item.line))
         elif hint:
             notices.append(Notice("warning", item.path, f"kept as metadata: {hint}", item.line))

@@ -9,6 +9,7 @@ from expert.core.words import counted
 from expert.planning.calibration import workload_as_dict
 from expert.planning.decisions import Ledger, Source
 from expert.planning.fitting import (
+    CPU_PLACES_AT_ONCE,
     Fit,
     budget_of,
     estimate_here,
@@ -19,6 +20,7 @@ from expert.planning.fitting import (
     largest_batch,
     peak_bytes,
     way_out,
+    worth_at_once,
 )
 from expert.planning.memory import GIB
 from expert.planning.situation import Situation
@@ -36,12 +38,20 @@ def settle_fit(
     if base is None:
         _settle_without_shape(now, ledger, most, sequences)
         return None
-    fit = find_fit(now, base, most)
+    even = ledger.decisions["data.packing"].value != "none" or now.is_char_model
+    places = base.row_tokens
+    limit = worth_at_once(on_gpu=now.on_gpu, even=even, row_tokens=places, most=most)
+    fit = find_fit(now, base, most, limit=limit)
     _settle_quantization(now, ledger, fit)
     _settle_checkpointing(now, ledger, fit)
     _advise(now, ledger, fit)
     work = _settle_micro_batch(now, ledger, fit, most, sequences)
-    _settle_eval_batch(now, ledger, work)
+    # Only training rows are packed so that they make whole updates; others fill what they may.
+    places = ledger.decisions["data.max_seq_length"].value
+    largest = worth_at_once(
+        on_gpu=now.on_gpu, even=even, row_tokens=places, most=LARGEST_EVAL_BATCH
+    )
+    _settle_eval_batch(now, ledger, replace(work, row_tokens=places), largest)
     _settle_memory(now, ledger, work)
     return work
 
@@ -140,6 +150,8 @@ def _settle_micro_batch(
         because = f"up to {largest} fit {gib:.1f} GiB"
         if largest == most:
             because = f"the whole update fits {gib:.1f} GiB"
+        elif largest == CPU_PLACES_AT_ONCE // fit.work.row_tokens and not now.on_gpu:
+            because = f"a CPU is fastest with about {CPU_PLACES_AT_ONCE:,} places at once"
         found = now.measured(path)
         if found is not None and fit.fits and found[0] < micro:
             micro, steps = even_split(sequences, found[0])
@@ -164,7 +176,7 @@ def _settle_accumulation(
     ledger.settle("batch.accumulation", steps, because, "machine")
 
 
-def _settle_eval_batch(now: Situation, ledger: Ledger, work: Workload) -> None:
+def _settle_eval_batch(now: Situation, ledger: Ledger, work: Workload, largest: int) -> None:
     path, budget = "batch.eval_batch", budget_of(now)
     asked = now.config.eval_batch_size
     if asked != "auto":
@@ -173,9 +185,9 @@ def _settle_eval_batch(now: Situation, ledger: Ledger, work: Workload) -> None:
             ledger.warn(path, f"{asked} at once will not fit at evaluation")
         return
     rows = 1
-    while rows < LARGEST_EVAL_BATCH and eval_bytes(now, replace(work, rows=2 * rows)) <= budget:
+    while 2 * rows <= largest and eval_bytes(now, replace(work, rows=2 * rows)) <= budget:
         rows *= 2
-    because = f"nothing is kept for a backward; as many as fit, at most {LARGEST_EVAL_BATCH}"
+    because = f"nothing is kept for a backward; as many as fit, at most {largest}"
     if eval_bytes(now, replace(work, rows=1)) > budget:
         because = "not even one fits at evaluation"
     ledger.settle(path, rows, because, "machine")

@@ -55,7 +55,7 @@ def settle_length(now: Situation, ledger: Ledger, *, length: int, examples: int)
     else:
         whole = now.survey.rows or max(1, tokens // length)
         kept = tokens * rows / whole if whole else 0.0
-        if now.config.overlong != "split" and not now.is_char_model:
+        if now.overlong[0] != "split" and not now.is_char_model:
             kept = min(kept, float(rows * length))
         how = "characters" if now.is_char_model else now.survey.tokens_from
         ledger.settle("length.tokens_per_epoch", int(kept), how, "machine")

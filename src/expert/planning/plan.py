@@ -64,14 +64,17 @@ def make_plan(
     environ: Mapping[str, str] = os.environ,
     use_measurements: bool = True,
     survey: Survey | None = None,
+    plain_text: bool | None = None,
 ) -> RunPlan:
     """Settle everything the manifest leaves open for this target.
 
     Without measurements what ladders have found is left out: one that is climbed looks for itself.
     A survey is what somebody knows of the rows who can tokenise; without one, files are looked at.
+    `plain_text`: whether the rows are texts without answers, for those who know.
     """
     now = gather(manifest, target, folder=folder, model=model, environ=environ)
-    now = replace(now, survey=survey or now.survey, rates=now.rates if use_measurements else ())
+    rates = now.rates if use_measurements else ()
+    now = replace(now, survey=survey or now.survey, rates=rates, plain_text=plain_text)
     ledger = Ledger()
     settle_model(now, ledger)
     rank, targets = settle_adapter(now, ledger)
@@ -254,7 +257,8 @@ def _settle_rest(now: Situation, ledger: Ledger, work: Workload | None) -> None:
         because = f"split off with seed {now.config.seed}"
     written = {"validation_split", "validation_path", "tasks", "streaming"} & data.model_fields_set
     ledger.settle("data.validation", words, because, "manifest" if written else "preset")
-    for key in ("overlong", "train_on_prompt", "tokenize"):
+    ledger.settle("data.overlong", *now.overlong)
+    for key in ("train_on_prompt", "tokenize"):
         now.pass_on(ledger, f"data.{key}", key)
     if now.config.tokenize == "late":
         text = "every row is tokenised again whenever a batch needs it: only to measure what"

@@ -188,7 +188,7 @@ def settle_update(
     rows_each = max(1.0, PACKED_FILL * made.length / mean)
     if made.most_rows is not None:
         rows_each = examples / made.sequences
-    if now.config.overlong == "split" and mean > length:
+    if now.overlong[0] == "split" and mean > length:
         rows_each = PACKED_FILL * length / mean
     if now.survey.packed is not None:
         rows_each = now.survey.packed.rows_each
@@ -214,7 +214,7 @@ def _packing(now: Situation, examples: int, mean: float, length: int) -> Packing
     soft = sum(prompt.tokens for prompt in now.manifest.soft_prompts)
     if now.config.packing == "concat":
         return concatenation_of(examples, mean=mean + soft, length=length)
-    if now.config.overlong == "split" and mean > length:
+    if now.overlong[0] == "split" and mean > length:
         # A row that is split fills several sequences; one that is cut, one at most.
         sequences = max(1, round(examples * mean / (PACKED_FILL * length)))
         return Packing(sequences, length, None)

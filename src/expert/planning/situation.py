@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from expert.manifest.config import TrainingConfig
 from expert.manifest.schema import CHAR_GPT, Adapter, BaseModelSpec, Manifest
@@ -30,6 +30,8 @@ class Situation:
     calibrations: Calibrations
     best: MeasuredRate | None = None
     """What a ladder found fastest for this card, model and shape."""
+    plain_text: bool | None = None
+    """Whether the rows are texts without answers; None where nobody knows yet."""
 
     @property
     def config(self) -> TrainingConfig:
@@ -57,6 +59,26 @@ class Situation:
     def model_key(self) -> str:
         """What measurements call this model."""
         return basename(self.model.name).lower()
+
+    @property
+    def overlong(self) -> tuple[Literal["cut", "split", "drop"], str, Source]:
+        """What becomes of rows that are too long, why, and who says so."""
+        asked = self.config.overlong
+        if asked != "auto":
+            return asked, "set in the manifest", "manifest"
+        if self.is_char_model:
+            return "split", "a text is cut into blocks", "preset"
+        if self.config.tokenize == "late":
+            return "cut", "rows that are tokenised late are not known before", "preset"
+        if self.plain_text is None:
+            return "cut", "what the rows are is known when they are here", "preset"
+        if self.plain_text:
+            return "split", "plain text: every part of it is learnt", "preset"
+        return (
+            "cut",
+            "rows with answers: a part without its beginning is another question",
+            "preset",
+        )
 
     def measured(self, path: str) -> tuple[Any, str] | None:
         """What a ladder found fastest for a value of the plan, and when; None where none did."""

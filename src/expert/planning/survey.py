@@ -108,7 +108,7 @@ def local_path(path: str, folder: Path) -> Path:
 def looks_local(path: str, folder: Path) -> bool:
     """Whether a path that does not exist was meant as a file rather than as a hub id."""
     has_suffix = PureWindowsPath(path).suffix.lower() in _LINES | {
-        *(".json", ".txt", ".parquet", ".gz", ".zst", ".arrow")
+        *(".json", ".txt", ".md", ".markdown", ".parquet", ".gz", ".zst", ".arrow")
     }
     is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+(::.*)?", path) and not has_suffix
     return not is_hub_id or (folder / path.split("/")[0]).is_dir()

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from expert.telemetry.ahead import Ahead
 from expert.telemetry.timeline import StepTimes
 
 KEPT_UPDATES = 1000
@@ -134,8 +135,11 @@ class Meter:
         *,
         peak: Peak,
         total_steps: int | None = None,
+        ahead: Ahead | None = None,
         settling: int = SETTLING_UPDATES,
     ) -> None:
+        self.ahead = ahead
+        """The evaluations that are still to come."""
         self._clock = clock
         self._peak = peak
         self._total_steps = total_steps
@@ -173,16 +177,19 @@ class Meter:
         return self._unsettled == 0
 
     def state(self) -> dict[str, Any]:
-        """What was summed up over this epoch and over the run, for a checkpoint."""
-        return {"epoch": asdict(self._epoch), "run": asdict(self._run)}
+        """What was summed up since the last line, over this epoch and over the run, for a
+        checkpoint."""
+        sums = {"line": self._line, "epoch": self._epoch, "run": self._run}
+        return {name: asdict(each) for name, each in sums.items()}
 
     def restore(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Go on from what `state` gave: for a run that is resumed."""
-        self._epoch, self._run = (_Sums(**state.get(name, {})) for name in ("epoch", "run"))
+        names = ("line", "epoch", "run")
+        self._line, self._epoch, self._run = (_Sums(**state.get(name, {})) for name in names)
 
     def restore_losses(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Forget the losses of updates that were undone; the time they took was spent."""
-        for name, sums in (("epoch", self._epoch), ("run", self._run)):
+        for name, sums in (("line", self._line), ("epoch", self._epoch), ("run", self._run)):
             before = _Sums(**state.get(name, {}))
             sums.loss_sum, sums.loss_targets = before.loss_sum, before.loss_targets
 
@@ -274,18 +281,20 @@ class Meter:
         )
 
     def eta_seconds(self) -> float | None:
-        """Seconds of training left at the pace of settled updates; None before there is one.
+        """Seconds left at the pace of settled updates; None before there is one.
 
-        Evaluations and saves that are still to come are not in it.
+        Evaluations that are still to come are in it, saves are not.
         """
         settled = [timed.seconds for timed in self._updates if timed.settled]
         if not settled or self._total_steps is None:
             return None
-        left = max(0, self._total_steps - self._updates[-1].update.step - 1)
-        return left * sum(settled) / len(settled)
+        done, each = self._updates[-1].update.step + 1, sum(settled) / len(settled)
+        evaluating = self.ahead.seconds(done, each) if self.ahead is not None else 0.0
+        return max(0, self._total_steps - done) * each + evaluating
 
     def step_line(self, step: int | None = None) -> dict[str, Any]:
-        """Fields of a "step" event: everything since the last such line, up to this update.
+        """Fields of a "step" event: everything since the last such line, up to this update. The
+        loss is the mean over all tokens of these updates, and `targets` says how many they are.
 
         A line is written when the numbers of its update have arrived; by then the next one may
         have been added.
@@ -299,7 +308,7 @@ class Meter:
             "loss": line.loss(),
             "updates": rates.updates,
             "tokens": rates.tokens,
-            "targets": rates.targets,
+            "targets": line.loss_targets or rates.targets,
             "examples": rates.examples,
             "tokens_per_second": speed.tokens_per_second,
             "samples_per_second": speed.samples_per_second,

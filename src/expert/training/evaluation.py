@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from expert.core.errors import ExpertError
+from expert.core.words import counted
 from expert.parallel.engine import SingleDevice
 
 
@@ -39,6 +41,26 @@ class EvalResult:
     def metric(self, name: str) -> float:
         """The number that a manifest calls eval_loss, eval_perplexity or eval_token_accuracy."""
         return float(getattr(self, name.removeprefix("eval_")))
+
+
+class NothingToJudge(ExpertError):
+    """Rows of which no token counts: the loss of nothing is no number."""
+
+
+def means_of(loss_sum: float, correct: float, *, targets: int, examples: int) -> EvalResult:
+    """The means of sums that have left the device; NothingToJudge where they are of nothing."""
+    if not targets:
+        raise NothingToJudge(
+            f"there is nothing to judge by: no token of {counted(examples, 'row')} is an answer "
+            "that comes before max_seq_length  (a larger training.config.max_seq_length, or rows "
+            "with answers)"
+        )
+    return EvalResult(
+        loss=loss_sum / targets,
+        token_accuracy=correct / targets,
+        targets=targets,
+        examples=examples,
+    )
 
 
 def evaluate(

@@ -181,6 +181,8 @@ class Recorder:
         return Trouble(what=NotFinite(step=facts.step, bins=facts.bins), skips=before)
 
     def _tell(self, facts: Facts, loss: float, grad_norm: float) -> None:
+        """A line on the updates since the last one; a loss of this one that is no number is told
+        as it is, not as the mean of the others."""
         line = self.meter.step_line(facts.step)
         times: dict[str, float | None] = {
             f"time_{name}": seconds for name, seconds in self._phases.items()
@@ -196,7 +198,7 @@ class Recorder:
         self._emit(
             "step",
             step=facts.step + 1,
-            **{**line, "loss": loss, "mean_loss": line["loss"]},
+            **{**line, "loss": line["loss"] if math.isfinite(loss) else loss},
             rate=facts.rate,
             grad_norm=grad_norm,
             epoch=facts.epoch,

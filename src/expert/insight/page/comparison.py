@@ -116,7 +116,7 @@ def _figure(
 # --- numbers -------------------------------------------------------------------------------------
 
 _COMPARED: dict[str, tuple[Number, Callable[[float], str]]] = {
-    "loss": (lambda run: run.loss, loss),
+    "loss, last line": (lambda run: run.loss, loss),
     "validation loss, best": (
         lambda run: number(run.best_eval["loss"]) if run.best_eval else None,
         loss,

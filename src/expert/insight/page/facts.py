@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -131,13 +130,15 @@ class RunFacts:
         return [told[step] for step in sorted(told)]
 
     @cached_property
-    def last_losses(self) -> list[Event]:
-        return self.steps[-max(1, len(self.steps) // 20) :]
+    def last_loss(self) -> tuple[float, float] | None:
+        """The update of the last line that has a loss, and that loss: the mean since the line
+        before, as the terminal and `expert watch` have it."""
+        known = [(at, loss) for at, loss in self.points("loss") if loss is not None]
+        return known[-1] if known else None
 
     @cached_property
     def loss(self) -> float | None:
-        """The mean of the last twentieth of the run, weighed by tokens."""
-        return weighed(self.last_losses)
+        return self.last_loss[1] if self.last_loss else None
 
     @cached_property
     def best_eval(self) -> Event | None:
@@ -191,17 +192,6 @@ class RunFacts:
     def average(self, key: str) -> float | None:
         found = self.values(key)
         return sum(found) / len(found) if found else None
-
-
-def weighed(events: Sequence[Event]) -> float | None:
-    """The mean loss of several lines by the tokens they were taken over."""
-    total = weight = 0.0
-    for event in events:
-        loss = number(event.get("mean_loss", event.get("loss")))
-        counts = number(event.get("targets")) or 1.0
-        if loss is not None:
-            total, weight = total + loss * counts, weight + counts
-    return total / weight if weight else None
 
 
 def mapping(value: Any) -> dict[str, Any]:

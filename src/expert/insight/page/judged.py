@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from expert.core.words import loss
 from expert.insight.page.blocks import Block, Card, Cards, Example, Folded, Section, Words
 from expert.insight.page.facts import RunFacts, listed, mapping, number
 
 SHOWN_CASES = 20
 """Of each kind; validation.json has all."""
-TEXTS = ("prompt", "expected", "answer", "reason")
+TEXTS = ("id", "prompt", "expected", "answer", "reason")
 
 
 def judged(run: RunFacts) -> list[Section]:
@@ -38,7 +39,9 @@ def _gate(facts: Mapping[str, Any]) -> list[Block]:
     """Whether it was good enough, and what speaks against it."""
     gate = mapping(facts.get("gate"))
     if not isinstance(gate.get("passed"), bool):
-        return []
+        if "passed" not in gate or facts.get("cases") != []:
+            return []
+        return [Words(text="The rows are plain text: there is no answer to judge.")]
     remarks = [
         Words(text=f"{text[:1].upper()}{text[1:]}.", tone="warning") for text in _doubts(facts)
     ]
@@ -57,7 +60,7 @@ def _doubts(facts: Mapping[str, Any]) -> Iterator[str]:
         without = f"; without them {others:.1%} are right" if others is not None else ""
         yield f"{count:,.0f} of {cases:,} cases were also in the training rows{without}"
     if number(part.get("of")):
-        yield f"only {cases:,} of {number(part.get('of')):,.0f} rows were judged"
+        yield f"only {cases:,} of {number(part.get('of')):,.0f} cases were judged"
 
 
 def standing(facts: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -103,6 +106,11 @@ def _cards(facts: Mapping[str, Any]) -> Iterator[Card]:
     if before is not None:
         yield Card(name="Baseline", value=f"{before:.1%}", note="the same cases")
     cases = listed(facts.get("cases"))
+    on_rows, tokens = (number(mapping(facts.get("rows")).get(key)) for key in ("loss", "tokens"))
+    if not cases and on_rows is not None:
+        yield Card(
+            name="Loss on the rows", value=loss(on_rows), note=f"of {tokens or 0:,.0f} tokens"
+        )
     if cases:
         passed = sum(mapping(case).get("passed") is True for case in cases)
         yield Card(name="Cases", value=f"{len(cases):,}", note=f"{passed:,} passed")

@@ -28,15 +28,13 @@ def _loss(run: RunFacts) -> Figure | None:
     series = [Series(name="loss", points=raw, colour=1)]
     note = look = ""
     if len(raw) >= MIN_SMOOTHED:
-        means = run.points("mean_loss")
-        means = means if has_values(means) else raw
         weights = [value or 1.0 for value in run.column("targets")]
         series = [
-            Series(name="loss of one update", points=raw, colour=1, look="faint"),
-            Series(name="training, smoothed", points=smoothed(means, weights), colour=1),
+            Series(name="loss as it was logged", points=raw, colour=1, look="faint"),
+            Series(name="training, smoothed", points=smoothed(raw, weights), colour=1),
         ]
-        look = "Faint: single updates."
-        note = "The smoothed line weighs every update by its tokens."
+        look = "Faint: the log lines, each the mean since the one before."
+        note = "The smoothed line weighs every log line by its tokens."
     evals = [(float(e["step"]), number(e.get("loss"))) for e in run.evals()]
     if has_values(evals):
         series.append(Series(name="validation", points=evals, colour=2, look="dots"))

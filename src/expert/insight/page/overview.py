@@ -72,7 +72,9 @@ def _answers(run: RunFacts) -> Measured:
     facts = run.record.validation or {}
     accuracy, gate = number(facts.get("accuracy")), mapping(facts.get("gate")).get("passed")
     if accuracy is None:
-        return "expert validate has judged none" if run.record.validation is None else "not judged"
+        plain = facts.get("cases") == []
+        unjudged = "the rows are plain text, which has none" if plain else "not judged"
+        return "expert validate has judged none" if run.record.validation is None else unjudged
     cases = len(listed(facts.get("cases")))
     told = {"True": ", gate passed", "False": ", gate not passed"}
     passed = told.get(str(gate), "")
@@ -80,13 +82,12 @@ def _answers(run: RunFacts) -> Measured:
 
 
 def _loss(run: RunFacts) -> Measured:
-    if run.loss is None:
+    if run.last_loss is None:
         return "no finite loss was logged" if run.steps else "no update was logged"
     first = number(run.steps[0].get("loss"))
     began = f", began at {loss(first)}" if first is not None and len(run.steps) > 1 else ""
-    lines = len(run.last_losses)
-    mean = f"mean of the last {lines} lines" if lines > 1 else "the last line"
-    return Card(name="Loss", value=loss(run.loss), note=mean + began)
+    step, last = run.last_loss
+    return Card(name="Loss", value=loss(last), note=f"the last line, at step {step:,.0f}{began}")
 
 
 def _eval_loss(run: RunFacts) -> Measured:
@@ -94,7 +95,9 @@ def _eval_loss(run: RunFacts) -> Measured:
     if best is None:
         return "nothing was evaluated" if not run.evals() else "no finite loss was measured"
     perplexity, right = number(best.get("perplexity")), number(best.get("token_accuracy"))
+    last = number(run.evals()[-1].get("loss"))
     notes = [f"best, at step {best['step']:,}"]
+    notes += [f"last {loss(last)}"] if last is not None and last > best["loss"] else []
     notes += [f"perplexity {perplexity:.4g}"] if perplexity is not None else []
     notes += [f"{right:.1%} of tokens right"] if right is not None else []
     return Card(name="Validation loss", value=loss(best["loss"]), note=", ".join(notes))

@@ -1,0 +1,68 @@
+"""What there is to say of rows so long that nothing of them would be learnt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from expert.jobs.places import Doubt
+
+if TYPE_CHECKING:
+    from expert.data.streaming import Stream
+    from expert.jobs.prepared import PreparedSplit
+    from expert.planning.run_plan import RunPlan
+
+
+def too_long_to_learn(
+    plan: RunPlan, name: str, unlearnt: int, rows: int, longest: int = 0, *, of: str = ""
+) -> str:
+    """What there is to say of rows that are left out because nothing of them would be learnt; ""
+    where there are none. `of`: which rows were looked at, where that is not all of them."""
+    from expert.core.words import counted
+
+    if not unlearnt:
+        return ""
+    share = unlearnt / max(1, rows)
+    verb = "is" if unlearnt == 1 else "are"
+    told = f"{name}: {unlearnt:,} of {of or counted(rows, 'row')} ({share:.0%}) {verb} left out"
+    known = f" (the longest row has {longest:,} tokens)" if longest else ""
+    return (
+        f"{told}: nothing that is learnt comes before max_seq_length {plan.data.max_seq_length}"
+        f"{known}  (a larger training.config.max_seq_length; or overlong: split, which learns the "
+        "answers without what comes before them)"
+    )
+
+
+def doubts_of(plan: RunPlan, *splits: PreparedSplit | None) -> list[Doubt]:
+    """What there is to say of rows that packing left out."""
+    told = (
+        too_long_to_learn(plan, each.name, each.index.overlong.unlearnt, each.rows, each.longest)
+        for each in splits
+        if each is not None
+    )
+    return [Doubt("training.config.max_seq_length", text) for text in told if text]
+
+
+def doubts_of_stream(
+    plan: RunPlan, stream: Stream, *splits: PreparedSplit | None
+) -> tuple[str, ...]:
+    """What there is to say of the first rows of a stream, and of the splits beside it."""
+    rows = stream.first_rows
+    of = f"the first {rows:,} rows"
+    told = too_long_to_learn(plan, "train", stream.first_unlearnt, rows, of=of)
+    return (*([told] if told else []), *(doubt.text for doubt in doubts_of(plan, *splits)))
+
+
+def not_empty(plan: RunPlan, split: PreparedSplit) -> PreparedSplit:
+    """Refuse a split of which no row is left: nothing could be learnt from or judged by it."""
+    from expert.data.records import DataError
+
+    dropped, unlearnt = split.index.overlong.dropped, split.index.overlong.unlearnt
+    if split.index.bins or not (dropped or unlearnt):
+        return split
+    if unlearnt:
+        raise DataError(too_long_to_learn(plan, split.name, unlearnt, split.rows, split.longest))
+    rows = "its only row is" if dropped == 1 else f"all of its {dropped} rows are"
+    raise DataError(
+        f"{split.name}: {rows} longer than max_seq_length {plan.data.max_seq_length}, and "
+        "overlong: drop leaves none  (training.config.overlong: cut, or a larger max_seq_length)"
+    )

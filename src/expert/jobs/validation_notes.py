@@ -1,0 +1,48 @@
+"""What a reader of a validation must know besides its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from expert.core.words import counted
+
+if TYPE_CHECKING:
+    from expert.judging.cases import Case
+
+
+def notes_on(cases: Sequence[Case], domain: str, unasked: int) -> list[str]:
+    """What the cases do not have, what is not installed, and what that leaves out; `unasked` rows
+    are no cases."""
+    from expert.judging.oracle import EXTRA, missing_packages
+    from expert.judging.typecheck import find_tsc
+
+    told = []
+    if unasked:
+        told = [f"{counted(unasked, 'row')} with tools: a loss, and no answer that was asked for"]
+    if not cases and unasked:
+        return told
+    if not cases:
+        return [
+            "the rows are plain text: there is a loss, and no answer to judge, so that no accuracy "
+            "is asked for"
+        ]
+    notes = told
+    if len({case.row for case in cases}) < len(cases):
+        notes.append(
+            "every answer of a conversation is a case, and those of one go together: intervals and "
+            "p count each row once"
+        )
+    domains = {case.domain or domain for case in cases}
+    for each in sorted(domains):
+        missing = missing_packages(each)
+        if missing:
+            names = ", ".join(name.replace("_", "-") for name in missing)
+            notes.append(f"{each}: {names} not installed: cases have no oracle  ({EXTRA})")
+    typed = [case for case in cases if case.check.get("equals") is False]
+    if "typescript" in domains and typed and find_tsc() is None:
+        notes.append(
+            f"typescript: tsc is not installed: the types of {counted(len(typed), 'case')} are not "
+            "checked  (npm install --global typescript)"
+        )
+    return notes

@@ -1,0 +1,132 @@
+"""Rows so long that their answers are cut off: left out and told, or refused where none is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.data.records import DataError
+from expert.jobs.data_checks import check_data
+from expert.jobs.datasets import check_dataset
+from expert.jobs.planning import plan
+from expert.jobs.preparing import prepare
+from expert.manifest.reader import read_manifest
+from tests.jobs.test_preparing import ROWS, an_expert, lines, texts_of
+
+LONG = [{"instruction": f"Read this. {'word ' * 400}", "output": f"answer {n}"} for n in range(30)]
+TOLD = "train: 30 of 60 rows (50%) are left out: nothing that is learnt comes before max_seq_length"
+
+
+def an_expert_with_long_rows(folder: Path, rows: list[Any], **config: Any) -> Path:
+    dataset = {"path": "train.jsonl", "validation_split": 0}
+    manifest = an_expert(folder, dataset=dataset, **config)
+    (folder / "train.jsonl").write_text(lines(rows), encoding="utf-8")
+    return manifest
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_rows_whose_answer_is_cut_off_are_left_out_and_told(tmp_path, packing):
+    manifest = an_expert_with_long_rows(tmp_path, ROWS[:30] + LONG, packing=packing)
+    for _ in range(2):  # and again where the index lies in the cache
+        made = prepare(manifest)
+        index = made.train.index
+        assert (index.examples, index.overlong.cut, index.overlong.unlearnt) == (30, 30, 30)
+        assert not any("Read this" in text for text in texts_of(made, "train"))
+        (doubt,) = made.doubts
+        assert doubt.text.startswith(TOLD)
+        assert "overlong: split" in doubt.text
+        assert "the longest row has" in doubt.text
+
+
+def test_a_row_that_keeps_a_part_of_its_answer_stays(tmp_path):
+    partly = [{"instruction": "a", "output": "word " * 400}] * 3
+    made = prepare(an_expert_with_long_rows(tmp_path, ROWS[:30] + partly))
+    assert (made.train.index.examples, made.train.index.overlong.unlearnt) == (33, 0)
+    assert made.doubts == ()
+
+
+def test_rows_that_are_learnt_whole_lose_nothing_but_their_end(tmp_path):
+    manifest = an_expert_with_long_rows(tmp_path, ROWS[:30] + LONG, train_on_prompt=True)
+    assert prepare(manifest).train.index.overlong.unlearnt == 0
+
+
+def test_split_rows_leave_out_the_parts_before_the_answer(tmp_path):
+    manifest = an_expert_with_long_rows(tmp_path, ROWS[:30] + LONG, overlong="split")
+    made = prepare(manifest)
+    assert (made.train.index.examples, made.train.index.overlong.unlearnt) == (60, 0)
+    assert sum("answer" in text for text in texts_of(made, "train")) == 30
+
+
+def test_rows_laid_end_to_end_lose_nothing(tmp_path):
+    manifest = an_expert_with_long_rows(tmp_path, ROWS[:30] + LONG, packing="concat")
+    assert prepare(manifest).train.index.overlong.unlearnt == 0
+
+
+def test_the_places_of_a_soft_prompt_count(tmp_path):
+    manifest = an_expert_with_long_rows(tmp_path, ROWS[:30])
+    lengths = prepare(manifest).train.open().lengths
+    room = int(lengths.max()) + 8
+    manifest.write_text(
+        manifest.read_text().replace(
+            '"training"', '"soft_prompts": [{"name": "lead", "tokens": 60}], "training"'
+        )
+    )
+    fits = prepare(manifest, overrides=(f"max_seq_length={room + 60}",))
+    assert fits.train.index.overlong.unlearnt == 0
+    with pytest.raises(DataError, match=r"train: 30 of 30 rows \(100%\) are left out"):
+        prepare(manifest, overrides=("max_seq_length=66",))
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_a_split_of_which_no_answer_is_left_is_refused(tmp_path, split):
+    names = {name: f"{name}.jsonl" for name in ("train", "validation", "test")}
+    dataset = {"path": names["train"], "validation_path": names["validation"]}
+    manifest = an_expert(tmp_path, dataset={**dataset, "test_path": names["test"]})
+    for name, file in names.items():
+        rows = LONG if name == split else ROWS[:30]
+        (tmp_path / file).write_text(lines(rows), encoding="utf-8")
+    words = rf"{split}: 30 of 30 rows \(100%\) are left out: .* \(a larger training.config.max_seq"
+    for _ in range(2):
+        with pytest.raises(DataError, match=words):
+            prepare(manifest)
+    problems = check_dataset(manifest).problems
+    assert [text.partition(" are")[0] for text in problems] == [f"{split}: 30 of 30 rows (100%)"]
+
+
+def test_a_plan_tells_before_and_after_preparing(tmp_path):
+    manifest = an_expert_with_long_rows(tmp_path, ROWS[:30] + LONG)
+
+    def told() -> list[str]:
+        return [each.text for each in plan(manifest).remarks if "left out" in each.text]
+
+    (before,) = told()
+    assert before.startswith("train: 30 of 60 rows that were tried (50%) are left out")
+    prepare(manifest)
+    (after,) = told()
+    assert after.startswith(TOLD)
+
+
+def test_a_check_of_the_data_tells_them_and_the_tokens_that_are_lost(tmp_path):
+    manifest = an_expert_with_long_rows(tmp_path, ROWS[:30] + LONG)
+    report = check_dataset(manifest)
+    lengths = report.splits[0].lengths
+    assert (lengths["unlearnt"], lengths["left"]) == (30, 30)
+    assert lengths["tokens_lost"] == prepare(manifest).train.index.overlong.tokens_lost > 0
+    assert any(line.startswith(TOLD) for line in report.warnings())
+    assert any("30 examples longer than max_seq_length: " in line for line in report.warnings())
+    whole = check_dataset(manifest, overrides=("overlong=split",))
+    assert (whole.splits[0].lengths["tokens_lost"], whole.splits[0].not_learnt) == (0, "")
+
+
+def test_a_diagnosis_before_a_run_tells_them_prepared_or_not(tmp_path):
+    manifest = an_expert_with_long_rows(tmp_path, ROWS[:30] + LONG)
+    read = read_manifest(manifest)
+    made = plan(read)
+    for of in ("the first 60 rows", "60 rows"):
+        found = {each.name: each for each in check_data(read, made).findings}["rows-not-learnt"]
+        assert found.severity == "warning"
+        assert found.evidence.startswith(f"train: 30 of {of} (50%) are left out")
+        assert found.fix.startswith("a larger training.config.max_seq_length")
+        prepare(manifest)

@@ -1,0 +1,135 @@
+"""Conversations of several turns: every answer is judged, and each row counts once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.jobs.export_checks import CannotExport
+from expert.jobs.exporting import export
+from expert.jobs.validating import validate
+from expert.judging.score import wilson
+from tests.jobs.validated_runs import YES, as_it_was, learnt, own_run, written
+
+__all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
+
+
+def talk(*said: str, **more: Any) -> dict[str, Any]:
+    """A row in which user and assistant take turns."""
+    roles = ("user", "assistant")
+    turns = [{"role": roles[place % 2], "content": text} for place, text in enumerate(said)]
+    return {**more, "messages": turns}
+
+
+def rows_file(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    path = folder / "talks.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
+
+
+def test_every_answer_of_a_conversation_is_asked_for_with_the_turns_before_it(tmp_path):
+    rows = [talk(f"sum {n}", '{"sum": 3}', "Sure?", YES, id=f"row-{n}") for n in range(6)]
+    done = validate(learnt(), test_set=rows_file(tmp_path, rows), device="cpu")
+    assert (done.reached.score.passed, done.reached.score.failed) == (6, 6)
+    assert done.gate.reasons == ("accuracy 50.0% is below 95.0%",)
+    first, second = (each.case for each in done.reached.cases[:2])
+    assert (first.id, first.turns) == ("row-0, turn 2", (("user", "sum 0"),))
+    assert second.turns == (("user", "sum 0"), ("assistant", '{"sum": 3}'), ("user", "Sure?"))
+    found = written(learnt())["cases"]
+    assert [(case["row"], case["turn"]) for case in found[:3]] == [
+        ("row-0", 2),
+        ("row-0", 4),
+        ("row-1", 2),
+    ]
+    # The loss is that of the rows, whole, as before.
+    assert done.reached.rows.examples == 6
+
+
+def test_a_row_with_one_answer_keeps_its_name(tmp_path):
+    done = validate(learnt(), test_set=rows_file(tmp_path, [talk("a", YES)]), device="cpu")
+    assert [each.case.id for each in done.reached.cases] == ["talks.jsonl:1"]
+    assert written(learnt())["cases"][0]["row"] == "talks.jsonl:1"
+
+
+def test_a_user_turn_that_nobody_answers_is_left_out(tmp_path):
+    rows = rows_file(tmp_path, [talk("say cat", YES, "Thanks!"), talk("say dog", YES, "Bye.")])
+    done = validate(learnt(), test_set=rows, device="cpu")
+    assert done.gate.passed
+    assert [each.case.prompt for each in done.reached.cases] == ["say cat", "say dog"]
+    assert not any("plain text" in note for note in done.notes)
+
+
+def test_the_interval_and_the_comparison_count_each_conversation_once(tmp_path):
+    from expert.cli.validate_view import score_sheet
+
+    rows = rows_file(tmp_path, [talk(f"a {n}", YES, "b", YES, "c", YES) for n in range(4)])
+    done = validate(learnt(), test_set=rows, baseline="base", device="cpu")
+    assert (done.reached.score.judged, done.reached.score.rows) == (12, 4)
+    assert done.reached.score.interval == wilson(4, 4)
+    assert done.comparison is not None
+    assert (done.comparison.cases, done.comparison.rows) == (12, 4)
+    assert done.comparison.p_value == pytest.approx(2 * 0.5**4)  # four rows, not twelve answers
+    assert any(note.startswith("every answer of a conversation is a case") for note in done.notes)
+    assert "12 cases of 4 rows" in (score_sheet(done).title or "")
+
+
+def test_a_limit_counts_answers_and_the_part_says_of_how_many(tmp_path):
+    rows = rows_file(tmp_path, [talk(f"a {n}", YES, "b", YES) for n in range(6)])
+    done = validate(learnt(), test_set=rows, device="cpu", limit=4)
+    assert done.test_set.startswith("4 of 12 of ")
+    assert done.partial == {"test_set": str(rows), "of": 12}
+    assert [each.case.id for each in done.reached.cases] == [
+        "talks.jsonl:1, turn 2",
+        "talks.jsonl:2, turn 4",
+        "talks.jsonl:4, turn 2",
+        "talks.jsonl:5, turn 4",
+    ]
+    assert done.reached.rows.examples == 4
+    with pytest.raises(CannotExport, match="is passed by 4 of 12 cases only  "):
+        export(learnt(), tmp_path / "out", device="cpu")
+    whole = validate(learnt(), test_set=rows, device="cpu")
+    assert len(whole.reached.cases) == 12
+    again = validate(learnt(), test_set=rows, device="cpu", limit=8)
+    assert "validation.json, which judged 12 of these cases, is kept" in again.notes
+    again.file.unlink()
+
+
+def test_many_answers_of_a_few_conversations_are_too_few_for_an_export(tmp_path):
+    rows = rows_file(tmp_path, [talk(*(["a", YES] * 5), id=f"r{n}") for n in range(12)])
+    validate(learnt(), test_set=rows, device="cpu", limit=54)
+    words = "is passed by 54 of 60 cases only, which are of 12 rows"
+    with pytest.raises(CannotExport, match=words):
+        export(learnt(), tmp_path / "out", device="cpu")
+
+
+def test_states_of_a_run_are_compared_by_all_answers(tmp_path):
+    rows = rows_file(tmp_path, [talk(f"a {n}", YES, "b", YES) for n in range(2)])
+    done = validate(learnt(), test_set=rows, device="cpu", checkpoints="all")
+    assert {len(each.cases) for each in done.checkpoints} == {4}
+
+
+def test_all_answers_of_a_conversation_that_was_learnt_were_learnt(tmp_path):
+    rows = [talk(f"a {n}", YES, "b", YES) for n in range(8)]
+    folder = own_run(tmp_path / "own", rows=rows, validation_split=0)
+    other = [talk("new", YES, "b", YES)]
+    done = validate(
+        folder, test_set=rows_file(tmp_path, [*rows[:2], *other]), device="cpu", min_accuracy=0.0
+    )
+    assert [each.learnt for each in done.reached.cases] == [True] * 4 + [False] * 2
+
+
+def test_answers_that_call_tools_are_not_taken_for_plain_text(tmp_path):
+    call = {"name": "add", "arguments": "{}"}
+    turns = [
+        {"role": "user", "content": "1 + 2?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": call}]},
+    ]
+    rows = rows_file(tmp_path, [{"messages": turns}, talk("say cat", YES)])
+    done = validate(learnt(), test_set=rows, device="cpu")
+    assert [each.case.prompt for each in done.reached.cases] == ["say cat"]
+    assert done.gate.passed is False
+    assert done.gate.reasons[-1].startswith("1 row has tools: answers were not asked for")
+    assert any("1 row with tools" in note for note in done.notes)

@@ -1,0 +1,90 @@
+"""Rows without answers: a loss, no gate on answers, and what that means for an export."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from expert.jobs.exporting import export
+from expert.jobs.validating import CannotValidate, validate
+from tests.jobs.trained_runs import finished_characters, place
+from tests.jobs.validated_runs import as_it_was, learnt, own_run, written
+
+__all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
+TEXTS = [{"text": f"the cat sat on mat {n} and slept"} for n in range(20)]
+
+
+@cache
+def learnt_text() -> Path:
+    """A run of a model with a base on plain text."""
+    return own_run(place() / "texts", rows=TEXTS)
+
+
+@pytest.mark.parametrize("run", [finished_characters, learnt_text])
+def test_plain_text_has_a_loss_and_no_gate_and_may_be_exported(run, tmp_path):
+    from expert.cli.run_commands import exported_lines
+
+    done = validate(run(), device="cpu")
+    assert done.reached.cases == ()
+    assert (done.gate.passed, done.gate.reasons) == (None, ())
+    assert any("no answer to judge, so that no accuracy is asked for" in n for n in done.notes)
+    found = written(run())
+    assert found["gate"] == {"passed": None, "reasons": []}
+    assert found["settings"]["min_accuracy"] is None
+    assert found["rows"]["perplexity"] > 1
+    assert found["rows"]["token_accuracy"] is not None
+    out = export(run(), tmp_path / "out", device="cpu")
+    assert out.warnings() == []
+    [judged] = [line for line, _ in exported_lines(out) if line.startswith("  validated: ")]
+    assert judged.endswith(" on plain text; no answer was judged, there is none")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "| answers | not judged: the rows are plain text, there are none |" in card
+    assert "quality gate" not in card
+
+
+def test_an_accuracy_that_is_asked_of_plain_text_is_refused_with_a_remedy():
+    with pytest.raises(CannotValidate) as raised:
+        validate(learnt_text(), device="cpu", min_accuracy=0.9)
+    text = str(raised.value)
+    assert text.startswith("--min-accuracy 0.9: rows held out of train.jsonl: the rows are plain")
+    assert "hold the loss to that of a run with --baseline" in text
+    assert "--test-set FILE" in text
+    assert validate(learnt_text(), device="cpu", min_accuracy=0.0).gate.passed is None
+
+
+def test_the_loss_of_plain_text_is_held_to_that_of_a_baseline(tmp_path):
+    done = validate(learnt_text(), device="cpu", baseline="base")
+    assert done.baseline is not None
+    assert done.reached.rows.loss < done.baseline.rows.loss
+    assert done.gate.passed is True
+    assert export(learnt_text(), tmp_path / "out", device="cpu").warnings() == []
+    file = tmp_path / "new.jsonl"
+    file.write_text("\n".join(map(json.dumps, TEXTS)), encoding="utf-8")
+    # What learnt to answer in JSON alone is worse at text than its base.
+    worse = validate(learnt(), device="cpu", baseline="base", test_set=file, max_regression=0.0)
+    assert worse.gate.passed is False
+    assert worse.gate.reasons[0].startswith("loss ")
+
+
+def test_a_part_of_a_text_does_not_take_the_place_of_all_of_it(tmp_path):
+    validate(learnt_text(), device="cpu")
+    part = validate(learnt_text(), device="cpu", limit=1)
+    assert part.file.name == "validation-partial.json"
+    assert "validation.json, which looked at 2 of these rows, is kept" in part.notes
+    part.file.unlink()
+
+
+def test_another_state_than_the_validated_one_is_told(tmp_path):
+    validate(learnt_text(), device="cpu")
+    out = export(learnt_text(), tmp_path / "out", device="cpu", checkpoint="1")
+    assert out.warnings()[0].startswith("final was validated, and step-000001 is exported")
+
+
+def test_conversations_are_not_put_to_a_model_that_continues_text(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"instruction": "a", "output": "b"}', encoding="utf-8")
+    with pytest.raises(CannotValidate, match="the character model continues a text and answers"):
+        validate(finished_characters(), device="cpu", test_set=file)
