@@ -108,7 +108,8 @@ def make_plan(
     if work is not None:
         work = replace(work, compiled=compiled, attention=attention)
     work = settle_fit(now, ledger, work, examples=examples, sequences=sequences)
-    fixed = "compiled blocks want one width" if compiled else ""
+    fixed = "FlexAttention is compiled for one width" if attention == "flex" else ""
+    fixed = "compiled blocks want one width" if compiled else fixed
     settle_widths(now, ledger, packed=packed, fixed=fixed)
     settle_optimisation(now, ledger)
     settle_watching(now, ledger)
