@@ -90,14 +90,14 @@ def test_plain_text_exits_with_0_and_shows_what_is_known_of_it(run):
     ran = run("validate", str(finished_characters()), *CPU)
     assert ran.code == 0, ran.err
     lines = ran.out.splitlines()
-    assert "letters on char-gpt: plain text, " in ran.out
+    assert "letters on char-gpt: no answer asked for, " in ran.out
     known = {line.split("  ")[0] for line in lines}
     assert {"loss on the rows", "perplexity", "token accuracy"} <= known
     assert "accuracy" not in known
     assert "no gate: there is no answer to judge" in lines
     refused = run("validate", str(finished_characters()), "--min-accuracy", "0.9", *CPU)
     assert refused.code == 2
-    assert "the rows are plain text, there is no answer that could be right" in refused.err
+    assert "there is no answer that could be asked for" in refused.err
 
 
 def test_where_nobody_watches_a_line_comes_now_and_then():

@@ -9,7 +9,7 @@ import pytest
 from expert.data.columns import understand_columns
 from expert.data.formats import example_of
 from expert.data.messages import unused_fields
-from expert.data.records import BadRow, Example, Row
+from expert.data.records import BadRow, Example, Row, Turn
 from expert.data.templates import named_template
 from tests.data.chat_templates import family, qwen3_source
 from tests.data.examples import MESSAGES, reason_of, turns_of
@@ -157,10 +157,59 @@ def test_fields_that_are_not_read_are_known():
 def test_prepared_messages_of_an_earlier_reading_are_not_taken_for_these():
     assert str(MESSAGES) == (
         "Columns(kind='messages', instruction='', input='', response='', system='', text='', "
-        "messages='messages', read=2)"
+        "messages='messages', read=3)"
     )
     row = {"instruction": "a", "output": "b"}
     assert str(understand_columns(list(row), row)) == (
         "Columns(kind='instruction', instruction='instruction', input='', response='output', "
         "system='', text='', messages='')"
     )
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "column"),
+    [
+        (
+            {"instruction": "a", "output": "b"},
+            {"instruction": "c", "output": "d", "history": [["a", "b"]]},
+            "history",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+            {
+                "messages": [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": "b"},
+                ],
+                "tools": [{"name": "add"}],
+            },
+            "tools",
+        ),
+    ],
+)
+def test_what_would_be_said_otherwise_is_not_left_out_because_the_first_row_has_none(
+    first, later, column
+):
+    columns = understand_columns(list(first), first)
+    bad = example_of(Row(later, "rows.jsonl", 2), columns)
+    assert isinstance(bad, BadRow)
+    assert bad.reason.startswith(f"column {column!r}: the first row has none")
+    assert isinstance(example_of(Row({**later, column: []}, "rows.jsonl", 2), columns), Example)
+
+
+def test_a_history_that_is_null_in_the_first_row_is_read_in_others():
+    columns = understand_columns(["instruction", "output", "history"], {"history": None})
+    assert columns.history == "history"
+
+
+def test_rows_that_differ_in_what_is_learnt_or_offered_are_no_duplicates():
+    from expert.data.checks import RowFilter
+    from expert.manifest.dataset import RowChecks
+
+    once = RowFilter(RowChecks(deduplicate=True))
+    turns = (Turn("user", "a"), Turn("assistant", "b"))
+    unlearnt = (Turn("user", "a"), Turn("assistant", "b", learn=False))
+    rows = [Example(turns), Example(unlearnt), Example(turns, tools="[]"), Example(turns)]
+    assert [once.reason(row) for row in rows] == ["", "", "", "occurred before"]
+    calls = Example((Turn("user", "a"), Turn("assistant", "", extra='{"tool_calls": []}')))
+    assert RowFilter(RowChecks(min_length=1)).reason(calls) == ""

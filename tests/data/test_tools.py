@@ -111,6 +111,15 @@ def test_a_models_own_template_that_leaves_tools_out_refuses_them():
         family(CHATML).segments(example(OPENAI))
 
 
+def test_a_tool_whose_name_is_in_the_text_is_not_taken_for_a_call_that_was_written():
+    text = json.dumps(OPENAI).replace("get_weather", "rain")
+    row = json.loads(text)
+    row["messages"][1]["content"] = "Will it rain?"
+    assert "rain" in row["messages"][1]["content"]
+    with pytest.raises(TemplateError, match="does not write tools and their calls: the tools"):
+        family(CHATML).segments(example(row))
+
+
 def test_a_call_of_no_weight_is_not_learnt():
     messages = [dict(each) for each in OPENAI["messages"]]
     messages[2]["weight"] = 0

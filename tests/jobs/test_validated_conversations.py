@@ -133,3 +133,19 @@ def test_answers_that_call_tools_are_not_taken_for_plain_text(tmp_path):
     assert done.gate.passed is False
     assert done.gate.reasons[-1].startswith("1 row has tools: answers were not asked for")
     assert any("1 row with tools" in note for note in done.notes)
+
+
+def test_answers_of_no_weight_are_context_and_no_cases(tmp_path):
+    row = talk("say cat", "dog", "No, really.", YES)
+    row["messages"][1]["weight"] = 0
+    done = validate(learnt(), test_set=rows_file(tmp_path, [row]), device="cpu")
+    (case,) = (each.case for each in done.reached.cases)
+    assert case.expected == YES
+    assert case.turns[1] == ("assistant", "dog")
+
+
+def test_rows_that_were_held_out_and_are_not_asked_are_told():
+    from expert.jobs.validation_notes import notes_on
+
+    (note,) = (text for text in notes_on((), "text", left_out=4) if "more held out" in text)
+    assert note.startswith("4 rows more held out and not asked")

@@ -39,9 +39,9 @@ def test_plain_text_has_a_loss_and_no_gate_and_may_be_exported(run, tmp_path):
     out = export(run(), tmp_path / "out", device="cpu")
     assert out.warnings() == []
     [judged] = [line for line, _ in exported_lines(out) if line.startswith("  validated: ")]
-    assert judged.endswith(" on plain text; no answer was judged, there is none")
+    assert judged.endswith("no answer was judged: the rows have none that could be asked for")
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "| answers | not judged: the rows are plain text, there are none |" in card
+    assert "| answers | not judged: the rows have none that could be asked for |" in card
     assert "quality gate" not in card
 
 
@@ -49,7 +49,7 @@ def test_an_accuracy_that_is_asked_of_plain_text_is_refused_with_a_remedy():
     with pytest.raises(CannotValidate) as raised:
         validate(learnt_text(), device="cpu", min_accuracy=0.9)
     text = str(raised.value)
-    assert text.startswith("--min-accuracy 0.9: rows held out of train.jsonl: the rows are plain")
+    assert text.startswith("--min-accuracy 0.9: rows held out of train.jsonl: there is no answer")
     assert "hold the loss to that of a run with --baseline" in text
     assert "--test-set FILE" in text
     assert validate(learnt_text(), device="cpu", min_accuracy=0.0).gate.passed is None

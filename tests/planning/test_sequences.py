@@ -107,3 +107,10 @@ def test_what_the_manifest_says_goes_at_once_on_a_cpu_too():
 
 def test_rows_that_are_padded_go_at_once_as_far_as_they_fit():
     assert on_cpu(packing=False, batch_size=8).batch.micro_batch == 8
+
+
+def test_flex_attention_has_one_width():
+    config = {"batch_size": 8, "torch_compile": False, "attention": "flex"}
+    made = plan(manifest(config), "h200", survey=packed(0.5))
+    assert made.kernels.attention == "flex"
+    assert decision(made, "data.trim")[:2] == (False, "FlexAttention is compiled for one width")

@@ -112,7 +112,7 @@ def _what_was_judged(done: Validation) -> str:
     """`16 cases, judged as json`; where rows have several answers each, `16 cases of 4 rows`."""
     judged = done.reached.cases
     if not judged:
-        return f"plain text, {counted(done.reached.rows.targets, 'token')}"
+        return f"no answer asked for, {counted(done.reached.rows.targets, 'token')}"
     cases, rows = len(judged), len({each.row for each in judged})
     of = f" of {counted(rows, 'row')}" if rows != cases else ""
     return f"{counted(cases, 'case')}{of}, judged as {done.domain}"

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from itertools import pairwise
 from os.path import commonprefix
 from typing import Any
@@ -129,8 +130,9 @@ class ChatTemplate(Template):
             segments = plain_segments(example.text, eos=self._eos, bos=self._plain_bos)
             return learn_all(segments) if learn_prompt else segments
         if has_tools(example):
-            segments = self._with_tools(example)
-            return as_learnt(segments, example.turns, learn_prompt=learn_prompt)
+            turns = self._folded(example.turns)
+            segments = self._with_tools(turns, example)
+            return as_learnt(segments, turns, learn_prompt=learn_prompt)
         turns = self._folded(example.turns)
         texts = [turn.text for turn in turns]
         shape = self._shape(tuple([turn.role for turn in turns]))
@@ -174,19 +176,47 @@ class ChatTemplate(Template):
             messages, add_generation_prompt=generate, further=further, **variables
         )
 
-    def _with_tools(self, example: Example) -> list[Segment]:
-        """The segments of a conversation with tools, from its beginnings: an answer is what a
-        rendering with it has beyond one that asks for it."""
-        turns, tools = example.turns, example.tools
-        text = self._finished(turns, tools)
-        said = [*tool_names(example), *(turn.text.strip() for turn in turns if turn.role == "tool")]
-        missing = next((each for each in said if each not in text), None)
-        if missing is not None:
+    @cached_property
+    def _leaves_out_of_tools(self) -> str:
+        """What the template does not write of a conversation with tools; "" where it writes all of
+        it, or wants more than this conversation has. Names that no text has by chance."""
+        offered, called, given, told = "zq0offered", "zq1called", "zq2given", "zq3told"
+        tool = {"name": offered, "description": "", "parameters": {"type": "object"}}
+        call = {"name": called, "arguments": {"x": given}}
+        extra = json.dumps({"tool_calls": [{"type": "function", "function": call}]})
+        turns = (
+            Turn("user", "x"),
+            Turn("assistant", "", extra=extra),
+            Turn("tool", told),
+            Turn("assistant", "x"),
+        )
+        try:
+            text = self._finished(turns, json.dumps([{"type": "function", "function": tool}]))
+        except TemplateError:
+            return ""
+        parts = {"the tools": offered, "calls": called, "arguments": given, "tools' answers": told}
+        return next((words for words, part in parts.items() if part not in text), "")
+
+    def _refuse_what_is_left_out(self, example: Example, text: str) -> None:
+        said = [*tool_names(example), *(t.text.strip() for t in example.turns if t.role == "tool")]
+        missing = (
+            repr(each[:_SHOWN_CHARACTERS])
+            for each in said
+            if each not in text and json.dumps(each)[1:-1] not in text
+        )
+        left_out = next(missing, "") or self._leaves_out_of_tools
+        if left_out:
             raise TemplateError(
                 "the tokenizer's chat template does not write tools and their calls: "
-                f"{missing[:_SHOWN_CHARACTERS]!r} is not in its text  (set "
-                "base_models[0].prompt_template: chatml)"
+                f"{left_out} is not in its text  (set base_models[0].prompt_template: chatml)"
             )
+
+    def _with_tools(self, turns: Sequence[Turn], example: Example) -> list[Segment]:
+        """The segments of a conversation with tools, from its beginnings: an answer is what a
+        rendering with it has beyond one that asks for it."""
+        tools = example.tools
+        text = self._finished(turns, tools)
+        self._refuse_what_is_left_out(example, text)
         end = self._shape(("user", "assistant", "user", "assistant")).answers[1].end
         segments: list[Segment] = []
         done = 0

@@ -19,7 +19,8 @@ class RowFilter:
 
     def reason(self, example: Example) -> str:
         checks = self.checks
-        answer = example.text or " ".join(t.text for t in example.turns if t.role == "assistant")
+        said = (turn for turn in example.turns if turn.role == "assistant")
+        answer = example.text or " ".join(turn.text or turn.extra for turn in said)
         if len(answer) < checks.min_length:
             return f"answer shorter than {checks.min_length} characters"
         if checks.max_length is not None and len(answer) > checks.max_length:
@@ -33,7 +34,8 @@ class RowFilter:
         return ""
 
     def _seen_before(self, example: Example) -> bool:
-        parts = [example.text, *(f"{turn.role}\0{turn.text}{turn.extra}" for turn in example.turns)]
+        said = (f"{turn.role}\0{turn.text}{turn.extra}{turn.learn}" for turn in example.turns)
+        parts = [example.text, example.tools, *said]
         digest = hashlib.blake2b("\0".join(parts).encode("utf-8"), digest_size=16).digest()
         seen = digest in self._seen
         self._seen.add(digest)

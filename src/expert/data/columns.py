@@ -23,7 +23,7 @@ SPEAKERS = frozenset({"user", "human"})
 INPUT_COLUMNS = ("input", "context", "schema")
 MESSAGE_COLUMNS = ("messages", "conversations")
 TOOL_COLUMNS = ("tools", "functions")
-MESSAGES_READ = 2
+MESSAGES_READ = 3
 """Changes with how messages are understood: what was prepared before is made anew."""
 _TRUTHS = ("true", "false")
 
@@ -226,7 +226,8 @@ def _with_history(
 ) -> Columns:
     """Earlier exchanges stand in a list; a text of that name is no conversation."""
     column = known.get("history", "")
-    if columns.kind != "instruction" or not isinstance(first_row.get(column), list | tuple):
+    listed = isinstance(first_row.get(column), list | tuple | None)
+    if columns.kind != "instruction" or not column or not listed:
         return columns
     return replace(columns, history=column)
 

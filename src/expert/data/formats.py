@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from expert.data.columns import PREFERENCE, Columns, Kind, columns_found
+from expert.data.columns import PREFERENCE, TOOL_COLUMNS, Columns, Kind, columns_found
 from expert.data.marked_text import UnfitRow, marked_turns
 from expert.data.messages import conversation, is_messages, kind_of, known_role, turns_in
 from expert.data.records import BadRow, Example, Role, Row, Turn
@@ -19,9 +19,23 @@ RAW_CHARACTERS = 500
 def example_of(row: Row, columns: Columns) -> Example | BadRow:
     """The example in a row, or why there is none."""
     try:
+        _refuse_what_the_first_row_had_not(row.values, columns)
         return _READERS[columns.kind](row.values, columns)
     except UnfitRow as fault:
         return BadRow(row.file, row.line, str(fault), raw=_beginning(row.values))
+
+
+def _refuse_what_the_first_row_had_not(values: Mapping[str, Any], columns: Columns) -> None:
+    """Columns are told by the first row; one that changes what is said must not come unseen."""
+    unseen = {"messages": TOOL_COLUMNS, "instruction": ("history",)}.get(columns.kind, ())
+    for name in unseen:
+        if name in (columns.tools, columns.history):
+            return
+        if isinstance(values.get(name), list | tuple) and values[name]:
+            raise UnfitRow(
+                f"column {name!r}: the first row has none, so that it is not read  (give the "
+                "first row one, [] where it is empty)"
+            )
 
 
 def _beginning(values: Mapping[str, Any]) -> str:

@@ -109,9 +109,10 @@ def probe(session: Session) -> None:
         built.engine.discard()
     elif varies_in_width(session):
         with full_width_feed(session) as fed:
-            batch = next(iter(fed)).batches[0]
-            built.engine.accumulate(batch, divisor=max(1, batch.targets))
-            built.engine.discard()
+            for update in islice(fed, 1):
+                batch = update.batches[0]
+                built.engine.accumulate(batch, divisor=max(1, batch.targets))
+                built.engine.discard()
     for split in (data.validation if session.evaluates else None, data.test):
         if split is not None:
             began = time.monotonic()

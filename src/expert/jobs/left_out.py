@@ -60,7 +60,10 @@ def not_empty(plan: RunPlan, split: PreparedSplit) -> PreparedSplit:
     if split.index.bins or not (dropped or unlearnt):
         return split
     if unlearnt:
-        raise DataError(too_long_to_learn(plan, split.name, unlearnt, split.rows, split.longest))
+        told = too_long_to_learn(plan, split.name, unlearnt, split.rows, split.longest)
+        if split.name == "validation":
+            told += "; another training.config.seed or a larger validation_split draws other rows"
+        raise DataError(told)
     rows = "its only row is" if dropped == 1 else f"all of its {dropped} rows are"
     raise DataError(
         f"{split.name}: {rows} longer than max_seq_length {plan.data.max_seq_length}, and "

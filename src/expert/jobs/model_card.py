@@ -172,7 +172,7 @@ def _answers(verdict: Verdict | None) -> list[tuple[str, str]]:
     if verdict is None or verdict.cases is None:
         return [("answers", "not judged: expert validate was not run")]
     if not verdict.cases:
-        none = ("answers", "not judged: the rows are plain text, there are none")
+        none = ("answers", "not judged: the rows have none that could be asked for")
         return [none, (f"loss on {verdict.test_set}", _loss(verdict.loss))]
     rows = [("answers right", _number(verdict.accuracy, "{:.1%}"))]
     if verdict.interval is not None:

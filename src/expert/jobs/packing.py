@@ -95,7 +95,9 @@ def packing_for(
     if name != "train" or not is_text or data.packing == "none":
         return Packing(1, length, None)
     if data.packing == "concat":
-        mean = float(rows.lengths.mean()) + soft if len(rows.lengths) else 0.0
+        # What is longer than a sequence goes on in the next, as a row of its own.
+        parts = -(-rows.lengths // max(1, length - soft))
+        mean = float(rows.lengths.sum() / max(1, parts.sum())) + soft
         return concatenation_of(plan.batch.examples_per_update, mean=mean, length=length)
     every = cut_pieces(rows.lengths, length - soft, data.overlong)
     pieces = every.without(rows.unlearnt)

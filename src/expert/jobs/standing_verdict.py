@@ -62,7 +62,7 @@ class Verdict:
             return ""
         if not self.cases:
             known = f"loss {loss(self.loss)}" if self.loss is not None else "no loss"
-            return f"{known} on plain text; no answer was judged, there is none"
+            return f"{known}; no answer was judged: the rows have none that could be asked for"
         text = f"{self.cases} cases"
         if self.accuracy is not None:
             text = f"accuracy {self.accuracy:.1%} of {text}"

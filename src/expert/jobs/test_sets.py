@@ -40,6 +40,8 @@ class TestSet:
     """For each example, one for every answer in it; none for plain text, which asks nothing."""
     drawn: bool = False
     """Held out of the training rows by the run: another may have drawn others, and learnt these."""
+    left_out: int = 0
+    """Rows that were held out too, of which nothing could have been learnt: they are not asked."""
     part_of: TestSet | None = None
     """The whole set, where only some of it is judged."""
 
@@ -193,7 +195,7 @@ def _of_split(folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path) 
     if split is None:
         raise nothing
     found = _of_rows(list(drawn.rows_of(split)), spec, f"rows held out of {name}")
-    return replace(found, drawn=True)
+    return replace(found, drawn=True, left_out=split.index.overlong.unlearnt)
 
 
 def _of_rows(
@@ -228,7 +230,8 @@ def _of_rows(
 
 
 def _cases(example: Example, row: Row, name: str) -> tuple[Case, ...]:
-    """The cases in a row: every answer, asked for with the turns before it as they stand there.
+    """The cases in a row: every answer that is to be learnt from such a row, asked for with the
+    turns before it as they stand there.
     What the row says of its task, its domain and its check holds of each of them."""
     from expert.data.tools import has_tools
     from expert.judging.cases import Case
@@ -240,7 +243,7 @@ def _cases(example: Example, row: Row, name: str) -> tuple[Case, ...]:
     answers = [
         place
         for place, turn in enumerate(turns)
-        if turn.role == "assistant" and place > 0 and turns[place - 1].role == "user"
+        if turn.role == "assistant" and turn.learn and place and turns[place - 1].role == "user"
     ]
     return tuple(
         Case(

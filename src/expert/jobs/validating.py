@@ -81,7 +81,6 @@ def validate(
     from expert.jobs.choosing import choose
     from expert.jobs.sampling import settle_decoding
     from expert.jobs.trained import base_remark, pick_device, read_plan
-    from expert.jobs.validation_notes import notes_on
 
     _refuse_unknown(checkpoints)
     began = time.monotonic()
@@ -126,7 +125,7 @@ def validate(
             note
             for note in (
                 *said,
-                *notes_on(task.cases, task.domain, task.test.unasked),
+                *_notes(task),
                 remark,
                 untold,
                 kept,
@@ -173,12 +172,19 @@ def _refuse_unknown(checkpoints: str | None) -> None:
         )
 
 
+def _notes(task: _Task) -> list[str]:
+    from expert.jobs.validation_notes import notes_on
+
+    test = task.test
+    return notes_on(task.cases, task.domain, unasked=test.unasked, left_out=test.left_out)
+
+
 def _refuse_impossible(min_accuracy: float | None, task: _Task) -> None:
     """An accuracy that was asked for of rows without answers."""
-    if min_accuracy and not task.cases and not task.test.unasked:
+    if min_accuracy and not task.cases:
         raise CannotValidate(
-            f"--min-accuracy {min_accuracy:g}: {task.test.name}: the rows are plain text, there is "
-            "no answer that could be right  (leave it out, and hold the loss to that of a run with "
+            f"--min-accuracy {min_accuracy:g}: {task.test.name}: there is no answer that could be "
+            "asked for  (leave it out, and hold the loss to that of a run with "
             "--baseline, or name rows with answers with --test-set FILE)"
         )
 

@@ -11,21 +11,29 @@ if TYPE_CHECKING:
     from expert.judging.cases import Case
 
 
-def notes_on(cases: Sequence[Case], domain: str, unasked: int) -> list[str]:
+def notes_on(
+    cases: Sequence[Case], domain: str, *, unasked: int = 0, left_out: int = 0
+) -> list[str]:
     """What the cases do not have, what is not installed, and what that leaves out; `unasked` rows
-    are no cases."""
+    are no cases, and `left_out` ones no rows of the set."""
     from expert.judging.oracle import EXTRA, missing_packages
     from expert.judging.typecheck import find_tsc
 
     told = []
     if unasked:
         told = [f"{counted(unasked, 'row')} with tools: a loss, and no answer that was asked for"]
+    if left_out:
+        told.append(
+            f"{counted(left_out, 'row')} more held out and not asked: nothing that is learnt comes "
+            "before max_seq_length"
+        )
     if not cases and unasked:
         return told
     if not cases:
         return [
+            *told,
             "the rows are plain text: there is a loss, and no answer to judge, so that no accuracy "
-            "is asked for"
+            "is asked for",
         ]
     notes = told
     if len({case.row for case in cases}) < len(cases):

@@ -20,7 +20,15 @@ CACHE_BYTES_PER_ROW = 16
 
 
 def training_rows(now: Situation, length: int) -> int | None:
-    """Rows that are trained on: a split may go to validation, a corpus is cut into blocks."""
+    """Rows that are trained on: a split may go to validation, a corpus is cut into blocks, and the
+    parts of a row that is split are rows each."""
+    if now.survey.packed is not None:
+        return now.survey.packed.rows
+    rows = _whole_training_rows(now, length)
+    return None if rows is None else rows * now.parts_of_a_row(length)
+
+
+def _whole_training_rows(now: Situation, length: int) -> int | None:
     rows = now.survey.rows
     if rows is None and now.is_char_model and now.survey.tokens:
         rows = now.survey.tokens // length
@@ -54,7 +62,7 @@ def settle_length(now: Situation, ledger: Ledger, *, length: int, examples: int)
         ledger.unknown("length.tokens_per_epoch", reason)
     else:
         whole = now.survey.rows or max(1, tokens // length)
-        kept = tokens * rows / whole if whole else 0.0
+        kept = tokens * (_whole_training_rows(now, length) or 0) / whole if whole else 0.0
         if now.overlong[0] != "split" and not now.is_char_model:
             kept = min(kept, float(rows * length))
         how = "characters" if now.is_char_model else now.survey.tokens_from

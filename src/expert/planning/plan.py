@@ -111,6 +111,7 @@ def make_plan(
     work = settle_fit(now, ledger, work, examples=examples, sequences=sequences)
     recorded = choose_graphs(now, ledger, work, packed=packed, compiled=compiled)
     fixed = "recorded passes have one width" if recorded else ""
+    fixed = "FlexAttention is compiled for one width" if attention == "flex" else fixed
     fixed = "compiled blocks want one width" if compiled else fixed
     settle_widths(now, ledger, packed=packed, fixed=fixed)
     settle_optimisation(now, ledger)

@@ -180,6 +180,8 @@ def settle_update(
         ledger.settle(long, length, "rows are cut to it", "machine")
         return examples, examples, length
     mean = now.survey.mean_tokens
+    if mean is not None:
+        mean /= now.parts_of_a_row(length)
     if mean is None:
         ledger.unknown(path, f"row lengths are not known: {now.survey.because}")
         ledger.settle(long, length, "max_seq_length; shorter for short rows", "machine")
@@ -188,8 +190,6 @@ def settle_update(
     rows_each = max(1.0, PACKED_FILL * made.length / mean)
     if made.most_rows is not None:
         rows_each = examples / made.sequences
-    if now.overlong[0] == "split" and mean > length:
-        rows_each = PACKED_FILL * length / mean
     if now.survey.packed is not None:
         rows_each = now.survey.packed.rows_each
     because = f"{examples} rows, about {rows_each:.1f} to a sequence ({now.survey.because})"
@@ -214,10 +214,6 @@ def _packing(now: Situation, examples: int, mean: float, length: int) -> Packing
     soft = sum(prompt.tokens for prompt in now.manifest.soft_prompts)
     if now.config.packing == "concat":
         return concatenation_of(examples, mean=mean + soft, length=length)
-    if now.overlong[0] == "split" and mean > length:
-        # A row that is split fills several sequences; one that is cut, one at most.
-        sequences = max(1, round(examples * mean / (PACKED_FILL * length)))
-        return Packing(sequences, length, None)
     mean = min(mean + soft, length)
     long = now.survey.longest_tokens
     longest = 0 if long is None else min(long + soft, length)

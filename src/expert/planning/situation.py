@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +60,12 @@ class Situation:
     def model_key(self) -> str:
         """What measurements call this model."""
         return basename(self.model.name).lower()
+
+    def parts_of_a_row(self, length: int) -> int:
+        """Into how many a row is split on average, as far as a mean tells."""
+        splits = self.overlong[0] == "split" or self.config.packing == "concat"
+        mean = self.survey.mean_tokens
+        return math.ceil(mean / length) if splits and mean and not self.is_char_model else 1
 
     @property
     def overlong(self) -> tuple[Literal["cut", "split", "drop"], str, Source]:
