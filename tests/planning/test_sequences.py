@@ -114,3 +114,11 @@ def test_flex_attention_has_one_width():
     made = plan(manifest(config), "h200", survey=packed(0.5))
     assert made.kernels.attention == "flex"
     assert decision(made, "data.trim")[:2] == (False, "FlexAttention is compiled for one width")
+
+
+def test_a_sequence_longer_than_a_cpu_likes_goes_alone_for_that_reason():
+    rows = PackedRows(rows=6000, sequences=900, length=8192, fill=0.98)
+    survey = Survey(6000, 7_000_000, "prepared rows", "prepared", 8000, rows)
+    data = manifest({"max_seq_length": 8192, "batch_size": 128})
+    value, because, _ = decision(plan(data, None, survey=survey), "batch.micro_batch")
+    assert (value, because) == (1, "a CPU is fastest with about 4,096 places at once")

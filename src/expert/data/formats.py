@@ -14,6 +14,10 @@ from expert.data.tools import tools_of
 
 METADATA_OF_A_TASK = frozenset({"instruction", "error_type"})
 RAW_CHARACTERS = 500
+_CHANGE_WHAT_IS_SAID: dict[Kind, tuple[str, ...]] = {
+    "messages": TOOL_COLUMNS,
+    "instruction": ("history",),
+}
 
 
 def example_of(row: Row, columns: Columns) -> Example | BadRow:
@@ -27,8 +31,7 @@ def example_of(row: Row, columns: Columns) -> Example | BadRow:
 
 def _refuse_what_the_first_row_had_not(values: Mapping[str, Any], columns: Columns) -> None:
     """Columns are told by the first row; one that changes what is said must not come unseen."""
-    unseen = {"messages": TOOL_COLUMNS, "instruction": ("history",)}.get(columns.kind, ())
-    for name in unseen:
+    for name in _CHANGE_WHAT_IS_SAID.get(columns.kind, ()):
         if name in (columns.tools, columns.history):
             return
         if isinstance(values.get(name), list | tuple) and values[name]:

@@ -65,10 +65,8 @@ def data_order(plan: RunPlan, split: PreparedSplit) -> DataOrder:
 
 def settled_by_data(plan: RunPlan, order: DataOrder, split: PreparedSplit) -> RunPlan:
     """The plan with the counts that were estimates until the data was prepared."""
-    import math
-
     from expert.jobs.calibrating import known_calibrations
-    from expert.planning.fitting import even_split, most_at_once
+    from expert.planning.fitting import most_at_once
 
     index, sequences = split.index, order.bins_per_update
     total = order.updates_in(plan.length.epochs)
@@ -76,7 +74,6 @@ def settled_by_data(plan: RunPlan, order: DataOrder, split: PreparedSplit) -> Ru
         total = min(total, plan.length.max_steps)
     values: dict[str, Any] = {
         "data.sequence_length": index.length,
-        "batch.sequences_per_update": sequences,
         "length.tokens_per_epoch": index.statistics().tokens,
         "length.steps_per_epoch": order.steps_per_epoch,
         "length.total_steps": total,
@@ -85,15 +82,11 @@ def settled_by_data(plan: RunPlan, order: DataOrder, split: PreparedSplit) -> Ru
     if rate is not None:
         tokens = values["length.tokens_per_epoch"] * total / order.steps_per_epoch
         values["length.seconds"] = tokens / rate
-    micro = plan.batch.micro_batch
-    source = next((d.source for d in plan.decisions if d.path == "batch.micro_batch"), "machine")
-    if source == "machine":
+    most = plan.batch.micro_batch
+    if _source_of(plan, "batch.micro_batch") == "machine":
         as_packed = plan.with_values({"data.sequence_length": index.length}, "", "measurement")
-        micro = most_at_once(as_packed, known_calibrations(plan.target), sequences)
-    if source != "manifest":
-        micro, _ = even_split(sequences, micro)
-        values["batch.micro_batch"] = micro
-    values["batch.accumulation"] = math.ceil(sequences / micro)
+        most = most_at_once(as_packed, known_calibrations(plan.target), sequences)
+    values |= _batches_of(plan, sequences, most)
     slices = {name: getattr(plan, name).model_dump() for name in ("batch", "data", "length")}
     changed = {
         path: value
@@ -107,18 +100,30 @@ def settled_by_data(plan: RunPlan, order: DataOrder, split: PreparedSplit) -> Ru
 def settled_by_stream(plan: RunPlan, sequences: int) -> RunPlan:
     """The plan with the sequences of an update that the first rows of a stream make: a batch with
     room for more of them would be empty there."""
+    values = _batches_of(plan, sequences, plan.batch.micro_batch)
+    return plan.with_values(values, "the first rows of the stream", "measurement")
+
+
+def _batches_of(plan: RunPlan, sequences: int, most: int) -> dict[str, int]:
+    """How so many sequences of an update are divided into batches of at most so many; as the
+    manifest says where it does."""
     import math
 
     from expert.planning.fitting import even_split
 
-    values: dict[str, Any] = {"batch.sequences_per_update": sequences}
     micro = plan.batch.micro_batch
-    source = next((d.source for d in plan.decisions if d.path == "batch.micro_batch"), "machine")
-    if source != "manifest":
-        micro, _ = even_split(sequences, micro)
-        values["batch.micro_batch"] = micro
-    values["batch.accumulation"] = math.ceil(sequences / micro)
-    return plan.with_values(values, "the first rows of the stream", "measurement")
+    if _source_of(plan, "batch.micro_batch") != "manifest":
+        micro, _ = even_split(sequences, most)
+    return {
+        "batch.sequences_per_update": sequences,
+        "batch.micro_batch": micro,
+        "batch.accumulation": math.ceil(sequences / micro),
+    }
+
+
+def _source_of(plan: RunPlan, path: str) -> str:
+    """Who settled a value of the plan."""
+    return next((each.source for each in plan.decisions if each.path == path), "machine")
 
 
 def late_rows(builder: Builder, split: PreparedSplit) -> RowsTokenisedLate:

@@ -83,8 +83,7 @@ def open_data(
             soft=soft,
             doubts=doubts_of_stream(plan, stream, validation, test),
         )
-        assert data.stream is not None
-        return settled_by_stream(plan, data.stream.shape.bins_per_update), data, builder
+        return settled_by_stream(plan, stream.shape.bins_per_update), data, builder
     made = builder.build()
     if again is not None:
         plan = builder.plan = again(counts_of(builder, made.train))

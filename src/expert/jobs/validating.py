@@ -99,6 +99,7 @@ def validate(
     reached = _reach(folder, plan, chosen.name, task)
     others = _reach_all(folder, plan, task, {chosen.path: reached}) if checkpoints else ()
     before = _baseline(folder, plan, str(baseline), task) if baseline is not None else None
+    theirs = before.standing if before is not None else None
     least = MIN_ACCURACY if min_accuracy is None else min_accuracy
     demands = Demands(min_accuracy=least, max_regression=max_regression)
     file, kept = place_for(folder, chosen, test)
@@ -111,27 +112,12 @@ def validate(
         reached=reached,
         baseline=before,
         comparison=_compared(reached, before),
-        gate=gate_of(
-            demands,
-            reached.standing,
-            before.standing if before else None,
-            unasked=task.test.unasked,
-        ),
+        gate=gate_of(demands, reached.standing, theirs, unasked=test.unasked),
         checkpoints=others,
         settings=_settings(demands, task, limit),
         partial=test.partial,
         file=file,
-        notes=tuple(
-            note
-            for note in (
-                *said,
-                *_notes(task),
-                remark,
-                untold,
-                kept,
-            )
-            if note
-        ),
+        notes=tuple(filter(None, (*said, *_notes(task), remark, untold, kept))),
         seconds=time.monotonic() - began,
     )
     folder.write_json(file.name, done.as_dict())

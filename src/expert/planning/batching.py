@@ -45,7 +45,7 @@ def settle_fit(
     _settle_quantization(now, ledger, fit)
     _settle_checkpointing(now, ledger, fit)
     _advise(now, ledger, fit)
-    work = _settle_micro_batch(now, ledger, fit, most, sequences)
+    work = _settle_micro_batch(now, ledger, fit, (most, limit), sequences)
     # Only training rows are packed so that they make whole updates; others fill what they may.
     places = ledger.decisions["data.max_seq_length"].value
     largest = worth_at_once(
@@ -130,8 +130,10 @@ def _advise(now: Situation, ledger: Ledger, fit: Fit) -> None:
 
 
 def _settle_micro_batch(
-    now: Situation, ledger: Ledger, fit: Fit, most: int, sequences: int | None
+    now: Situation, ledger: Ledger, fit: Fit, bounds: tuple[int, int], sequences: int | None
 ) -> Workload:
+    """`bounds`: the sequences of an update, and how many of them are worth computing at once."""
+    most, limit = bounds
     path, gib = "batch.micro_batch", budget_of(now) / GIB
     largest = fit.work.rows
     steps: int | None = None
@@ -150,7 +152,7 @@ def _settle_micro_batch(
         because = f"up to {largest} fit {gib:.1f} GiB"
         if largest == most:
             because = f"the whole update fits {gib:.1f} GiB"
-        elif largest == CPU_PLACES_AT_ONCE // fit.work.row_tokens and not now.on_gpu:
+        elif largest == limit:
             because = f"a CPU is fastest with about {CPU_PLACES_AT_ONCE:,} places at once"
         found = now.measured(path)
         if found is not None and fit.fits and found[0] < micro:

@@ -17,10 +17,9 @@ from expert.planning.workload import Workload
 # Choices made here leave a twentieth of the budget free: the estimate is off by up to 4 %, and the
 # allocator's own share by more.
 MARGIN = 0.95
-# A CPU with two cores and `tiny` learnt 3,700 tokens/s with 1 to 4 sequences of 1,024 places at
-# once, 2,200 with 16: what goes at once is to stay in its caches. Evaluations took 29 s with 4 or 8
-# at once, 60 to 97 s with 64; the character GPT was 1.1 to 1.2 times as fast with 16 blocks at once
-# as with 64.
+# What goes at once is to stay in the caches of a CPU. On two cores `tiny` was fastest with 4
+# sequences of 1,024 places: 1.1 times as fast as with 16, and judging took 6.3 s instead of the
+# 10.7 s with 64 (docs/benchmarks/cpu-at-once.json); beside other processes the gap was wider.
 CPU_PLACES_AT_ONCE = 4096
 LONGEST_SEARCH = 10_000
 SHORTEST_ADVISED = 64
