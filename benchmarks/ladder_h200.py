@@ -2,10 +2,10 @@
 
 The model has random weights of Qwen3-0.6B's shape; the character GPT has nanoGPT's configuration
 for Shakespeare (config/train_shakespeare_char.py: six layers, 384 wide, 64 blocks of 256, dropout
-0.2). Each ladder is `expert benchmark --quick`, about two and a half minutes on an H200; JSON,
-Markdown and page of each go to the folder named.
+0.2). Each ladder is one `expert benchmark`; JSON, Markdown and page of each go to the folder named.
+On an H200 with a slow host the character GPT took 170 s, and the expert 330 s up to its last rung.
 
-    python benchmarks/ladder_h200.py --data FOLDER --text input.txt --out FOLDER [--thorough]
+    python benchmarks/ladder_h200.py --data FOLDER --text input.txt --out FOLDER [--minutes N]
 
 FOLDER of the data holds corpus.jsonl (a `text` column) and tok/ (a tokenizer).
 """
@@ -85,11 +85,11 @@ def character_manifest(text: Path, work: Path) -> Path:
     )
 
 
-def climb(manifest: Path, to: Path, *, thorough: bool) -> int:
+def climb(manifest: Path, to: Path, *, minutes: float) -> int:
     """`expert benchmark` as a person would call it."""
     command = [sys.executable, "-m", "expert", "benchmark", "-m", str(manifest), "--to", str(to)]
     began = time.perf_counter()
-    done = subprocess.run([*command, *(() if thorough else ("--quick",))], check=False)
+    done = subprocess.run([*command, "--minutes", f"{minutes:g}"], check=False)
     print(
         f"{to.name}: {time.perf_counter() - began:.0f} s, exit code {done.returncode}", flush=True
     )
@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="without it there is none of the character GPT")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--card", default="h200", help="how the files are named")
-    parser.add_argument("--thorough", action="store_true", help="ten minutes each")
+    parser.add_argument("--minutes", type=float, default=4.9, help="for each; from 5 on thorough")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="ladder-"))
@@ -110,11 +110,11 @@ def main() -> None:
     if args.text:
         manifest = character_manifest(args.text, work)
         to = args.out / f"ladder-char-gpt-{args.card}.json"
-        failed |= climb(manifest, to, thorough=args.thorough)
+        failed |= climb(manifest, to, minutes=args.minutes)
     if args.data:
         manifest = expert_manifest(args.data, work)
         to = args.out / f"ladder-expert-{args.card}.json"
-        failed |= climb(manifest, to, thorough=args.thorough)
+        failed |= climb(manifest, to, minutes=args.minutes)
     shutil.rmtree(work, ignore_errors=True)
     sys.exit(failed)
 

@@ -57,7 +57,7 @@ def slow_bus() -> AbstractContextManager[Any]:
 
         def late(here: Any, *args: Any, **more: Any) -> Any:
             # Of the thread that sends batches: the others copy on streams of their own.
-            # Cycles: about a second, three times an update; a tenth went by unnoticed beside it.
+            # Cycles: about a second for an update; a tenth went by unnoticed beside it.
             if threading.current_thread().name == "expert-feed":
                 torch.cuda._sleep(int(2e9))
             return copy(here, *args, **more)

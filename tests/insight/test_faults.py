@@ -133,6 +133,11 @@ def growing(name: str, each: float, **changes: Any) -> list[dict[str, Any]]:
             "you set dataloader_pin_memory: false",
         ),
         (
+            "slow-copies",
+            record(finished_events(step_events(time_copy=3.0, time_forward=0.3, seconds=3.0))),
+            "the device waits 375 ms of 600 ms",
+        ),
+        (
             "plain-optimizer",
             record(
                 finished_events(step_events(time_optimizer=0.2)),
@@ -414,3 +419,11 @@ def test_threads_that_have_a_core_each_are_not(threads, others, cores):
 def test_a_run_that_does_not_tell_of_its_threads_is_not_judged_by_them():
     run = record(finished_events(step_events(cpu_others=0.9)), planned(**ON_CPU), gpus=())
     assert "busy-cores" not in found_in(run)
+
+
+def test_slow_copies_out_of_page_locked_memory_are_not_mended_by_page_locking():
+    steps = step_events(time_copy=3.0, time_forward=0.3, seconds=3.0)
+    found = found_in(record(finished_events(steps)))["slow-copies"]
+    assert "pin_memory" not in found.fix
+    assert not found.overrides
+    assert "nvidia-smi -q" in found.fix

@@ -77,6 +77,25 @@ def test_a_device_that_waits_for_its_copies_is_copy_bound():
     assert "dataloader_pin_memory: true" in found.fix
 
 
+def test_copies_without_a_pause_set_the_pace_wherever_the_device_stands_still():
+    """As measured on an H200: slow copies in docs/benchmarks/planted-faults-h200.json."""
+    phases = {"copy": 1.01, "forward": 0.29, "backward": 0.13, "other": 0.58}
+    step = StepAnatomy(phases=phases, copies_beside=True, gpu_utilization=1.0, ran_dry=1.0)
+    found = feeding_verdict(step)
+    assert found is not None
+    assert found.kind == "copy-bound"
+    assert found.sentence == (
+        "copy-bound: copying batches takes 1.0 s an update, and the device stands still for 580 ms "
+        "of its 1.0 s."
+    )
+    assert found.gain == pytest.approx(1.0 / 0.42)
+
+
+def test_copies_beside_a_device_that_computes_all_the_time_are_no_matter():
+    phases = {"copy": 0.95, "forward": 0.40, "backward": 0.56, "other": 0.04}
+    assert feeding_verdict(StepAnatomy(phases=phases, copies_beside=True)) is None
+
+
 def test_reads_from_the_device_make_a_run_sync_bound():
     syncs = {"event": "syncs", "step": 4, "count": 3, "places": ["step.py:40", "step.py:41"]}
     found = judged(finished_events(step_events(ran_dry=1.0, gpu_utilization=50.0), syncs))

@@ -310,6 +310,7 @@ def test_every_kernel_works_on_the_card(kind, heads, kv_heads, head_dim):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA card")
 @pytest.mark.parametrize("kind", ["flash", "flex"])
 @pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # by dynamo
 def test_packed_rows_on_the_card_give_what_written_out_attention_gives(kind, window):
     sizes = {**SMALL, "head_dim": 16, "initializer_range": 0.1, "sliding_window": window}
     register_attention()

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from expert.model.attention import IMPLEMENTATIONS, attention_kwargs
+from expert.model.attention import IMPLEMENTATIONS, attention_kwargs, register_attention
 from expert.model.blocks import CompileWatch, compile_blocks, find_blocks, recompute
 from tests.model.test_attention import SMALL, WORDS, a_batch, a_model, logits_of
 
@@ -207,6 +207,7 @@ def test_compiled_recomputation_draws_the_same_dropout():
 @pytest.mark.parametrize("kind", ["sdpa", "flash", "flex"])
 def test_compiled_and_recomputed_blocks_on_the_card_stay_compiled(kind):
     torch._dynamo.reset()
+    register_attention()
     torch.manual_seed(0)
     config = transformers.Qwen3Config(**{**SMALL, "head_dim": 16, "num_hidden_layers": 4})
     model: Any = transformers.Qwen3ForCausalLM(config)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+from expert.insight.anatomy import StepAnatomy
 from expert.insight.evidence import Evidence
 from expert.insight.finding import Finding, Severity
-from expert.insight.verdict import COPY_OF_WAIT, is_worth_telling
+from expert.insight.verdict import COPY_OF_WAIT, copies_set_the_pace, is_worth_telling
 from expert.insight.wording import percent, span
 
 BYTES_PER_TOKEN = 5
@@ -14,6 +15,10 @@ BYTES_PER_TOKEN = 5
 SLOW_TOKENS_PER_SECOND = 5e6
 """The feeder's thread made 22 to 50 million tokens a second from a warm cache on two cores
 (docs/benchmarks/data-loading.json); below a fifth of that, something holds its reads up."""
+NARROW_LINK = (
+    "nvidia-smi -q tells how wide the card's link is (GPU Link Info), expert clear-cuda-cache who "
+    "else uses the card"
+)
 PADDING_SHARE = 0.2
 """Rows grouped by length pad less than a tenth; from a fifth on, packing is worth its change."""
 PACKED_PADDING_SHARE = 0.4
@@ -193,9 +198,11 @@ def slow_copies(found: Evidence) -> Finding | None:
         severity="warning" if held_up else "note",
         title="batches are copied to the card slowly",
         evidence=f"{found.who('loader.pin_memory')}{rate}; {_waiting(found)}",
-        consequence="copies from ordinary memory take longer and do not run beside the computation",
-        fix="training.config.dataloader_pin_memory: true",
-        overrides=("training.config.dataloader_pin_memory=true",),
+        consequence="copies from ordinary memory take longer and do not run beside the computation"
+        if unpinned
+        else "the card computes nothing until its batch is there",
+        fix="training.config.dataloader_pin_memory: true" if unpinned else NARROW_LINK,
+        overrides=("training.config.dataloader_pin_memory=true",) if unpinned else (),
         gain=_without_waiting(found) if held_up else None,
         numbers={**_numbers(found), "copy": step.of("copy")},
     )
@@ -203,9 +210,13 @@ def slow_copies(found: Evidence) -> Finding | None:
 
 def _copies_hold_up(found: Evidence) -> bool:
     step = found.step
-    if step is None or not is_worth_telling(step.of("data_wait") + step.exposed_copy, step):
+    if step is None:
         return False
+    if copies_set_the_pace(step):
+        return True
     waited = step.of("data_wait")
+    if not is_worth_telling(waited + step.exposed_copy, step):
+        return False
     return step.exposed_copy > waited or step.of("copy") >= COPY_OF_WAIT * waited > 0
 
 
@@ -218,15 +229,19 @@ def _waiting(found: Evidence) -> str:
     step = found.step
     if step is None:
         return "no update was timed"
-    waited = step.of("data_wait")
+    waited = _stood_still(step)
     return f"the device waits {span(waited)} of {span(step.wall)} ({percent(waited / step.wall)})"
 
 
 def _without_waiting(found: Evidence) -> float | None:
     step = found.step
-    if step is None or step.wall <= step.of("data_wait"):
+    if step is None or step.wall <= _stood_still(step):
         return None
-    return step.wall / (step.wall - step.of("data_wait"))
+    return step.wall / (step.wall - _stood_still(step))
+
+
+def _stood_still(step: StepAnatomy) -> float:
+    return step.wall - step.compute if copies_set_the_pace(step) else step.of("data_wait")
 
 
 def _numbers(found: Evidence) -> dict[str, float]:

@@ -22,6 +22,10 @@ THREAD_SWITCH_SECONDS = 0.005
 """Python passes its lock on every 5 ms: shorter waits are a thread's price, not the data's."""
 COPY_OF_WAIT = 0.5
 """The device waits for the copy rather than for the batch where copying takes half of the wait."""
+COPIES_FILL = 0.9
+"""One copy after the other for nine tenths of an update: they set its pace. Where a copy out of
+ordinary memory held up the loss's way back to the host, a device stood still in none of its phases
+(H200, copies of 1.01 s in updates of 1.00 s: docs/benchmarks/planted-faults-h200.json)."""
 DRY_SHARE = 0.5
 """Half of the updates were launched too late: the host sets the pace."""
 LOW_UTILIZATION = 0.7
@@ -66,11 +70,19 @@ def is_worth_telling(waited: float, step: StepAnatomy) -> bool:
     return waited >= max(WAITING_SHARE * step.wall, THREAD_SWITCH_SECONDS)
 
 
+def copies_set_the_pace(step: StepAnatomy) -> bool:
+    """Whether copies beside the computation take all of an update, and the device does not."""
+    fill = step.copies_beside and step.of("copy") >= COPIES_FILL * step.wall
+    return fill and is_worth_telling(step.wall - step.compute, step)
+
+
 def feeding_verdict(step: StepAnatomy, *, kind: str = "late", workers: int = 0) -> Verdict | None:
     """Data-bound or copy-bound by a timeline alone; None where the device hardly waits.
 
     `kind` is how batches are made: "late" where rows are tokenised when they are asked for.
     """
+    if copies_set_the_pace(step):
+        return _copy_bound(step, step.wall - step.compute)
     waited, copied = step.of("data_wait"), step.exposed_copy
     stood = waited + copied
     if not is_worth_telling(stood, step):
