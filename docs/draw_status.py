@@ -268,9 +268,61 @@ def every_expert(record: Record) -> str:
     return f"### The four experts with {record['model']}\n\n{text}\n\n{_table(head, rows)}"
 
 
+def four_experts(record: Record) -> str:
+    """Optimised against plain: speed, and quality on the same rows."""
+    rows = []
+    for one in record["results"]:
+        if "judged" not in one.get("optimised", {}):
+            continue
+        fast, slow = one["optimised"], one["plain"]
+        rows.append(
+            (
+                one["pair"],
+                f"{fast['tokens_per_second']:,.0f}",
+                f"{slow['tokens_per_second']:,.0f}",
+                f"{one['times_as_fast']:.1f}",
+                f"{fast['judged']['right']:.1%} / {slow['judged']['right']:.1%}",
+                f"{fast['judged']['rows']['loss']:.4f} / {slow['judged']['rows']['loss']:.4f}",
+            )
+        )
+    head = ("rows", "tokens/s", "plain", "times as fast", "right, of both", "loss, of both")
+    text = (
+        f"{record['model']}: the manifests as they are against the first rung of the ladder, four "
+        f"rows at once; both learn the same rows and answer the same {record['judged_rows']} "
+        "held-out ones. Rates of some updates, alone on the card."
+    )
+    title = f"### The experts on one {_card(record['environment'])}"
+    return f"{title}\n\n{text}\n\n{_table(head, rows)}"
+
+
+def small_updates(record: Record) -> str:
+    """What launching costs: the same updates run, compiled, and recorded."""
+    plain = {o["case"]: o["milliseconds"] for o in record["results"] if o["way"] == "run"}
+    rows = [
+        (
+            one["case"],
+            one["way"],
+            f"{one['tokens_per_second']:,.0f}",
+            f"{one['milliseconds']:.1f}",
+            f"{plain[one['case']] / one['milliseconds']:.1f}",
+            f"{one['loss']:.4f}",
+        )
+        for one in record["results"]
+    ]
+    head = ("an update", "way", "tokens/s", "ms", "times as fast", "loss")
+    text = (
+        "Updates so small that a card waits for its host, which launches thousands of kernels: "
+        "run, recorded as CUDA graphs, compiled, both. Made-up rows, random weights."
+    )
+    title = f"### Small updates on one {_card(record['environment'])}"
+    return f"{title}\n\n{text}\n\n{_table(head, rows)}"
+
+
 WRITERS: dict[str, Callable[[Record], str]] = {
     "training-speed-h200.json": training_speed,
     "char-gpt-h200.json": char_gpt,
+    "small-updates-h200.json": small_updates,
+    "experts-h200.json": four_experts,
     "experts-cpu.json": every_expert,
     "data-preparation.json": preparation,
     "data-loading.json": loading,

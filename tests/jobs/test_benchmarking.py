@@ -40,7 +40,7 @@ def test_the_ladder_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     # Whether a rung is faster is not for a test: on a machine that does other things all hold,
     # nothing is costly, and neighbours are no doubt.
     monkeypatch.setattr("expert.insight.pairs.AS_FAST", 1000.0)
-    monkeypatch.setattr("expert.jobs.climbing.cost_of", lambda before, after: "")
+    monkeypatch.setattr("expert.jobs.climb_result.cost_of", lambda before, after: "")
     monkeypatch.setattr("expert.jobs.climb_result.doubts_of", lambda ladder: [])
     path = write_expert(tmp_path / "expert", base, {"batch_size": 8, "epochs": 1})
     (tmp_path / "home").write_text("a file, not a folder", encoding="utf-8")

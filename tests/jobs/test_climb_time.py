@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from expert.jobs.climb_time import ClimbTime
+from expert.jobs.pairing import time_for_windows
 
 
 class Clock:
@@ -47,3 +48,27 @@ def test_no_rung_is_begun_that_would_end_after_one_and_a_half_times_the_announce
         clock.now = ends
         time.end_rung()
         assert time.is_up is up
+
+
+def test_a_rung_is_begun_only_where_time_stays_for_all_that_is_left_together():
+    clock = Clock()
+    time = ClimbTime(120.0, clock)
+    time.begin_rung(12)
+    clock.now = 30.0
+    time.end_rung()
+    assert not time.is_up_for(10)  # 30 + this one, two for the rest, one for the end: 150 of 180
+    time.begin_rung(11)
+    clock.now = 70.0
+    time.end_rung()
+    assert time.is_up_for(10)
+    assert not time.is_up_for(0)  # only the end comes after it
+
+
+def test_getting_ready_pays_for_being_timed():
+    clock = Clock()
+    time = ClimbTime(10.0, clock)
+    time.begin_rung(2)
+    clock.now = 1.0
+    assert time_for_windows(time) == 4.0
+    clock.now = 20.0
+    assert (time.rung_left, time_for_windows(time)) == (-15.0, 10.0)

@@ -219,21 +219,74 @@ def test_where_memory_holds_not_both_a_doubt_has_the_one_below_timed_again(
     assert by["loader"].because.endswith("as fast as 'pre-tokenised', the last that stays")
 
 
-def test_rungs_for_which_there_is_no_time_are_named_and_what_won_is_a_product(
+def time_for(rungs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many are measured one by one."""
+    up = iter([False] * rungs)
+    monkeypatch.setattr(ClimbTime, "is_up_for", lambda time, to_come: next(up, True))
+
+
+def test_rungs_for_which_there_is_no_time_are_named_and_climbed_together(
     tmp_path, base, monkeypatch
 ):
     path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
     rate = rising()
-    up = iter([False] * 4)
-    monkeypatch.setattr(ClimbTime, "is_up", property(lambda time: next(up, True)))
+    time_for(3, monkeypatch)
+    found, rig, climb = climbed(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
+    by = {rung.name: rung for rung in found.rungs}
+    assert by["loader"].status == "kept"
+    for name in ("packing", "attention", "fused loss", "batch size", "no checkpointing"):
+        assert (by[name].status, by[name].measured) == ("no time", None)
+        assert name in by["the rest"].adds
+    assert "without --quick there is more time" in by["attention"].because
+    assert by["compile"].status == "not here"  # on a CPU, however much time there is
+    rest = by["the rest"]
+    assert (rest.status, rest.below) == ("kept", "loader")
+    top = rig.plans["the-rest"]
+    assert top["kernels"]["checkpointing"] == "none"
+    assert top["data"]["packing"] == "best-fit"
+    assert found.winner == rest
+    assert found.against_baseline is not None
+    assert rest.cumulative == pytest.approx(4.0)
+    # What was not tried by itself is left to later plans.
+    remember(climb, found)
+    [kept] = read_rates(tmp_path / "home" / "measurements.json")
+    assert kept.settings == {}
+    assert kept.tokens_per_second == 400.0
+
+
+def test_the_last_rung_is_measured_by_itself_however_late_it_is(tmp_path, base, monkeypatch):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    monkeypatch.setattr(ClimbTime, "is_up_for", lambda time, to_come: to_come == 0)
+    rate = rising()
     found, _, _ = climbed(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
     by = {rung.name: rung for rung in found.rungs}
-    assert by["packing"].status == "kept"
-    assert (by["attention"].status, by["attention"].measured) == ("no time", None)
-    assert "without --quick there is more time" in by["attention"].because
-    assert found.against_baseline is None
+    assert by["no checkpointing"].status == "kept"
+    assert "the rest" not in by
+
+
+def test_rungs_that_were_named_are_not_climbed_together(tmp_path, base, monkeypatch):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    time_for(1, monkeypatch)
+    found, rig, _ = climbed(
+        path, tmp_path / "out", lambda name, plan: measured(100.0), only=("loader", "attention")
+    )
+    assert [rung.status for rung in found.rungs if rung.name == "attention"] == ["no time"]
+    assert list(rig.plans) == ["pre-tokenised"]
+
+
+def test_a_rest_that_fails_leaves_the_climb_where_it_stood(tmp_path, base, monkeypatch):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    rate = rising()
+    time_for(2, monkeypatch)
+
+    def answer(name: str, plan: dict[str, Any]) -> Measured | str:
+        return "out of memory" if name == "the-rest" else measured(rate(name))
+
+    found, _, _ = climbed(path, tmp_path / "out", answer)
+    by = {rung.name: rung for rung in found.rungs}
+    assert (by["the rest"].status, by["the rest"].because) == ("failed", "out of memory")
     assert found.winner is not None
-    assert found.winner.cumulative == pytest.approx(4.0)
+    assert found.winner.name == "pre-tokenised"
 
 
 @pytest.mark.parametrize(

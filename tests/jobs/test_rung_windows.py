@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
+from expert.jobs.rung_numbers import _steady
 from expert.jobs.rung_windows import Gate, Order, Window
 
 
@@ -34,13 +37,14 @@ class Asker:
         self.stood_still += 1
         return nullcontext()
 
-    def gate(self, fresh: int = 0) -> Gate:
+    def gate(self, fresh: int = 0, **more: Any) -> Gate:
         return Gate(
             self.next,
             self.answers.append,
             device=torch.device("cpu"),
             meter=lambda: self,  # type: ignore[return-value,arg-type]
             fresh=fresh,
+            **more,
         )
 
 
@@ -80,3 +84,34 @@ def test_a_window_that_a_feed_did_not_finish_is_begun_anew_with_the_next():
     assert [fed.update.done for fed in gate(feed(3, 100))] == [3, 4, 5, 6, 7]
     assert [(window.first, window.updates) for window in asker.answers] == [(4, 4)]
     assert len(asker.before) == 2  # the order was given once
+
+
+def test_a_window_knows_how_many_updates_the_run_had_before_it():
+    """Where none goes before it, too: what was learnt is not part of a window."""
+    asker = Asker(Order(do="window", updates=2), None)
+    list(asker.gate()(feed(5, 100)))
+    assert [window.first for window in asker.answers] == [5]
+
+
+@pytest.mark.parametrize(("seconds", "use"), [(0.4, None), (1.5, 93.0)])
+def test_the_use_of_the_card_is_asked_at_the_end_of_windows_that_last_long_enough(seconds, use):
+    """NVML looks back for up to a second: what was before a shorter window would be told of it."""
+    asker, times = Asker(Order(do="window", updates=1), None), iter([10.0, 10.0 + seconds])
+    gate = asker.gate(use=lambda: 93.0, clock=lambda: next(times))
+    list(gate(feed()))
+    assert [window.use for window in asker.answers] == [use]
+
+
+def line(step: int, waited: float) -> dict[str, Any]:
+    return {"event": "step", "step": step, "updates": 1, "seconds": 1.0, "time_data_wait": waited}
+
+
+def test_lines_that_waited_for_orders_tell_nothing_of_the_feed():
+    learnt = [line(1, 0.3), line(2, 0.3), line(3, 0.1), line(4, 0.1)]
+    stood = [line(5, 0.9), line(6, 0.9)]
+    short = [
+        Window(first=f, updates=1, tokens=1, examples=1, seconds=1.0, others=0) for f in (4, 5)
+    ]
+    assert _steady([*learnt, *stood], short, 4) == learnt[2:]
+    assert _steady([*learnt, *stood], [replace(one, updates=2)], 4) == stood[1:]
+    assert _steady([line(1, 0.3), line(2, 0.9)], short, 1) == [line(1, 0.3)]

@@ -135,24 +135,23 @@ def _how_gained(ladder: Ladder) -> list[str]:
 
 
 def _held_to_themselves(ladder: Ladder) -> list[str]:
-    """A footnote for each rung whose loss cannot be that of the rung below."""
-    losses = {rung.name: rung.measured.loss for rung in ladder.rungs if rung.measured}
-    notes = []
+    """A footnote for the rungs whose losses cannot be those of the rungs below, by the reason."""
+    reasons: dict[str, list[RungResult]] = {}
     for rung in ladder.rungs:
-        seen = rung.measured
-        if rung.own_difference is None or seen is None or seen.loss is None:
-            continue
-        before = losses.get(rung.below or "")
-        other = f" and not the {before:.4f} of '{rung.below}'" if before is not None else ""
-        own = f"{seen.own_loss:.4f}" if seen.own_loss is not None else "–"
-        why = rung.tolerance_because.partition(":")[0]
-        notes.append(
-            f"* {rung.name}: {why}, so its weights are others: that their loss is "
-            f"{seen.loss:.4f}{other} says nothing. What is checked is whether it computes right: "
-            f"the same weights have the loss {own} computed as it trains and {seen.loss:.4f} "
-            f"computed as all rungs are judged, {rung.own_difference:+.2%} apart"
-        )
-    return notes
+        if rung.own_difference is not None:
+            reasons.setdefault(rung.tolerance_because.partition(":")[0], []).append(rung)
+    return [_footnote(why, rungs) for why, rungs in reasons.items()]
+
+
+def _footnote(why: str, rungs: list[RungResult]) -> str:
+    names = ", ".join(rung.name for rung in rungs)
+    most = max((abs(rung.own_difference or 0.0) for rung in rungs), default=0.0)
+    return (
+        f"* {names}: {why}, so the weights are others than those below, and a loss that differs "
+        "from theirs says nothing. What is checked is whether they compute right: the same weights "
+        "have one loss computed as the rung trains and another computed as all rungs are judged, "
+        f"at most {most:.2%} apart"
+    )
 
 
 def _surroundings(ladder: Ladder) -> list[str]:

@@ -7,10 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from expert.insight.doubts import doubts_of
+from expert.planning.ladder import BASELINE, Rung, changes, cost_of, plan_hash, tolerance
 
 if TYPE_CHECKING:
-    from expert.insight.ladder import Ladder
+    from expert.insight.ladder import Ladder, RungResult, Status
+    from expert.insight.pairs import Paired
     from expert.jobs.climbing import Climb
+    from expert.jobs.rig import Seen
+    from expert.planning.run_plan import RunPlan
 
 SAME_ROWS_AN_UPDATE = 0.02
 """How far the rows of an update may be from those of the other rungs, as a share."""
@@ -51,14 +55,89 @@ def ladder_of(climb: Climb, environment: Mapping[str, Any]) -> Ladder:
 
 def _rows_an_update(climb: Climb) -> list[str]:
     """Whether every rung had as many rows in an update, and which did not."""
-    planned, said = climb.footing.examples, []
+    planned = climb.footing.examples
+    said: dict[str, list[str]] = {}
     for result in climb.results:
         if result.measured is None:
             continue
         rows = result.measured.examples_per_update
         # Packed sequences hold a number of rows on average that is seldom a whole one.
         if abs(rows - planned) > max(0.5, SAME_ROWS_AN_UPDATE * planned):
-            said.append(f"{result.name}: {rows:.1f} rows an update, not {planned}")
+            said.setdefault(f"{rows:.1f} rows an update, not {planned}", []).append(result.name)
         elif result.same_rows is False:
-            said.append(f"{result.name}: {rows:.1f} rows an update on average, other ones")
-    return said
+            said.setdefault(f"{rows:.1f} rows an update on average, other ones", []).append(
+                result.name
+            )
+    return [f"{', '.join(names)}: {words}" for words, names in said.items()]
+
+
+def judged(
+    climb: Climb,
+    rung: Rung,
+    plan: RunPlan,
+    seen: Seen,
+    paired: Paired | None,
+    seconds: float,
+) -> RungResult:
+    """What becomes of a rung that was measured."""
+    from expert.insight.ladder import loss_difference, own_difference, verdict
+
+    here, below = seen.measured, climb.standing.result
+    if paired is None or below is None or below.measured is None or climb.standing.plan is None:
+        alone = {"cumulative": 1.0 if rung is BASELINE else None}
+        return result_of(climb, rung, "kept", "", plan, seconds, measured=here, **alone)
+    before = climb.standing.plan
+    allowed, because = tolerance(before, plan)
+    reason = climb.not_comparable(plan)
+    status, why = verdict(
+        below.measured,
+        here,
+        allowed,
+        paired=paired,
+        cost=cost_of(before, plan),
+        comparable=not reason,
+    )
+    return result_of(
+        climb,
+        rung,
+        status,
+        why,
+        plan,
+        seconds,
+        measured=here,
+        below=below.name,
+        gain=paired.gain,
+        paired=paired,
+        cumulative=below.cumulative * paired.gain if below.cumulative is not None else None,
+        loss_difference=loss_difference(below.measured, here),
+        own_difference=own_difference(here) if reason else None,
+        tolerance=allowed,
+        tolerance_because=f"{reason}: held to itself" if reason else because,
+        same_rows="data.packing" not in changes(before, plan),
+    )
+
+
+def result_of(
+    climb: Climb,
+    rung: Rung,
+    status: Status,
+    because: str,
+    plan: RunPlan | None,
+    seconds: float,
+    **more: Any,
+) -> RungResult:
+    """A rung as it is told, measured or not."""
+    from expert.insight.ladder import RungResult
+
+    before = climb.standing.plan
+    return RungResult(
+        name=rung.name,
+        adds=rung.adds,
+        status=status,
+        because=because,
+        changes=changes(before, plan) if before is not None and plan is not None else {},
+        settings=rung.values(climb.footing.ground),
+        plan_hash=plan_hash(plan) if plan is not None else "",
+        seconds=seconds,
+        **more,
+    )

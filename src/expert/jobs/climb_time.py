@@ -8,6 +8,10 @@ from collections.abc import Callable
 
 LONGEST = 1.5
 """Times the announced time, after which no further rung is begun."""
+REST = 2
+"""Rungs' time for all that are left together: most of them are quicker, but they compile."""
+DIRECT = 1
+"""Rungs' time for what won against the baseline."""
 LEARNING_SHARE = 0.25
 """Of a rung's time, before it is timed: what every later rung has to learn as well."""
 
@@ -41,19 +45,29 @@ class ClimbTime:
 
     def end_rung(self) -> float:
         """The rung is over; the seconds that it took."""
-        took = self._clock() - self._rung_began
-        self._took.append(took)
+        self._took.append(took := self.rung_took)
         return took
+
+    @property
+    def rung_took(self) -> float:
+        """Seconds that the rung has taken so far."""
+        return self._clock() - self._rung_began
 
     @property
     def rung_left(self) -> float:
         """Seconds of the rung's share that are left; below zero where it has taken longer."""
-        return self.rung_share - (self._clock() - self._rung_began)
+        return self.rung_share - self.rung_took
 
     @property
     def is_up(self) -> bool:
         """Whether another rung would end after the longest time that a climb may take."""
         return bool(self._took) and self.elapsed + self.usual > LONGEST * self.total
+
+    def is_up_for(self, to_come: int) -> bool:
+        """Whether one rung more, with so many after it and what ends a climb, would end after the
+        longest time; then those that are left are measured together."""
+        after = min(to_come, REST) + DIRECT
+        return bool(self._took) and self.elapsed + (1 + after) * self.usual > LONGEST * self.total
 
     def left(self, to_come: int) -> float:
         """Seconds that are likely left for so many rungs: as those before took, within the limit;

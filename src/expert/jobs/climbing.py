@@ -14,6 +14,7 @@ from expert.core.files import write_text_atomically
 from expert.insight.ladder import STAND
 from expert.insight.pairs import Paired
 from expert.jobs.asked_climb import Asked, CannotClimb, Watcher, wanted_rungs
+from expert.jobs.climb_result import judged, ladder_of, result_of
 from expert.jobs.climb_time import LEARNING_SHARE, ClimbTime
 from expert.jobs.footing import find_footing
 from expert.jobs.holding import Timed, hold_against, time_against_baseline
@@ -24,17 +25,14 @@ from expert.planning.ladder import (
     Ground,
     Rung,
     as_overrides,
-    changes,
-    cost_of,
     not_comparable,
     not_here,
-    plan_hash,
-    tolerance,
+    together,
 )
 from expert.planning.threads import choose_threads
 
 if TYPE_CHECKING:
-    from expert.insight.ladder import Ladder, RungResult, Status
+    from expert.insight.ladder import Ladder, RungResult
     from expert.jobs.rig import Rig, Seen
     from expert.jobs.rungs import Work
     from expert.manifest.reader import ReadManifest
@@ -83,6 +81,8 @@ class Climb:
         self.named = self._named()
         self.time = ClimbTime(self.pace.total_seconds)
         self.results: list[RungResult] = []
+        self.left_out: list[Rung] = []
+        """Rungs that there was no time for."""
         self.counts: dict[str, int] = {}
         self.threads: int | None = None
         """Of a CPU: settled by the first rung, and the same for all."""
@@ -117,20 +117,22 @@ class Climb:
         self.time = ClimbTime(self.pace.total_seconds)
         for rung in (BASELINE, *RUNGS):
             result = self._try(rung, rig, place)
-            if result is None:
-                continue
-            self.results.append(result)
-            self.watcher.ends(result)
-            self._write(rig, place)
+            if result is not None:
+                self._keep(result, rig, place)
+        self._climb_the_rest(rig, place)
         self._hold_against_baseline(rig)
         for each in (self.standing.timed, self.base):
             if each is not None:
                 each.leave()
         return self._write(rig, place)
 
+    def _keep(self, result: RungResult, rig: Rig, place: Path) -> None:
+        self.results.append(result)
+        self.watcher.ends(result)
+        self._write(rig, place)
+
     def _write(self, rig: Rig, place: Path) -> Ladder:
         from expert.insight.ladder import FILE
-        from expert.jobs.climb_result import ladder_of
 
         ladder = ladder_of(self, rig.environment)
         write_text_atomically(place / FILE, ladder.as_text())
@@ -141,7 +143,9 @@ class Climb:
     def _try(self, rung: Rung, rig: Rig, place: Path) -> RungResult | None:
         """Measure a rung where that means something; None for one that nobody asked about."""
         here = self.standing
-        ground = self._ground_of(here)
+        if self.left_out and rung.name in self._to_come(BASELINE):
+            return self._left_out(rung)
+        ground = self._ground_of(here.values)
         values = {**here.values, **rung.values(ground)}
         if rung is not BASELINE and (reason := rung.needs(ground)):
             return self._passed_over(rung, reason)
@@ -149,7 +153,7 @@ class Climb:
             read, plan = self._planned(values)
         except ManifestError as error:
             what = error.problems[0].what
-            return self._result(rung, "failed", f"goes with nothing below: {what}", None, 0.0)
+            return result_of(self, rung, "failed", f"goes with nothing below: {what}", None, 0.0)
         if here.plan is not None and (reason := not_here(rung, here.plan, plan)):
             here.values = values  # it changes nothing here, but a later choice may look at it
             return self._passed_over(rung, reason)
@@ -158,11 +162,37 @@ class Climb:
                 here.timed.leave()
             self.standing = Standing(values, plan, None, here.learnt, here.gains)
             return None
-        if self.time.is_up:
-            words = f"the climb took {self.time.elapsed:.0f} s so far"
-            more = "without --quick there is more time" if self.asked.quick else "--minutes N"
-            return self._result(rung, "no time", f"{words}  ({more})", plan, 0.0)
+        if self._no_time_for(rung):
+            return self._left_out(rung)
         return self._tried(rung, values, self._work(rung, plan, read, place), plan, rig)
+
+    def _no_time_for(self, rung: Rung) -> bool:
+        """The last one is measured however late it is: a climb ends at its top."""
+        to_come = len(self._to_come(rung)) - 1
+        return self.time.is_up_for(to_come) if to_come or self.asked.only else False
+
+    def _left_out(self, rung: Rung) -> RungResult:
+        self.left_out.append(rung)
+        words = f"the climb took {self.time.elapsed:.0f} s so far"
+        more = "without --quick there is more time" if self.asked.quick else "--minutes N"
+        return result_of(self, rung, "no time", f"{words}  ({more})", None, 0.0)
+
+    def _climb_the_rest(self, rig: Rig, place: Path) -> None:
+        """What there was no time for rung by rung, together; where some were named, only they are
+        of interest."""
+        if not self.left_out or self.asked.only:
+            return
+        rest = together(self.left_out, self.standing.values, self._ground_of)
+        values = {**self.standing.values, **rest.settings}
+        try:
+            read, plan = self._planned(values)
+        except ManifestError as error:
+            what = error.problems[0].what
+            failed = result_of(self, rest, "failed", f"do not go together: {what}", None, 0.0)
+            self._keep(failed, rig, place)
+            return
+        work = self._work(rest, plan, read, place)
+        self._keep(self._tried(rest, values, work, plan, rig), rig, place)
 
     def _tried(
         self, rung: Rung, values: dict[str, Any], work: Work, plan: RunPlan, rig: Rig
@@ -186,13 +216,13 @@ class Climb:
                 seen, paired = hold(here.timed, new, rig)
         except RungLost as lost:
             new.leave()
-            result = self._result(rung, "failed", str(lost), plan, self.time.end_rung())
+            result = result_of(self, rung, "failed", str(lost), plan, self.time.end_rung())
             if here.result is None:
                 # Nothing below could be measured, so that this rung cannot be blamed.
                 self.standing = Standing(values, plan, None, here.learnt, here.gains)
             return result
         seen = self._heeded(seen)
-        result = self._judge(rung, plan, seen, paired, self.time.end_rung())
+        result = judged(self, rung, plan, seen, paired, self.time.end_rung())
         if rung is BASELINE:
             self.base = new
         if result.status in STAND:
@@ -255,7 +285,7 @@ class Climb:
     def _to_come(self, rung: Rung) -> list[str]:
         """This rung and those after it that are likely to be measured."""
         order = [one.name for one in (BASELINE, *RUNGS)]
-        after = order[order.index(rung.name) + 1 :]
+        after = order[order.index(rung.name) + 1 :] if rung.name in order else []
         return [rung.name, *(n for n in after if n in self.expected and n in self.named)]
 
     def _expected(self) -> list[str]:
@@ -263,7 +293,7 @@ class Climb:
         there, standing = [BASELINE.name], Standing(BASELINE.values(self.footing.ground))
         standing.plan = self._planned(standing.values)[1]
         for rung in RUNGS:
-            ground = self._ground_of(standing)
+            ground = self._ground_of(standing.values)
             if rung.needs(ground):
                 continue
             values = {**standing.values, **rung.values(ground)}
@@ -285,8 +315,8 @@ class Climb:
         below = [there[place - 1] for place, name in enumerate(there) if place and name in wanted]
         return {*wanted, *below}
 
-    def _ground_of(self, standing: Standing) -> Ground:
-        return replace(self.footing.ground, packed=standing.values.get("packing") is True)
+    def _ground_of(self, values: Mapping[str, Any]) -> Ground:
+        return replace(self.footing.ground, packed=values.get("packing") is True)
 
     def _planned(self, values: Mapping[str, Any]) -> tuple[ReadManifest, RunPlan]:
         read = self.asked.read((*self.footing.overrides, *as_overrides(values)))
@@ -304,12 +334,12 @@ class Climb:
             pace=asdict(self.pace),
             learnt=self.standing.learnt,
             judged_in=self.top.kernels.precision,
-            own_way=self._not_comparable(plan) != "",
+            own_way=self.not_comparable(plan) != "",
             threads=self.threads,
             allow_remote_code=self.asked.allow_remote_code,
         )
 
-    def _not_comparable(self, plan: RunPlan) -> str:
+    def not_comparable(self, plan: RunPlan) -> str:
         before = self.standing.plan
         return not_comparable(before, plan) if before is not None else ""
 
@@ -331,66 +361,4 @@ class Climb:
     def _passed_over(self, rung: Rung, reason: str) -> RungResult | None:
         if rung.name not in self.named:
             return None
-        return self._result(rung, "not here", reason, None, 0.0)
-
-    def _judge(
-        self, rung: Rung, plan: RunPlan, seen: Seen, paired: Paired | None, seconds: float
-    ) -> RungResult:
-        from expert.insight.ladder import loss_difference, own_difference, verdict
-
-        here, below = seen.measured, self.standing.result
-        if paired is None or below is None or below.measured is None or self.standing.plan is None:
-            alone = {"cumulative": 1.0 if rung is BASELINE else None}
-            return self._result(rung, "kept", "", plan, seconds, measured=here, **alone)
-        before = self.standing.plan
-        allowed, because = tolerance(before, plan)
-        reason = self._not_comparable(plan)
-        status, why = verdict(
-            below.measured,
-            here,
-            allowed,
-            paired=paired,
-            cost=cost_of(before, plan),
-            comparable=not reason,
-        )
-        return self._result(
-            rung,
-            status,
-            why,
-            plan,
-            seconds,
-            measured=here,
-            below=below.name,
-            gain=paired.gain,
-            paired=paired,
-            cumulative=below.cumulative * paired.gain if below.cumulative is not None else None,
-            loss_difference=loss_difference(below.measured, here),
-            own_difference=own_difference(here) if reason else None,
-            tolerance=allowed,
-            tolerance_because=f"{reason}: held to itself" if reason else because,
-            same_rows="data.packing" not in changes(before, plan),
-        )
-
-    def _result(
-        self,
-        rung: Rung,
-        status: Status,
-        because: str,
-        plan: RunPlan | None,
-        seconds: float,
-        **more: Any,
-    ) -> RungResult:
-        from expert.insight.ladder import RungResult
-
-        before = self.standing.plan
-        return RungResult(
-            name=rung.name,
-            adds=rung.adds,
-            status=status,
-            because=because,
-            changes=changes(before, plan) if before is not None and plan is not None else {},
-            settings=rung.values(self.footing.ground),
-            plan_hash=plan_hash(plan) if plan is not None else "",
-            seconds=seconds,
-            **more,
-        )
+        return result_of(self, rung, "not here", reason, None, 0.0)

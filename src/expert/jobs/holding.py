@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from expert.insight.pairs import Paired, in_turns, one_after_the_other
-from expert.jobs.pairing import rates_of, time_alone, time_in_turns
+from expert.jobs.pairing import rates_of, time_alone, time_for_windows, time_in_turns
 from expert.jobs.rig import RungLost
 from expert.jobs.rung_windows import FIRST_UPDATES
 from expert.planning.ladder import fit_together
@@ -100,7 +100,7 @@ def _alone(
 ) -> tuple[Seen, Paired | None]:
     stays = fit_together(here.plan, here.plan)
     seat = here.sit(rig, tell, beside=False, stays=stays, again=False)
-    here.rates = [window.rate for window in time_alone(seat, pace, time.rung_left, tell)]
+    here.rates = [window.rate for window in time_alone(seat, pace, time_for_windows(time), tell)]
     seen = _told(here, tell, stays=stays)
     if there is None or not there.rates:
         return seen, None
@@ -111,7 +111,7 @@ def _alone(
     here.leave()
     try:
         again = there.sit(rig, tell, beside=False, stays=True, again=True)
-        after = [window.rate for window in time_alone(again, pace, time.rung_left, tell)]
+        after = [window.rate for window in time_alone(again, pace, time_for_windows(time), tell)]
     except RungLost:
         return seen, paired
     there.rates = [*there.rates, *after]
@@ -139,10 +139,10 @@ def time_against_baseline(
         return in_turns(base.name, rates_of(pairs))
     seat = won.seat if won.alive else won.sit(rig, tell, beside=False, stays=True, again=True)
     assert seat is not None
-    half = time.rung_left / 2
+    half = time_for_windows(time) / 2
     won.rates = [window.rate for window in time_alone(seat, pace, half, tell)]
     won.leave()
     seat = base.sit(rig, tell, beside=False, stays=True, again=True)
-    base.rates = [window.rate for window in time_alone(seat, pace, time.rung_left, tell)]
+    base.rates = [window.rate for window in time_alone(seat, pace, time_for_windows(time), tell)]
     base.leave()
     return one_after_the_other(base.name, base.rates, won.rates)

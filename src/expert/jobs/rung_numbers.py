@@ -17,14 +17,14 @@ def numbers_of(
     run: Session, events: list[dict[str, Any]], windows: list[Window], learnt: int
 ) -> dict[str, Any]:
     """What the windows were, and what the step lines say beside them."""
-    steps = _steady(events, windows)
+    steps = _steady(events, windows, learnt)
     plan, train, order = run.plan, run.data.train, run.data.order
     assert train is not None
     assert order is not None
     rates = [window.rate for window in windows]
     speed = statistics.median(rates)
     samples = statistics.median(window.examples / window.seconds for window in windows)
-    used = [e["gpu_utilization"] for e in steps if e.get("gpu_utilization") is not None]
+    used = [window.use for window in windows if window.use is not None]
     waited, lasted = (sum(e.get(key) or 0 for e in steps) for key in ("time_data_wait", "seconds"))
     mfu, because = _mfu(plan, speed)
     return {
@@ -51,9 +51,12 @@ def numbers_of(
     }
 
 
-def _steady(events: list[dict[str, Any]], windows: list[Window]) -> list[dict[str, Any]]:
+def _steady(
+    events: list[dict[str, Any]], windows: list[Window], learnt: int
+) -> list[dict[str, Any]]:
     """Step lines that lie inside a window, without its first update: that one has waited for the
-    order. Where windows are too short for any, those after the first updates."""
+    order. Where windows are too short for any, those of what was learnt before, where nobody waited
+    for orders, without the first updates."""
     lines = [event for event in events if event["event"] == "step"]
     inside = [
         line
@@ -62,8 +65,8 @@ def _steady(events: list[dict[str, Any]], windows: list[Window]) -> list[dict[st
         if window.first + 1 <= line["step"] - (line.get("updates") or 1)
         and line["step"] <= window.first + window.updates
     ]
-    settled = [line for line in lines if FIRST_UPDATES - 1 < line["step"] <= windows[0].first]
-    return inside or settled or lines
+    before = [line for line in lines if line["step"] <= learnt]
+    return inside or [line for line in before if line["step"] >= FIRST_UPDATES] or before
 
 
 def _share(steps: list[dict[str, Any]], key: str) -> float | None:

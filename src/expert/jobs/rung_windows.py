@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from expert.telemetry.meter import Meter
 
+NVML_LOOKS_BACK = 1.0
+"""Seconds: the use of a card that NVML tells is that of a sixth of a second up to one before."""
 FIRST_UPDATES = 3
 """Enough to compile, to fill caches, and to know how long an update takes."""
 
@@ -34,6 +36,8 @@ class Window:
     seconds: float
     others: float
     """Cores that processes of others used in the meantime."""
+    use: float | None = None
+    """Of the card in percent, by NVML at the end of it; None where it was too short to be told."""
 
     @property
     def rate(self) -> float:
@@ -62,13 +66,14 @@ class Gate:
         device: torch.device,
         meter: Callable[[], Meter],
         fresh: int = 0,
+        use: Callable[[], float | None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`fresh`: updates of a feed that has just begun, which are never timed."""
-        self._orders, self._answer, self._fresh = orders, answer, fresh
+        """`fresh`: updates of a feed that has just begun, which are never timed. `use` asks how
+        much the card is used at this moment."""
+        self._orders, self._answer, self._fresh, self._use = orders, answer, fresh, use
         self._device, self._meter, self._clock = device, meter, clock
         self._order: Order | None = None
-        self._made = 0
         self.windows: list[Window] = []
         self.last: Order | None = None
         """The order that ended it; None where nobody is there to give any."""
@@ -87,24 +92,23 @@ class Gate:
                 fed = next(coming, None)
                 if fed is None:
                     return
-                self._made = fed.update.done + 1
                 yield fed
             timing, tokens, examples = _Timing(self._device, self._clock), 0, 0
-            first = self._made
+            first: int | None = None
             for _ in range(order.updates):
                 fed = next(coming, None)
                 if fed is None:
                     return
                 tokens += fed.counts.real_tokens
                 examples += fed.counts.examples
-                self._made = fed.update.done + 1
+                first = fed.update.done if first is None else first
                 yield fed
             window = Window(
-                first=first,
+                first=first or 0,
                 updates=order.updates,
                 tokens=tokens,
                 examples=examples,
-                **timing.ended(),
+                **timing.ended(self._use),
             )
             self._order = None
             self.windows.append(window)
@@ -129,12 +133,13 @@ class _Timing:
         self._busy, self._own = _busy_and_own()
         self._began = clock()
 
-    def ended(self) -> dict[str, float]:
+    def ended(self, use: Callable[[], float | None]) -> dict[str, Any]:
         self._wait()
         seconds = self._clock() - self._began
+        used = use() if seconds >= NVML_LOOKS_BACK else None
         busy, own = _busy_and_own()
         others = (busy - self._busy - (own - self._own)) / seconds if seconds > 0 else 0.0
-        return {"seconds": seconds, "others": max(0.0, others)}
+        return {"seconds": seconds, "others": max(0.0, others), "use": used}
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

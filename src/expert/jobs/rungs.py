@@ -14,6 +14,7 @@ from expert.jobs.rung_windows import FIRST_UPDATES, Gate, Order, window_facts
 
 if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
+    from expert.telemetry.gpu import GpuSampler
 
 FEWEST_LEARNT = 2
 """Where one update alone takes longer than all of them should."""
@@ -218,6 +219,7 @@ def _measured(
         lambda window: say({"window": window_facts(window)}),
         device=run.device,
         meter=lambda: run.recorder.meter,
+        use=lambda: _use_of(run.gpu),
         fresh=0 if seconds > SLOW_SECONDS else WARM_UP,
     )
     _stand_ready(run, gate)
@@ -225,6 +227,12 @@ def _measured(
         run.let_go()
         found |= look()
         say(seen())
+
+
+def _use_of(gpu: GpuSampler | None) -> float | None:
+    """Of the card in percent, at this moment."""
+    seen = gpu.sample() if gpu is not None else None
+    return seen.utilization_percent if seen is not None else None
 
 
 def for_measuring(plan: RunPlan, *, beside: bool = False) -> RunPlan:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,6 +196,24 @@ RUNGS: tuple[Rung, ...] = (
         about=("kernels.cuda_graphs",),
     ),
 )
+
+THE_REST = "the rest"
+
+
+def together(
+    rungs: Sequence[Rung],
+    values: Mapping[str, Any],
+    ground_of: Callable[[Mapping[str, Any]], Ground],
+) -> Rung:
+    """Several rungs as one, on top of what stands."""
+    settings: dict[str, Any] = {}
+    for rung in rungs:
+        ground = ground_of({**values, **settings})
+        if not rung.needs(ground):
+            settings |= rung.values(ground)
+    names = ", ".join(rung.name for rung in rungs)
+    return Rung(name=THE_REST, adds=f"{names}: together", settings=settings, about=())
+
 
 # What of a plan decides how fast the same update is made.
 _DECIDES = (
