@@ -109,9 +109,8 @@ def line(step: int, waited: float) -> dict[str, Any]:
 def test_lines_that_waited_for_orders_tell_nothing_of_the_feed():
     learnt = [line(1, 0.3), line(2, 0.3), line(3, 0.1), line(4, 0.1)]
     stood = [line(5, 0.9), line(6, 0.9)]
-    short = [
-        Window(first=f, updates=1, tokens=1, examples=1, seconds=1.0, others=0) for f in (4, 5)
-    ]
+    one = Window(first=4, updates=1, tokens=1, examples=1, seconds=1.0, others=0.0)
+    short = [one, replace(one, first=5)]
     assert _steady([*learnt, *stood], short, 4) == learnt[2:]
     assert _steady([*learnt, *stood], [replace(one, updates=2)], 4) == stood[1:]
     assert _steady([line(1, 0.3), line(2, 0.9)], short, 1) == [line(1, 0.3)]
