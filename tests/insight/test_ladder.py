@@ -158,6 +158,25 @@ def test_it_is_said_how_the_gain_over_the_baseline_was_got():
     assert "from the baseline, measured first" in "\n".join(how_measured(CLIMBED))
 
 
+def test_a_product_of_gains_that_nobody_held_against_the_baseline_is_told_as_a_range():
+    """On an H200 gains came to 60.5 times what was 21.5 times by the rates of two minutes."""
+
+    def gained(below: str) -> Paired:
+        return in_turns(below, [(100.0, 300.0)] * 2)
+
+    rungs = [
+        rung("baseline", 100.0, cumulative=1.0),
+        rung("packing", 260.0, cumulative=3.0, below="baseline", paired=gained("baseline")),
+        rung("compile", 600.0, cumulative=9.0, below="packing", paired=gained("packing")),
+    ]
+    assert "600 tokens/s, 6.0 to 9.0 times the baseline" in headline(ladder(*rungs))
+    assert "260 tokens/s, 3.0 times the baseline" in headline(ladder(*rungs[:2]))
+    direct = in_turns("baseline", [(100.0, 700.0)] * 2)
+    rungs[-1] = rungs[-1].model_copy(update={"cumulative": 7.0})
+    told = headline(ladder(*rungs, against_baseline=direct))
+    assert "600 tokens/s, 7.0 times the baseline" in told
+
+
 def _pair() -> list[RungResult]:
     gained = in_turns("baseline", [(100.0, 250.0)] * 3)
     return [

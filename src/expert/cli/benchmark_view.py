@@ -157,15 +157,9 @@ def line_of(result: RungResult) -> str:
 def show_ladder(ladder: Ladder, console: Console) -> None:
     """The sentence, the bars, the table, and how it was measured."""
     say(console, f"\n{headline(ladder)}\n", "bold")
-    seen = [(rung, rung.measured) for rung in ladder.rungs if rung.measured is not None]
-    most = max((measured.tokens_per_second for _, measured in seen), default=0.0)
     if console.is_terminal:
-        bars = [
-            (rung.name, one.tokens_per_second, f"{one.tokens_per_second:,.0f}")
-            for rung, one in seen
-            if rung.status in STAND
-        ]
-        show_bars(bars, most, console)
+        bars = [_bar(rung, ladder) for rung in ladder.rungs if rung.status in STAND]
+        show_bars(bars, max((amount for _, amount, _ in bars), default=0.0), console)
     rows = table_rows(ladder)
     kept = [
         place
@@ -176,6 +170,15 @@ def show_ladder(ladder: Ladder, console: Console) -> None:
     show_sheet(Sheet(columns, [[[row[p] for p in kept] for row in rows]]), console)
     for line in how_measured(ladder):
         say(console, line, "dim")
+
+
+def _bar(rung: RungResult, ladder: Ladder) -> tuple[str, float, str]:
+    """How fast against the baseline, or tokens a second where that is not known."""
+    assert rung.measured is not None
+    if ladder.is_held_against_baseline and rung.cumulative is not None:
+        return rung.name, rung.cumulative, f"{rung.cumulative:.2f}x"
+    rate = rung.measured.tokens_per_second
+    return rung.name, rate, f"{rate:,.0f}"
 
 
 def show_compared(first: Path, second: Path, console: Console, *, as_json: bool) -> None:

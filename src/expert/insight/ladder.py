@@ -172,6 +172,26 @@ class Ladder(Facts):
     def winner(self) -> RungResult | None:
         return self.kept[-1] if self.kept else None
 
+    @property
+    def is_held_against_baseline(self) -> bool:
+        """Whether it is known of all that was measured how fast it is against the baseline."""
+        seen = [rung for rung in self.rungs if rung.measured is not None]
+        return bool(seen) and all(rung.cumulative is not None for rung in seen)
+
+    @property
+    def times_as_fast(self) -> tuple[float, float] | None:
+        """What won against the baseline: twice the same where it was measured. A product of gains
+        multiplies their errors, and rates are of different minutes: where there is nothing else,
+        it lies about between the two."""
+        won, base = self.winner, next((r for r in self.rungs if r.cumulative == 1.0), None)
+        if won is None or won.cumulative is None or won.measured is None:
+            return None
+        measured = self.against_baseline is not None or won is base or won.paired is None
+        if measured or base is None or base.measured is None or won.below == base.name:
+            return won.cumulative, won.cumulative
+        rates = won.measured.tokens_per_second / base.measured.tokens_per_second
+        return min(rates, won.cumulative), max(rates, won.cumulative)
+
 
 def read_ladder(path: Path) -> Ladder:
     """The result in a file, or in a folder that holds one."""

@@ -68,12 +68,18 @@ def headline(ladder: Ladder) -> str:
     if won is None or won.measured is None:
         return f"{ladder.name} on {ladder.card}: nothing could be measured"
     rate = f"{won.measured.tokens_per_second:,.0f} tokens/s"
-    times = f", {won.cumulative:.1f} times the baseline" if won.cumulative is not None else ""
+    times = f", {_times_as_fast(ladder)} times the baseline" if ladder.times_as_fast else ""
     agree = [rung for rung in ladder.kept if rung.loss_difference is not None]
     which = "the rung" if len(agree) == 1 else f"all {len(agree)} rungs"
     loss = f"; the loss agrees on {which} that stayed" if agree else ""
     doubt = "; not to be relied on" if ladder.doubts else ""
     return f"{ladder.name} on {ladder.card}: {rate}{times}{loss}{doubt}"
+
+
+def _times_as_fast(ladder: Ladder) -> str:
+    assert ladder.times_as_fast is not None
+    least, most = (f"{times:.1f}" for times in ladder.times_as_fast)
+    return least if least == most else f"{least} to {most}"
 
 
 def as_markdown(ladder: Ladder, *, level: int = 1) -> str:
@@ -125,7 +131,8 @@ def _how_gained(ladder: Ladder) -> list[str]:
         lines.append(f"one after the other, as memory holds not both: {', '.join(apart)}")
     direct = ladder.against_baseline
     if direct is None:
-        return [*lines, "in all: the gains of the rungs that stayed, multiplied"]
+        return [*lines, "in all: the gains of the rungs that stayed, multiplied; what won was not "
+                "held against the baseline itself"]  # fmt: skip
     how = f"{len(direct.ratios)} pairs, {direct.words}"
     return [
         *lines,

@@ -12,10 +12,11 @@ _LEFT = ("rung", "")
 
 def ladder_section(ladder: Ladder, run: RunFacts | None = None) -> Section:
     """Every rung as a bar; those that were left out stand back, with the reason."""
-    bars = Bars(bars=tuple(_bar(rung) for rung in ladder.rungs))
+    by_gain = ladder.is_held_against_baseline
+    bars = Bars(bars=tuple(_bar(rung, by_gain=by_gain) for rung in ladder.rungs))
     figure = Figure(
         name="ladder",
-        title="Tokens a second, rung by rung",
+        title=f"{'Times the baseline' if by_gain else 'Tokens a second'}, rung by rung",
         chart=bars,
         look="Grey rungs were left out; the reason stands below their names.",
         wide=True,
@@ -27,7 +28,6 @@ def ladder_section(ladder: Ladder, run: RunFacts | None = None) -> Section:
         name="ladder",
         title="The ladder",
         inside=(
-            Words(text=f"{headline(ladder)}."),
             *_beside_the_run(ladder, run),
             figure,
             Folded(title="The ladder in numbers, and how it was measured", inside=(table, how)),
@@ -36,10 +36,15 @@ def ladder_section(ladder: Ladder, run: RunFacts | None = None) -> Section:
 
 
 def _beside_the_run(ladder: Ladder, run: RunFacts | None) -> list[Words]:
-    """Why the run was not as fast as the ladder, as far as it is known."""
-    rate = run.tokens_per_second if run is not None else None
-    if run is None or rate is None:
+    """What it came to, and why the run was not as fast, as far as it is known; a page that is about
+    the ladder alone begins with that."""
+    if run is None:
         return []
+    words, rate = Words(text=f"{headline(ladder)}."), run.tokens_per_second
+    return [words, *_of_the_run(ladder, run, rate)] if rate is not None else [words]
+
+
+def _of_the_run(ladder: Ladder, run: RunFacts, rate: float) -> list[Words]:
     text = f"The run itself: {rate:,.0f} tokens/s"
     told = next(iter(reversed(run.record.of("threads"))), {})
     threads, on_ladder = told.get("threads"), ladder.environment.get("threads")
@@ -52,14 +57,17 @@ def _beside_the_run(ladder: Ladder, run: RunFacts | None) -> list[Words]:
     return [Words(text=f"{text}.", tone="note")]
 
 
-def _bar(rung: RungResult) -> Bar:
-    rate = rung.measured.tokens_per_second if rung.measured is not None else None
-    note = rung.because
-    if rung.status in STAND:
-        gains = [f"{rung.gain:.2f}×" if rung.gain is not None else ""]
-        gains += [f"{rung.cumulative:.2f}× in all" if rung.cumulative is not None else ""]
-        note = ", ".join(gain for gain in gains if gain)
-    elif not note:
-        note = MARKS[rung.status][1]
-    words = f"{rate:,.0f}" if rate is not None else MARKS[rung.status][1] or "–"
-    return Bar(name=rung.name, amount=rate, words=words, note=note, marked=rung.status not in STAND)
+def _bar(rung: RungResult, *, by_gain: bool) -> Bar:
+    """As long as the rung is fast against the baseline: rates are of different minutes, and a host
+    that was busy in one of them makes a better rung look slower."""
+    marked = rung.status not in STAND
+    if rung.measured is None:
+        word = MARKS[rung.status][1]
+        note = rung.because or word
+        return Bar(name=rung.name, amount=None, words=word or "–", note=note, marked=marked)
+    rate, gain = rung.measured.tokens_per_second, rung.gain
+    parts = [f"{gain:.2f}×" if gain is not None else "", f"{rate:,.0f} tokens/s" if by_gain else ""]
+    note = rung.because if marked else " · ".join(part for part in parts if part)
+    amount = rung.cumulative if by_gain else rate
+    words = f"{amount:.2f}×" if by_gain else f"{rate:,.0f}"
+    return Bar(name=rung.name, amount=amount, words=words, note=note, marked=marked)
