@@ -12,7 +12,7 @@ from expert.planning.workload import Workload, flops_per_token
 
 PATH = "kernels.cuda_graphs"
 # Seconds to launch the kernels of one block, forward and backward, on an H200 with a slow host:
-# with LoRA on all projections 232 ms for 30 blocks (docs/benchmarks/small-updates-h200.json) and 414
+# LoRA on all projections 232 ms for 30 blocks (docs/benchmarks/small-updates-h200.json), 414
 # for 28 (planted-faults-h200.json, slow copies), 14.3 ms for the 6 of the character GPT
 # (char-gpt-h200.json). Other hosts are faster; to record what did not need it costs little.
 LAUNCH_SECONDS = {"adapter": 0.011, "plain": 0.0024}
