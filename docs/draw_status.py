@@ -290,8 +290,8 @@ def four_experts(record: Record) -> str:
     text = (
         f"{record['model']}: the manifests as they are against the first rung of the ladder, four "
         f"rows at once; both learn the same rows and answer the same {record['judged_rows']} "
-        "held-out ones. Rates of some updates, alone on the card. Of both: as the manifest says / the "
-        "plain way."
+        "held-out ones. Rates of some updates, alone on the card. Of both: as the manifest says / "
+        "the plain way."
     )
     title = f"### The experts on one {_card(record['environment'])}"
     return f"{title}\n\n{text}\n\n{_table(head, rows)}"
