@@ -63,7 +63,7 @@ LONGER = (
     "training.config.batch_size=32",
     "training.decoding.max_new_tokens=256",
 )
-OFTEN = (*LONGER, "training.config.epochs=3")
+OFTEN = (*LONGER, "training.config.epochs=2")
 PAIRS = (
     Pair(name="json, made", expert="expert-json"),
     Pair(name="sql, made", expert="expert-sql"),
@@ -71,7 +71,7 @@ PAIRS = (
     Pair(name="typescript, made", expert="expert-typescript"),
     Pair(name="json, given", expert="expert-json", given="json", rows=1900, settings=OFTEN),
     Pair(name="sql, given", expert="expert-sql", given="sql", rows=4800, settings=LONGER),
-    Pair(name="cypher, given", expert="expert-neo4j", given="cypher", rows=4900, settings=OFTEN),
+    Pair(name="cypher, given", expert="expert-neo4j", given="cypher", rows=3200, settings=OFTEN),
 )
 
 

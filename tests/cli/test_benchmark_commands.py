@@ -115,7 +115,7 @@ def test_a_rung_in_a_line_says_what_came_of_it():
         "  packing: 250 tokens/s, 2.50x, in all 2.50x, loss 2.0000"
     )
     late = rung("loader", None, "no time")
-    assert line_of(late) == "  loader: not measured: for a reason"
+    assert line_of(late) == "  loader: not measured by itself: for a reason"
     assert line_of(CLIMBED.rungs[2]) == "  compile: not here: for a reason"
     slower = rung("loader", 90.0, "slower", gain=0.9, cumulative=0.9)
     assert line_of(slower).endswith("loss 2.0000, slower: for a reason")

@@ -177,6 +177,20 @@ def test_a_product_of_gains_that_nobody_held_against_the_baseline_is_told_as_a_r
     assert "600 tokens/s, 7.0 times the baseline" in told
 
 
+def test_a_loss_that_cannot_be_compared_is_not_said_to_agree():
+    def own(name: str) -> RungResult:
+        return rung(name, 250.0, own_difference=0.0, loss_difference=0.2)
+
+    rungs = [rung("baseline", 100.0, cumulative=1.0), own("packing"), own("attention")]
+    alone = "; all 2 rungs that stayed compute their own loss right"
+    assert headline(ladder(*rungs)).endswith(alone)
+    both = headline(ladder(*rungs, rung("fused loss", 270.0, loss_difference=0.0)))
+    agrees = (
+        "; the loss agrees on the rung that can be compared, and 2 more compute their own right"
+    )
+    assert both.endswith(agrees)
+
+
 def _pair() -> list[RungResult]:
     gained = in_turns("baseline", [(100.0, 250.0)] * 3)
     return [

@@ -72,7 +72,9 @@ def test_what_mends_a_device_that_waits_depends_on_the_feed(kind, fix):
 
 
 def test_a_device_that_waits_for_its_copies_is_copy_bound():
-    found = judged(finished_events(step_events(time_data_wait=1.5, time_copy=1.6, seconds=3.0)))
+    plan = planned(("loader.pin_memory",), loader__pin_memory=False)
+    steps = step_events(time_data_wait=1.5, time_copy=1.6, seconds=3.0)
+    found = judged(finished_events(steps), plan)
     assert found.kind == "copy-bound"
     assert "dataloader_pin_memory: true" in found.fix
 
@@ -89,6 +91,10 @@ def test_copies_without_a_pause_set_the_pace_wherever_the_device_stands_still():
         "of its 1.0 s."
     )
     assert found.gain == pytest.approx(1.0 / 0.42)
+    assert "dataloader_pin_memory: true" in found.fix
+    narrow = feeding_verdict(step, pinned=True)
+    assert narrow is not None
+    assert "nvidia-smi -q" in narrow.fix
 
 
 def test_copies_beside_a_device_that_computes_all_the_time_are_no_matter():

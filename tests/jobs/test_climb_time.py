@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from expert.jobs.climb_time import ClimbTime
 from expert.jobs.pairing import time_for_windows
+from expert.jobs.rungs import QUICK
 
 
 class Clock:
@@ -66,9 +67,11 @@ def test_a_rung_is_begun_only_where_time_stays_for_all_that_is_left_together():
 
 def test_getting_ready_pays_for_being_timed():
     clock = Clock()
-    time = ClimbTime(10.0, clock)
+    time = ClimbTime(20.0, clock)
     time.begin_rung(2)
     clock.now = 1.0
-    assert time_for_windows(time) == 4.0
-    clock.now = 20.0
-    assert (time.rung_left, time_for_windows(time)) == (-15.0, 10.0)
+    assert time_for_windows(time, QUICK) == 9.0
+    clock.now = 30.0
+    assert (time.rung_left, time_for_windows(time, QUICK)) == (-20.0, 15.0)
+    time.begin_rung(1)
+    assert (time.rung_left, time_for_windows(time, QUICK)) == (0.0, 4.0)  # two pairs of windows

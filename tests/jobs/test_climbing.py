@@ -231,7 +231,7 @@ def test_rungs_for_which_there_is_no_time_are_named_and_climbed_together(
     path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
     rate = rising()
     time_for(3, monkeypatch)
-    found, rig, climb = climbed(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
+    found, rig, _ = climbed(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
     by = {rung.name: rung for rung in found.rungs}
     assert by["loader"].status == "kept"
     for name in ("packing", "attention", "fused loss", "batch size", "no checkpointing"):
@@ -247,11 +247,37 @@ def test_rungs_for_which_there_is_no_time_are_named_and_climbed_together(
     assert found.winner == rest
     assert found.against_baseline is not None
     assert rest.cumulative == pytest.approx(4.0)
-    # What was not tried by itself is left to later plans.
+    assert any(note.startswith("the rest: packing, ") for note in found.notes)
+
+
+def test_a_short_climb_leaves_what_a_long_one_settled(tmp_path, base, monkeypatch):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    rate = rising()
+    found, _, climb = climbed(path, tmp_path / "long", lambda name, plan: measured(rate(name)))
+    remember(climb, found)
+    [long] = read_rates(tmp_path / "home" / "measurements.json")
+    time_for(2, monkeypatch)
+    found, _, climb = climbed(path, tmp_path / "short", lambda name, plan: measured(rate(name)))
     remember(climb, found)
     [kept] = read_rates(tmp_path / "home" / "measurements.json")
-    assert kept.settings == {}
-    assert kept.tokens_per_second == 400.0
+    assert kept.tokens_per_second > long.tokens_per_second
+    assert kept.settings == long.settings != {}
+    assert kept.gains == long.gains
+
+
+def test_a_climb_that_tried_nothing_by_itself_says_that_plans_stay_as_they_are(
+    tmp_path, base, monkeypatch
+):
+    path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
+    rate, heard = rising(), Heard()
+    time_for(1, monkeypatch)
+    rig = PlayedRig(lambda name, plan: measured(rate(name)))
+    monkeypatch.setattr("expert.jobs.rig.Rig", lambda **_: nullcontext(rig))
+    found = benchmark(asked(path), folder=tmp_path / "out", watcher=heard)
+    assert found.winner is not None
+    assert found.winner.name == "the rest"
+    assert "no setting was tried by itself" in heard.forgotten
+    assert not (tmp_path / "home" / "measurements.json").exists()
 
 
 def test_the_last_rung_is_measured_by_itself_however_late_it_is(tmp_path, base, monkeypatch):
@@ -264,14 +290,14 @@ def test_the_last_rung_is_measured_by_itself_however_late_it_is(tmp_path, base, 
     assert "the rest" not in by
 
 
-def test_rungs_that_were_named_are_not_climbed_together(tmp_path, base, monkeypatch):
+def test_rungs_that_were_named_are_measured_however_late_it_is(tmp_path, base, monkeypatch):
     path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
-    time_for(1, monkeypatch)
+    time_for(0, monkeypatch)
     found, rig, _ = climbed(
         path, tmp_path / "out", lambda name, plan: measured(100.0), only=("loader", "attention")
     )
-    assert [rung.status for rung in found.rungs if rung.name == "attention"] == ["no time"]
-    assert list(rig.plans) == ["pre-tokenised"]
+    assert list(rig.plans) == ["pre-tokenised", "loader", "packing", "attention"]
+    assert all(rung.measured for rung in found.rungs)
 
 
 def test_a_rest_that_fails_leaves_the_climb_where_it_stood(tmp_path, base, monkeypatch):

@@ -7,7 +7,12 @@ import math
 from expert.insight.anatomy import StepAnatomy
 from expert.insight.evidence import Evidence
 from expert.insight.finding import Finding, Severity
-from expert.insight.verdict import COPY_OF_WAIT, copies_set_the_pace, is_worth_telling
+from expert.insight.verdict import (
+    COPY_OF_WAIT,
+    NARROW_LINK,
+    copies_set_the_pace,
+    is_worth_telling,
+)
 from expert.insight.wording import percent, span
 
 BYTES_PER_TOKEN = 5
@@ -15,10 +20,6 @@ BYTES_PER_TOKEN = 5
 SLOW_TOKENS_PER_SECOND = 5e6
 """The feeder's thread made 22 to 50 million tokens a second from a warm cache on two cores
 (docs/benchmarks/data-loading.json); below a fifth of that, something holds its reads up."""
-NARROW_LINK = (
-    "nvidia-smi -q tells how wide the card's link is (GPU Link Info), expert clear-cuda-cache who "
-    "else uses the card"
-)
 PADDING_SHARE = 0.2
 """Rows grouped by length pad less than a tenth; from a fifth on, packing is worth its change."""
 PACKED_PADDING_SHARE = 0.4

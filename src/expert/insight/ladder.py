@@ -29,7 +29,7 @@ MARKS: dict[Status, tuple[str, str]] = {
     "disagrees": ("≠", "another loss"),
     "failed": ("✗", "failed"),
     "not here": ("–", ""),
-    "no time": ("–", "not measured"),
+    "no time": ("–", "not measured by itself"),
 }
 """A sign and a word for what became of a rung."""
 STAND = ("kept", "no difference")
@@ -174,9 +174,11 @@ class Ladder(Facts):
 
     @property
     def is_held_against_baseline(self) -> bool:
-        """Whether it is known of all that was measured how fast it is against the baseline."""
+        """Whether what won was measured against the baseline, so that gains in all can be shown: a
+        product alone may be far off."""
         seen = [rung for rung in self.rungs if rung.measured is not None]
-        return bool(seen) and all(rung.cumulative is not None for rung in seen)
+        known = bool(seen) and all(rung.cumulative is not None for rung in seen)
+        return known and self.against_baseline is not None
 
     @property
     def times_as_fast(self) -> tuple[float, float] | None:

@@ -69,11 +69,27 @@ def headline(ladder: Ladder) -> str:
         return f"{ladder.name} on {ladder.card}: nothing could be measured"
     rate = f"{won.measured.tokens_per_second:,.0f} tokens/s"
     times = f", {_times_as_fast(ladder)} times the baseline" if ladder.times_as_fast else ""
-    agree = [rung for rung in ladder.kept if rung.loss_difference is not None]
-    which = "the rung" if len(agree) == 1 else f"all {len(agree)} rungs"
-    loss = f"; the loss agrees on {which} that stayed" if agree else ""
     doubt = "; not to be relied on" if ladder.doubts else ""
-    return f"{ladder.name} on {ladder.card}: {rate}{times}{loss}{doubt}"
+    return f"{ladder.name} on {ladder.card}: {rate}{times}{_losses(ladder)}{doubt}"
+
+
+def _losses(ladder: Ladder) -> str:
+    """What is known of the losses of those that stayed: that they are those of the rung below, or
+    where the weights cannot be, that each gives its own weights the loss they have."""
+
+    def all_of(rungs: list[RungResult]) -> str:
+        return "the rung" if len(rungs) == 1 else f"all {len(rungs)} rungs"
+
+    seen = [rung for rung in ladder.kept if rung.loss_difference is not None]
+    own = [rung for rung in seen if rung.own_difference is not None]
+    same = [rung for rung in seen if rung.own_difference is None]
+    right = "computes its own" if len(own) == 1 else "compute their own"
+    if own and same:
+        which = f"{all_of(same)} that can be compared"
+        return f"; the loss agrees on {which}, and {len(own)} more {right} right"
+    if own:
+        return f"; {all_of(own)} that stayed {right} loss right"
+    return f"; the loss agrees on {all_of(same)} that stayed" if same else ""
 
 
 def _times_as_fast(ladder: Ladder) -> str:

@@ -48,7 +48,8 @@ def judge_step(found: Evidence) -> Verdict:
     step = found.step
     if step is None or step.wall <= 0:
         return _untold(found)
-    waits = feeding_verdict(step, kind=found.feed_kind, workers=found.workers)
+    pinned = found.run.planned("loader.pin_memory") is not False
+    waits = feeding_verdict(step, kind=found.feed_kind, workers=found.workers, pinned=pinned)
     return waits or _memory(found, step) or _host(found, step) or _computing(found, step)
 
 
@@ -76,20 +77,23 @@ def copies_set_the_pace(step: StepAnatomy) -> bool:
     return fill and is_worth_telling(step.wall - step.compute, step)
 
 
-def feeding_verdict(step: StepAnatomy, *, kind: str = "late", workers: int = 0) -> Verdict | None:
+def feeding_verdict(
+    step: StepAnatomy, *, kind: str = "late", workers: int = 0, pinned: bool = False
+) -> Verdict | None:
     """Data-bound or copy-bound by a timeline alone; None where the device hardly waits.
 
-    `kind` is how batches are made: "late" where rows are tokenised when they are asked for.
+    `kind` is how batches are made: "late" where rows are tokenised when they are asked for;
+    `pinned`: out of page-locked memory.
     """
     if copies_set_the_pace(step):
-        return _copy_bound(step, step.wall - step.compute)
+        return _copy_bound(step, step.wall - step.compute, pinned=pinned)
     waited, copied = step.of("data_wait"), step.exposed_copy
     stood = waited + copied
     if not is_worth_telling(stood, step):
         return None
     beside = step.of("copy") if step.copies_beside else 0.0
     if copied > waited or beside >= COPY_OF_WAIT * waited > 0:
-        return _copy_bound(step, stood)
+        return _copy_bound(step, stood, pinned=pinned)
     doing = {"late": "tokenising", "padded": "padding rows", "stream": "reading the stream"}
     what = f"made it wait {span(waited)} for {doing.get(kind, 'reading its tokens')}"
     if copied:
@@ -147,10 +151,17 @@ def _feeding_change(kind: str, workers: int) -> _Change:
     return _Change("read from a faster disk", cache)
 
 
-def _copy_bound(step: StepAnatomy, stood: float) -> Verdict:
-    kept = step.wall - stood
+NARROW_LINK = (
+    "nvidia-smi -q tells how wide the card's link is (GPU Link Info), expert clear-cuda-cache who "
+    "else uses the card"
+)
+
+
+def _copy_bound(step: StepAnatomy, stood: float, *, pinned: bool) -> Verdict:
+    """Where copies run beside the computation out of page-locked memory already, it is the link."""
+    kept, narrow = step.wall - stood, pinned and step.copies_beside
     gain = Gain(
-        what="copies beside the computation, up to",
+        what="a link that keeps up, up to" if narrow else "copies beside the computation, up to",
         factor=step.wall / kept if kept > 0 else 1.0,
         reckoned=f"{span(step.wall)} / {span(kept)}",
     )
@@ -158,7 +169,7 @@ def _copy_bound(step: StepAnatomy, stood: float) -> Verdict:
         kind="copy-bound",
         sentence=f"copy-bound: copying batches takes {span(step.of('copy'))} an update, and the "
         f"device stands still for {span(stood)} of its {span(step.wall)}.",
-        fix=PINNED,
+        fix=NARROW_LINK if narrow else PINNED,
         gains=(gain,) if kept > 0 else (),
     )
 

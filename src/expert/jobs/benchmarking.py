@@ -22,7 +22,7 @@ from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 from expert.core.interrupts import Interrupted
 from expert.jobs.asked_climb import Asked, CannotClimb, Watcher
 from expert.jobs.climbing import Climb
-from expert.planning.ladder import BASELINE, RUNGS, value_at
+from expert.planning.ladder import BASELINE, RUNGS, THE_REST, value_at
 
 if TYPE_CHECKING:
     from expert.insight.ladder import Ladder
@@ -79,6 +79,10 @@ def _keep(climb: Climb, ladder: Ladder) -> None:
     """Remember what won where it can be relied on, and say what becomes of it."""
     if ladder.doubts:
         climb.watcher.not_remembered("; ".join(ladder.doubts))
+        return
+    if not tried_paths(ladder):
+        words = f"no setting was tried by itself, only '{THE_REST}'"
+        climb.watcher.not_remembered(f"{words}  (--minutes N for more time)")
         return
     try:
         kept = remember(climb, ladder)

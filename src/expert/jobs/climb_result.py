@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from expert.insight.doubts import doubts_of
-from expert.planning.ladder import BASELINE, Rung, changes, cost_of, plan_hash, tolerance
+from expert.planning.ladder import BASELINE, THE_REST, Rung, changes, cost_of, plan_hash, tolerance
 
 if TYPE_CHECKING:
     from expert.insight.ladder import Ladder, RungResult, Status
@@ -46,11 +46,15 @@ def ladder_of(climb: Climb, environment: Mapping[str, Any]) -> Ladder:
         quick=climb.asked.quick,
         seconds=climb.time.elapsed,
         environment=dict(environment),
-        notes=[*climb.footing.notes, *_rows_an_update(climb)],
+        notes=[*climb.footing.notes, *_what_the_rest_is(climb), *_rows_an_update(climb)],
         rungs=climb.results,
         against_baseline=climb.against_baseline,
     )
     return ladder.model_copy(update={"doubts": doubts_of(ladder)})
+
+
+def _what_the_rest_is(climb: Climb) -> list[str]:
+    return [f"{one.name}: {one.adds}" for one in climb.results if one.name == THE_REST]
 
 
 def _rows_an_update(climb: Climb) -> list[str]:

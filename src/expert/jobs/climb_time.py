@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 LONGEST = 1.5
-"""Times the announced time, after which no further rung is begun."""
+"""Times the announced time: no rung is begun by itself where the climb would end later."""
 REST = 2
 """Rungs' time for all that are left together: most of them are quicker, but they compile."""
 DIRECT = 1
@@ -71,7 +71,7 @@ class ClimbTime:
 
     def left(self, to_come: int) -> float:
         """Seconds that are likely left for so many rungs: as those before took, within the limit;
-        before the first it is what was announced."""
+        before the first it is what was announced, and never less than one of them."""
         if not self._took:
             return max(0.0, self.total - self.elapsed)
-        return max(0.0, min(to_come * self.usual, LONGEST * self.total - self.elapsed))
+        return max(self.usual, min(to_come * self.usual, LONGEST * self.total - self.elapsed))

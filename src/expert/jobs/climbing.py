@@ -22,6 +22,7 @@ from expert.jobs.rig import RungLost
 from expert.planning.ladder import (
     BASELINE,
     RUNGS,
+    THE_REST,
     Ground,
     Rung,
     as_overrides,
@@ -167,20 +168,20 @@ class Climb:
         return self._tried(rung, values, self._work(rung, plan, read, place), plan, rig)
 
     def _no_time_for(self, rung: Rung) -> bool:
-        """The last one is measured however late it is: a climb ends at its top."""
+        """The last one is measured however late it is: a climb ends at its top. So is one that was
+        asked for by its name."""
         to_come = len(self._to_come(rung)) - 1
-        return self.time.is_up_for(to_come) if to_come or self.asked.only else False
+        return to_come > 0 and not self.asked.only and self.time.is_up_for(to_come)
 
     def _left_out(self, rung: Rung) -> RungResult:
         self.left_out.append(rung)
-        words = f"the climb took {self.time.elapsed:.0f} s so far"
+        words = f"{self.time.elapsed:.0f} s were over, so it is part of '{THE_REST}'"
         more = "without --quick there is more time" if self.asked.quick else "--minutes N"
         return result_of(self, rung, "no time", f"{words}  ({more})", None, 0.0)
 
     def _climb_the_rest(self, rig: Rig, place: Path) -> None:
-        """What there was no time for rung by rung, together; where some were named, only they are
-        of interest."""
-        if not self.left_out or self.asked.only:
+        """What there was no time for rung by rung, together."""
+        if not self.left_out:
             return
         rest = together(self.left_out, self.standing.values, self._ground_of)
         values = {**self.standing.values, **rest.settings}
@@ -212,6 +213,7 @@ class Climb:
             seen, paired = hold(here.timed, new, rig)
             if self._with_fewer_threads(seen):
                 new.leave()
+                self.time.begin_rung(len(to_come) + 1)  # or every rung would seem to take twice
                 new.work = replace(new.work, threads=self.threads)
                 seen, paired = hold(here.timed, new, rig)
         except RungLost as lost:
@@ -267,8 +269,6 @@ class Climb:
             return
         if result.below == BASELINE.name and result.paired is not None:
             self.against_baseline = result.paired
-            return
-        if self.time.is_up:
             return
         self.watcher.compares(won.name, self.time.left(1))
         self.time.begin_rung(1)

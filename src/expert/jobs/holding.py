@@ -100,7 +100,9 @@ def _alone(
 ) -> tuple[Seen, Paired | None]:
     stays = fit_together(here.plan, here.plan)
     seat = here.sit(rig, tell, beside=False, stays=stays, again=False)
-    here.rates = [window.rate for window in time_alone(seat, pace, time_for_windows(time), tell)]
+    here.rates = [
+        window.rate for window in time_alone(seat, pace, time_for_windows(time, pace), tell)
+    ]
     seen = _told(here, tell, stays=stays)
     if there is None or not there.rates:
         return seen, None
@@ -111,11 +113,17 @@ def _alone(
     here.leave()
     try:
         again = there.sit(rig, tell, beside=False, stays=True, again=True)
-        after = [window.rate for window in time_alone(again, pace, time_for_windows(time), tell)]
+        after = [
+            window.rate for window in time_alone(again, pace, time_for_windows(time, pace), tell)
+        ]
     except RungLost:
         return seen, paired
     there.rates = [*there.rates, *after]
     return seen, one_after_the_other(there.name, there.rates, here.rates)
+
+
+def _rates(seat: Seat, pace: Pace, seconds: float, tell: Tell) -> list[float]:
+    return [window.rate for window in time_alone(seat, pace, seconds, tell)]
 
 
 def _told(timed: Timed, tell: Tell, *, stays: bool) -> Seen:
@@ -139,10 +147,12 @@ def time_against_baseline(
         return in_turns(base.name, rates_of(pairs))
     seat = won.seat if won.alive else won.sit(rig, tell, beside=False, stays=True, again=True)
     assert seat is not None
-    half = time_for_windows(time) / 2
-    won.rates = [window.rate for window in time_alone(seat, pace, half, tell)]
+    half = time_for_windows(time, pace) / 2
+    won.rates = _rates(seat, pace, half, tell)
     won.leave()
     seat = base.sit(rig, tell, beside=False, stays=True, again=True)
-    base.rates = [window.rate for window in time_alone(seat, pace, time_for_windows(time), tell)]
+    base.rates = [
+        window.rate for window in time_alone(seat, pace, time_for_windows(time, pace), tell)
+    ]
     base.leave()
     return one_after_the_other(base.name, base.rates, won.rates)

@@ -45,9 +45,10 @@ def lengths_of(seat: Seat, window_seconds: float) -> Lengths:
     return Lengths(updates=updates, skip=skip, seconds=(updates + skip) * each)
 
 
-def time_for_windows(time: ClimbTime) -> float:
-    """Seconds for timing the rung that stands ready."""
-    return max(time.rung_left, WORTH * time.rung_took)
+def time_for_windows(time: ClimbTime, pace: Pace) -> float:
+    """Seconds for timing the rung that stands ready; enough for two pairs of windows at least."""
+    least = 2 * LEAST_WINDOWS * pace.window_seconds
+    return max(time.rung_left, WORTH * time.rung_took, least)
 
 
 def time_alone(seat: Seat, pace: Pace, left: float, tell: Tell) -> list[Window]:
@@ -74,19 +75,18 @@ def time_in_turns(
     A rung is thrown out only after so many pairs that chance is not likely, as what it is worth
     would be lost to all later plans: one that looks slower may take its time twice.
     """
-    ends = time.rung_took + time_for_windows(time)
+    ends = time.rung_took + time_for_windows(time, pace)
     half = _part(ends - time.rung_took, 2 * pace.least_pairs)
     one, other = (lengths_of(seat, min(pace.window_seconds, half)) for seat in (there, here))
     pairs: list[tuple[Window, Window]] = []
     lasts = one.seconds + other.seconds
-    # It has stood still for as long as it took to get the other one ready.
-    waking = max(1, one.skip)
     while len(pairs) < pace.most_pairs:
         before = time.rung_took
         tell("timing in turns", len(pairs), pace.most_pairs)
+        waking = 0 if pairs else 1  # one of them stood still while the other was made ready
         if len(pairs) % 2 == 0:
-            first = there.window(one.updates, one.skip if pairs else waking, tell)
-            second = here.window(other.updates, other.skip, tell)
+            first = there.window(one.updates, max(waking, one.skip), tell)
+            second = here.window(other.updates, max(waking, other.skip), tell)
         else:
             second = here.window(other.updates, other.skip, tell)
             first = there.window(one.updates, one.skip, tell)

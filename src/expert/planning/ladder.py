@@ -207,12 +207,13 @@ def together(
 ) -> Rung:
     """Several rungs as one, on top of what stands."""
     settings: dict[str, Any] = {}
+    names = []
     for rung in rungs:
         ground = ground_of({**values, **settings})
         if not rung.needs(ground):
             settings |= rung.values(ground)
-    names = ", ".join(rung.name for rung in rungs)
-    return Rung(name=THE_REST, adds=f"{names}: together", settings=settings, about=())
+            names.append(rung.name)
+    return Rung(name=THE_REST, adds=f"{', '.join(names)}, together", settings=settings, about=())
 
 
 # What of a plan decides how fast the same update is made.

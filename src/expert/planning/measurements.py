@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -137,15 +137,26 @@ def find_best(
 
 
 def remember_rate(path: Path, rate: MeasuredRate) -> None:
-    """Add a record to the file; only an older one of the same card, model and shape goes.
+    """Add a record to the file; only an older one of the same card, model and shape goes. What that
+    one had settled and this one did not try stays settled: a short climb tries little.
 
     Records that this version does not understand are kept as they are, and a file that is none is
     put aside.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _alone(path):
-        kept = [record for record in _records(path) if not _same(rate, record)]
-        records = [*kept, rate.model_dump(mode="json")]
+        kept, older = [], rate
+        for record in _records(path):
+            if not _same(rate, record):
+                kept.append(record)
+                continue
+            with suppress(ValidationError):
+                older = MeasuredRate.model_validate(record)
+        settled = {
+            "settings": {**older.settings, **rate.settings},
+            "gains": {**older.gains, **rate.gains},
+        }
+        records = [*kept, {**rate.model_dump(mode="json"), **settled}]
         write_text_atomically(path, json.dumps(records, indent=2) + "\n")
 
 

@@ -8,6 +8,7 @@ from expert.insight.page.blocks import Bar, Bars, Figure, Folded, Grid, Lines, S
 from expert.insight.page.facts import RunFacts
 
 _LEFT = ("rung", "")
+HOW = " The last was measured against the baseline; those below are gains multiplied."
 
 
 def ladder_section(ladder: Ladder, run: RunFacts | None = None) -> Section:
@@ -18,7 +19,7 @@ def ladder_section(ladder: Ladder, run: RunFacts | None = None) -> Section:
         name="ladder",
         title=f"{'Times the baseline' if by_gain else 'Tokens a second'}, rung by rung",
         chart=bars,
-        look="Grey rungs were left out; the reason stands below their names.",
+        look=f"Grey rungs were left out; the reason stands below their names.{HOW * by_gain}",
         wide=True,
     )
     numbers = tuple(name for name in COLUMNS if name not in _LEFT)

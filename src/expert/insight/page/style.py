@@ -103,7 +103,7 @@ rect.tip:hover { fill: var(--ink); fill-opacity: 0.07; }
 .parts li { display: grid; grid-template-columns: 1.15rem 1fr auto 3.6rem; align-items: center; }
 .parts b { font-weight: 560; } .parts small { text-align: right; }
 .bars { list-style: none; margin: 0; padding: 0; display: grid; gap: 0.6rem; }
-.bars li { display: grid; grid-template-columns: minmax(9rem, 16rem) 1fr minmax(5rem, auto);
+.bars li { display: grid; grid-template-columns: minmax(9rem, 16rem) 1fr 6.5rem;
   gap: 0.9rem; align-items: center; font-size: 0.9rem; }
 .bars .name small { display: block; line-height: 1.3; }
 .bars .bar { height: 1.35rem; border-radius: 4px; overflow: hidden; background: var(--shade); }
@@ -160,7 +160,7 @@ footer { margin-top: 4rem; padding-top: 1rem; border-top: 1px solid var(--rule);
   .lane svg { height: 1.3rem; }
   .lane svg, .lane .xs { grid-column: 1; }
   .lane.axis > span { display: none; }
-  .bars li { grid-template-columns: 1fr minmax(4.5rem, auto); gap: 0.2rem 0.6rem; }
+  .bars li { grid-template-columns: 1fr 6rem; gap: 0.2rem 0.6rem; }
   .bars .name { grid-column: 1 / -1; }
   .parts { grid-template-columns: 1fr; }
   table.stacked thead { display: none; }
