@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from expert.core.rundir import RunFolder
+from expert.jobs.announcing import started_facts
 from expert.jobs.going_on import command_of_run
+from expert.jobs.planning import plan
+from expert.manifest.reader import read_manifest
+from expert.planning.machine import describe_machine
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import CORPUS, place
 
@@ -34,14 +39,15 @@ def test_a_killed_run_is_gone_on_with_by_the_command_that_watch_and_diagnose_pri
     file = write_expert(tmp_path / "e", base, {"epochs": 9, "save_steps": 2})
     out = tmp_path / "out"
     options = ("--epochs", "2", "--output", str(out), "--set", "max_steps=4", "--device", "cpu")
-    assert run("train", str(file), *options, "--set", "seed=7").code == 0
+    asked = (*options, "--set", "seed=7", "--allow-remote-code")
+    assert run("train", str(file), *asked).code == 0
     [folder] = out.iterdir()
     killed(folder)
     printed = run("watch", str(folder), "--once").out.splitlines()[-1]
     assert printed.startswith(GO_ON)
     command = shlex.split(printed.removeprefix(GO_ON))
-    for words in (["--epochs", "2"], ["--set", "seed=7"], ["--set", "max_steps=4"]):
-        assert " ".join(words) in " ".join(command)
+    for words in ("--epochs 2", "--set seed=7", "--set max_steps=4", "--allow-remote-code"):
+        assert words in " ".join(command)
     assert run("diagnose", str(folder)).out.count("--epochs 2") >= 1
     again = run(*command)
     assert again.code == 0, again.err
@@ -75,15 +81,26 @@ def test_another_of_the_base_models_is_named(tmp_path):
     started = {"event": "started", "time": 1.0, "manifest": str(file)}
     folder.events.write_text(json.dumps(started) + "\n", encoding="utf-8")
     for name, words in (("smollm2-135m", " --model smollm2-135m"), ("tiny", "")):
-        plan = {"model": {"name": name}, "watch": {"output_dir": str(tmp_path / "runs")}}
-        folder.plan.write_text(json.dumps(plan), encoding="utf-8")
+        chosen = {"model": {"name": name}, "watch": {"output_dir": str(tmp_path / "runs")}}
+        folder.plan.write_text(json.dumps(chosen), encoding="utf-8")
         command = f"expert train --manifest {file}{words} --resume {folder.path}"
         assert command_of_run(folder) == command
 
 
-def test_a_key_that_the_version_of_the_start_did_not_have_is_not_set(tmp_path):
-    from expert.manifest.reader import read_manifest
+def test_a_limit_of_the_cards_memory_is_asked_for_again_and_none_where_there_was_no_card(tmp_path):
+    folder = RunFolder(tmp_path / "runs" / "r")
+    folder.path.mkdir(parents=True)
+    file = write_expert(tmp_path, "tiny", {})
+    read = read_manifest(file)
+    on_cpu = replace(describe_machine(tmp_path), gpus=())
+    for card, words in ({"gpu": "rtx-4090"}, " --vram '8 GB'"), ({"machine": on_cpu}, ""):
+        planned = plan(read, look=False, **card)
+        facts = started_facts(folder, planned, str(file), ("8 GB", False))
+        command = f"expert train --manifest {file}{words} --resume {folder.path}"
+        assert command_of_run(folder, {"event": "started", **facts}) == command
 
+
+def test_a_key_that_the_version_of_the_start_did_not_have_is_not_set(tmp_path):
     folder = RunFolder(tmp_path / "runs" / "r")
     folder.path.mkdir(parents=True)
     file = write_expert(tmp_path, "tiny", {})

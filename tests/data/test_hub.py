@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from expert.data.hub import SECONDS_LOST, forget_the_hub
 from expert.data.records import DataError, Row
 from expert.data.sources import Source, content_hash, iterate
 from tests.data.source_folders import fill, names, refusal, refusal_while_reading, train_of, values
@@ -24,8 +25,9 @@ CHECK_NETWORK = (
 
 @pytest.fixture(autouse=True)
 def answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody asks the real hub."""
+    """Nobody asks the real hub, and no test has the answers of another."""
     monkeypatch.setattr("expert.data.hub._unreachable", lambda: None)
+    forget_the_hub()
 
 
 @pytest.mark.parametrize(
@@ -208,10 +210,52 @@ def test_a_hub_that_does_not_answer_is_not_asked_again_and_its_cache_is_looked_i
     assert offline == [(True, True)]
     assert not module.config.HF_HUB_OFFLINE
     assert before == constants.HF_HUB_OFFLINE
-    module.failure = ConnectionError("Couldn't reach 'a/b' on the Hub (OfflineModeIsEnabled)")
-    assert refusal_while_reading(train_of(tmp_path, "a/b")) == (
-        f"a/b::train: the hub could not be reached: Name or service not known  ({CHECK_NETWORK})"
+    module.failure = ConnectionError("Couldn't reach 'c/d' on the Hub (OfflineModeIsEnabled)")
+    assert refusal_while_reading(train_of(tmp_path, "c/d")) == (
+        f"c/d::train: the hub could not be reached: Name or service not known  ({CHECK_NETWORK})"
     )
+
+
+def counted_questions(monkeypatch: pytest.MonkeyPatch, answer: Exception | None) -> list[None]:
+    asked: list[None] = []
+
+    def unreachable() -> Exception | None:
+        asked.append(None)
+        return answer
+
+    monkeypatch.setattr("expert.data.hub._unreachable", unreachable)
+    return asked
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_hub_is_asked_once_for_a_data_set_however_often_it_is_opened(
+    streaming: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    asked, module = counted_questions(monkeypatch, None), hub(monkeypatch)
+    source = train_of(tmp_path, "a/b", streaming=streaming)
+    assert values(source) == values(source)
+    assert content_hash(source) == content_hash(source)
+    assert (len(asked), len(module.asked)) == (1, 1)
+    values(train_of(tmp_path, "a/b::test", streaming=streaming))
+    values(train_of(tmp_path, "c/d", streaming=streaming))
+    assert (len(asked), len(module.asked)) == (1, 3)
+
+
+def test_a_hub_that_hangs_costs_one_wait_and_is_asked_again_a_minute_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    clock = [0.0]
+    monkeypatch.setattr("expert.data.hub.time.monotonic", lambda: clock[0])
+    asked = counted_questions(monkeypatch, OSError("timed out"))
+    module = hub(monkeypatch, ConnectionError("Couldn't reach 'a/b' on the Hub"))
+    for _ in range(3):
+        assert "could not be reached" in refusal_while_reading(train_of(tmp_path, "a/b"))
+    assert (len(asked), len(module.asked)) == (1, 3)  # its cache is looked into each time
+    clock[0] = SECONDS_LOST
+    asked = counted_questions(monkeypatch, None)
+    module.failure = None
+    assert len(values(train_of(tmp_path, "a/b"))) == 5
+    assert len(asked) == 1
 
 
 def test_a_network_lost_while_streaming_is_told_in_words(

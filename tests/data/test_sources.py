@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from expert.data.folders import unread_files
 from expert.data.records import BadRow, DataError, Row
+from expert.data.remembered import remembered_content_hash
 from expert.data.sources import content_hash, iterate, resolve_sources, split_rows
 from expert.manifest.dataset import DatasetSpec, Task
 from tests.data.source_folders import FILES, fill, names, refusal, resolve, train_of, values
@@ -210,7 +211,35 @@ def test_max_chars_is_spent_over_the_text_files_together(tmp_path: Path):
     assert len(values(train_of(FILES, "rivers.jsonl", max_chars=8))) == 3
 
 
+def test_max_samples_takes_the_first_rows_and_reads_no_further(tmp_path: Path):
+    text = '{"n": 1}\nnull\n{"n": 2}\n{"n": 3}\nnull\n'
+    (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
+    (tmp_path / "b.jsonl").write_text('{"n": 4}\n', encoding="utf-8")
+    source = train_of(tmp_path, "a.jsonl", max_samples=2)
+    assert [row.line for row in iterate(source)] == [1, 2, 3]  # the bad row counts for nothing
+    spec = {"validation_path": "b.jsonl", "max_samples": 1}
+    found = resolve(tmp_path, "a.jsonl", **spec)
+    assert found.validation is not None
+    assert [row["n"] for row in values(train_of(tmp_path, "a.jsonl", **spec))] == [1]
+    assert len(values(found.validation)) == 1
+    assert len(values(train_of(tmp_path, "b.jsonl", max_samples=9))) == 1
+
+
 # ---- hashes
+
+
+def test_a_hash_depends_on_how_many_rows_are_taken_and_is_the_old_one_without_a_limit(
+    tmp_path: Path,
+):
+    fill(tmp_path, "a.jsonl")
+    hashes = [content_hash(train_of(tmp_path, "a.jsonl", max_samples=n)) for n in (None, 1, 2)]
+    kept = [
+        remembered_content_hash(train_of(tmp_path, "a.jsonl", max_samples=n), tmp_path / "cache")
+        for n in (None, 1, 2)
+    ]
+    assert len(set(hashes)) == 3
+    assert kept == hashes
+    assert hashes[0] == content_hash(train_of(tmp_path, "a.jsonl"))
 
 
 def test_a_hash_depends_on_the_content_and_not_on_the_name(tmp_path: Path):

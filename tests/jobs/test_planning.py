@@ -89,6 +89,20 @@ def test_few_rows_are_all_counted(tmp_path):
     assert plan.length.tokens_per_epoch == made.train.index.statistics().tokens
 
 
+def test_max_samples_is_planned_and_prepared_alike(tmp_path):
+    path = _expert(tmp_path, 2000, validation_split=0)
+    rows = tmp_path / "rows.jsonl"
+    lines = sorted(rows.read_text(encoding="utf-8").splitlines(), key=len)
+    rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    whole = expert.prepare(path)
+    limited = ("max_samples=250",)
+    plan = expert.plan(path, overrides=limited)
+    assert _reason(plan, "length.tokens_per_epoch") == "counted on the first 250 rows"
+    made = expert.prepare(path, overrides=limited)
+    assert (whole.train.index.examples, made.train.index.examples) == (2000, 250)
+    assert plan.length.tokens_per_epoch == made.train.index.statistics().tokens
+
+
 def test_rows_of_csv_over_several_lines_are_told_by_the_first_ones(tmp_path):
     path = _expert(tmp_path, 1)
     cells = '"Add\n2 and 3?",5\n' * 400

@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 
 from expert.core.errors import ManifestError
+from expert.jobs.opening import planned_and_open
+from expert.jobs.planning import plan
+from expert.manifest.reader import read_manifest
+from expert.planning.calibration import workload_of
+from expert.planning.memory import H200, estimate
 from expert.training import pressure
 from expert.training.checkpoint import CheckpointError
 from expert.training.pressure import DataWait
@@ -73,6 +78,20 @@ def test_a_batch_of_a_stream_has_room_for_no_more_sequences_than_an_update_makes
     batch = plan_of(folder)["batch"]
     assert (batch["sequences_per_update"], batch["micro_batch"], batch["accumulation"]) == (1, 1, 1)
     assert max(event["padding"] for event in events_of(folder, "step")) < 0.5
+
+
+def test_the_memory_of_a_stream_is_that_of_the_batch_its_first_rows_make(base, tmp_path):
+    settings = {"micro_batch_size": "auto", "max_seq_length": 256, "batch_size": 6}
+    read = read_manifest(write_stream(tmp_path, base, settings))
+    before = plan(read, look=False)
+    settled, _, _ = planned_and_open(read, lambda name, rows, tokens: None)
+    assert settled.batch.micro_batch < before.batch.micro_batch
+    work = workload_of(settled)
+    assert work is not None
+    assert work.rows == settled.batch.micro_batch
+    parts = estimate(work, H200).parts() | {"cuda_context": 0}
+    assert (settled.memory.parts, settled.memory.peak_bytes) == (parts, sum(parts.values()))
+    assert settled.memory.peak_bytes < before.memory.peak_bytes
 
 
 def test_without_an_end_the_rate_stays_and_the_plan_says_so(streamed):

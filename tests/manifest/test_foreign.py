@@ -34,6 +34,7 @@ stage: sft
 finetuning_type: lora
 dataset: rows.jsonl
 cutoff_len: 1024
+max_samples: 1000
 per_device_train_batch_size: 1
 gradient_accumulation_steps: 8
 val_size: 0.1
@@ -96,6 +97,7 @@ def test_a_file_of_llama_factory_has_its_rows_of_an_update(tmp_path):
     config = training.config
     assert (config.batch_size, config.gradient_accumulation_steps) == (1, 8)
     assert (config.max_seq_length, training.dataset.validation_split) == (1024, 0.1)
+    assert training.dataset.max_samples == 1000
 
 
 @pytest.mark.parametrize("line", ["stage: dpo", "stage: ppo", "stage: kto", "stage: rm", "rl: dpo"])

@@ -75,6 +75,7 @@ DATASET_VALUES: dict[str, tuple[Any, Any]] = {
     "field_mapping": ({"text": "a"}, {"text": "b"}),
     "text_field": ("a", "b"),
     "max_chars": (2, 4),
+    "max_samples": (2, 4),
     "streaming": (True, False),
 }
 

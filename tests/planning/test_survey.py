@@ -43,6 +43,17 @@ def test_weights_of_tasks_multiply_their_rows(tmp_path):
     assert survey(tmp_path, tasks=tasks).rows == 25
 
 
+def test_rows_beyond_max_samples_are_not_counted(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text("{}\n" * 100, encoding="utf-8")
+    every, some = (survey(tmp_path, path="a.jsonl", max_samples=most) for most in (None, 25))
+    assert (some.rows, some.tokens) == (25, round((every.tokens or 0) / 4))
+    assert some.because == "max_samples; lines counted"
+    assert survey(tmp_path, path="a.jsonl", max_samples=100) == every
+    tasks = {"a": Task(train="a.jsonl"), "b": Task(train="b.jsonl", weight=2)}
+    assert survey(tmp_path, tasks=tasks, max_samples=25).rows == 75
+
+
 @pytest.mark.parametrize(
     ("spec", "because"),
     [

@@ -6,8 +6,10 @@ import hashlib
 import importlib
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 from expert.data.records import BadRow, DataError, Row
@@ -15,6 +17,8 @@ from expert.data.streams import not_here, unusable
 
 SECONDS_TO_ANSWER = 5.0
 """A hub that has not answered by then is not there; its client would try six times, for 25 s."""
+SECONDS_LOST = 60.0
+"""So long a hub that was not there is not asked again; a network may come back to a notebook."""
 _BATCH_ROWS = 1000
 _SLICE = re.compile(r"(?P<split>[^\[]+)\[(?P<start>\d*):(?P<end>\d*)\]")
 _NETWORK = ("connect", "offline", "network", "resolve", "timed out", "max retries", "unreachable")
@@ -45,7 +49,7 @@ def hub_fingerprint(name: str, *, split: str, config: str | None, streaming: boo
 
 def _load(name: str, *, split: str, config: str | None, streaming: bool) -> Any:
     try:
-        datasets = importlib.import_module("datasets")
+        importlib.import_module("datasets")
     except ImportError as error:
         raise unusable(
             name,
@@ -59,15 +63,7 @@ def _load(name: str, *, split: str, config: str | None, streaming: bool) -> Any:
             "streamed rows can be cut by their numbers only",
             "write the slice as [start:end], or set streaming: false",
         )
-    lost = _unreachable()
-    try:
-        with _offline(datasets, lost is not None):
-            dataset = datasets.load_dataset(
-                name, config, split=sliced["split"] if sliced else split, streaming=streaming
-            )
-    except Exception as error:  # the hub's client raises dozens of kinds
-        why = lost if lost is not None and _is_of_network(error) else error
-        raise _told(name, split, why, certain=why is lost) from error
+    dataset = _opened(name, config, sliced["split"] if sliced else split, streaming)
     if sliced:
         start = int(sliced["start"] or 0)
         dataset = dataset.skip(start)
@@ -76,13 +72,56 @@ def _load(name: str, *, split: str, config: str | None, streaming: bool) -> Any:
     return dataset
 
 
+@cache
+def _opened(name: str, config: str | None, split: str, streaming: bool) -> Any:
+    """The data set as the hub gives it. A command opens it several times, to plan, to hash and to
+    read; the hub is asked the first time only, and all of them see the same rows."""
+    datasets = importlib.import_module("datasets")
+    lost = _lost.why()
+    try:
+        with _offline(datasets, lost is not None):
+            return datasets.load_dataset(name, config, split=split, streaming=streaming)
+    except Exception as error:  # the hub's client raises dozens of kinds
+        why = lost if lost is not None and _is_of_network(error) else error
+        raise _told(name, split, why, certain=why is lost) from error
+
+
+class _Lost:
+    """Why the hub does not answer, asked once for all data sets."""
+
+    def __init__(self) -> None:
+        self._answer: tuple[Exception | None, float] | None = None
+
+    def why(self) -> Exception | None:
+        if self._answer is not None:
+            error, when = self._answer
+            if error is None or time.monotonic() - when < SECONDS_LOST:
+                return error
+        error = _unreachable()
+        self._answer = error, time.monotonic()
+        return error
+
+    def forget(self) -> None:
+        self._answer = None
+
+
+_lost = _Lost()
+
+
+def forget_the_hub() -> None:
+    """Ask the hub anew, of everything."""
+    _lost.forget()
+    _opened.cache_clear()
+
+
 def _unreachable() -> Exception | None:
     """Why the hub does not answer; None where it does."""
     try:
-        hub = importlib.import_module("huggingface_hub")
-        hub.get_session().head(hub.constants.ENDPOINT, timeout=SECONDS_TO_ANSWER)
+        endpoint = importlib.import_module("huggingface_hub.constants").ENDPOINT
+        session = importlib.import_module("huggingface_hub").get_session()
+        session.head(endpoint, timeout=SECONDS_TO_ANSWER)
     except Exception as error:  # noqa: BLE001 - of two clients, each with its own kinds
-        return error
+        return error.with_traceback(None)  # it is kept, what its frames hold need not be
     return None
 
 
@@ -91,8 +130,7 @@ def _offline(datasets: Any, lost: bool) -> Iterator[None]:
     """Where the hub is not there its client looks only into its cache, at once."""
     holders: list[Any] = [getattr(datasets, "config", None)]
     if lost:
-        constants = importlib.import_module("huggingface_hub").constants
-        holders.append(constants)
+        holders.append(importlib.import_module("huggingface_hub.constants"))
     known = [each for each in holders if lost and hasattr(each, "HF_HUB_OFFLINE")]
     before = [each.HF_HUB_OFFLINE for each in known]
     try:

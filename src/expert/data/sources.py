@@ -46,6 +46,8 @@ class Source:
     streaming: bool = False
     max_chars: int | None = None
     """Use only this many characters of plain text."""
+    max_samples: int | None = None
+    """Use only the first so many rows."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,17 @@ def _named_or_beside(finder: _Finder, named: str | None, train: str, split: Spli
 
 
 def iterate(source: Source) -> Iterator[Row | BadRow]:
-    """The rows of a source, whatever it is."""
+    """The rows of a source, whatever it is; bad ones count for nothing in `max_samples`."""
+    left = source.max_samples
+    for row in _every_row(source):
+        yield row
+        if left is not None and isinstance(row, Row):
+            left -= 1
+            if not left:
+                return
+
+
+def _every_row(source: Source) -> Iterator[Row | BadRow]:
     if source.kind == "hub":
         yield from read_hub(
             source.name, split=source.split, config=source.config, streaming=source.streaming
@@ -148,6 +160,12 @@ def _what_is_empty(source: Source) -> str:
 
 def content_hash(source: Source) -> str:
     """SHA-256 of what the rows are made of: equal content has an equal hash under any name."""
+    if source.max_samples is None:
+        return _hash_of_all(source)
+    return hashlib.sha256(f"{_hash_of_all(source)} {source.max_samples}".encode()).hexdigest()
+
+
+def _hash_of_all(source: Source) -> str:
     if source.kind == "hub":
         return hub_fingerprint(
             source.name, split=source.split, config=source.config, streaming=source.streaming
@@ -224,10 +242,18 @@ class _Finder:
         return Source(name, "corpus", files, "txt", max_chars=self._spec.max_chars)
 
     def _files(self, name: str, files: Sequence[Path]) -> Source:
-        return Source(name, "files", tuple(files), self._format, max_chars=self._spec.max_chars)
+        return Source(
+            name,
+            "files",
+            tuple(files),
+            self._format,
+            max_chars=self._spec.max_chars,
+            max_samples=self._spec.max_samples,
+        )
 
     def _saved(self, name: str, folder: Path) -> Source:
-        return Source(name, "saved", saved_files(folder), "arrow")
+        files, most = saved_files(folder), self._spec.max_samples
+        return Source(name, "saved", files, "arrow", max_samples=most)
 
     def _on_hub(self, path: str) -> Source:
         name, *parts = path.split("::")
@@ -240,6 +266,7 @@ class _Finder:
             split=split or "train",
             config=config or None,
             streaming=self._spec.streaming,
+            max_samples=self._spec.max_samples,
         )
 
     def _in_folder(self, path: str, folder: Path, split: Split, parts: list[str]) -> Source:

@@ -38,11 +38,24 @@ def write_down(folder: RunFolder, plan: RunPlan, manifest: Manifest, data: RunDa
         ) from error
 
 
-def started_facts(folder: RunFolder, plan: RunPlan, source: str = "") -> dict[str, Any]:
-    """The fields of the event "started"; `source` is the manifest's file, where there is one."""
+def started_facts(
+    folder: RunFolder,
+    plan: RunPlan,
+    source: str = "",
+    asked: tuple[str | None, bool] = (None, False),
+) -> dict[str, Any]:
+    """The fields of the event "started"; `source` is the manifest's file, where there is one.
+
+    `asked`, --vram and --allow-remote-code: kept where they mean anything, so that the command that
+    goes on can ask for them again."""
+    vram, allow_remote_code = asked
     named = {"manifest": str(Path(source).resolve())} if source and Path(source).is_file() else {}
+    limited = {"vram": vram} if vram and plan.kernels.device == "cuda" else {}
+    allowed = {"allow_remote_code": True} if allow_remote_code else {}
     return {
         **named,
+        **limited,
+        **allowed,
         "expert": plan.expert,
         "model": plan.model.name,
         "device": plan.target,

@@ -154,7 +154,7 @@ def _sampled(builder: _OnlyLooking, sources: Sources) -> Counts | None:
     if source is None or builder.template is None:  # tasks differ from each other
         return None
     spread = spread_rows(source.files, format=source.format, most=SAMPLED_ROWS)
-    if spread is None:
+    if spread is None or (source.max_samples is not None and spread.lines > source.max_samples):
         return _of_first_rows(builder, source)
     from expert.planning.survey import Survey
 
@@ -169,7 +169,7 @@ def _sampled(builder: _OnlyLooking, sources: Sources) -> Counts | None:
 
 def _of_first_rows(builder: _OnlyLooking, source: Source) -> Counts | None:
     """The length of the first rows for as many as there are lines: all that can be told of CSV
-    whose cells hold line breaks."""
+    whose cells hold line breaks, and what is asked for where only the first are used."""
     from expert.planning.survey import Survey, survey_file
 
     files = [survey_file(path) for path in source.files]
@@ -183,7 +183,8 @@ def _of_first_rows(builder: _OnlyLooking, source: Source) -> Counts | None:
     rows = sum(each.rows or 0 for each in files)
     how = f"counted on the first {counted(len(known), 'row')}"
     tokens = round(sum(known) / len(known) * rows)
-    return Counts(Survey(rows, tokens, files[0].because, how), doubts=doubts)
+    survey = Survey(rows, tokens, files[0].because, how).of_first(source.max_samples)
+    return Counts(survey, doubts=doubts)
 
 
 def _looked_at(

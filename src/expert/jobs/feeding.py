@@ -99,9 +99,13 @@ def settled_by_data(plan: RunPlan, order: DataOrder, split: PreparedSplit) -> Ru
 
 def settled_by_stream(plan: RunPlan, sequences: int) -> RunPlan:
     """The plan with the sequences of an update that the first rows of a stream make: a batch with
-    room for more of them would be empty there."""
+    room for more of them would be empty there, and memory is that of the batch there is."""
+    from expert.jobs.calibrating import known_calibrations
+    from expert.planning.calibration import estimated_again
+
     values = _batches_of(plan, sequences, plan.batch.micro_batch)
-    return plan.with_values(values, "the first rows of the stream", "measurement")
+    plan = plan.with_values(values, "the first rows of the stream", "measurement")
+    return estimated_again(plan, known_calibrations(plan.target))
 
 
 def _batches_of(plan: RunPlan, sequences: int, most: int) -> dict[str, int]:
@@ -293,7 +297,7 @@ def has_whole_rows(split: PreparedSplit) -> bool:
 def split_batches(
     plan: RunPlan, split: PreparedSplit, *, rows: int, device: torch.device
 ) -> Iterator[Iterator[Batch]]:
-    """All batches of a split once, in its own order."""
+    """All batches of a split once; those that vary in width longest first."""
     import numpy as np
 
     from expert.data.batches import BatchShape
@@ -304,9 +308,10 @@ def split_batches(
     index, store = split.index, split.open()
     rows = min(rows, index.bins)  # a small split is not padded up to a large batch
     bins = np.arange(index.bins)
-    if is_padded(plan):
+    if is_padded(plan) or plan.data.trim:
         # Longest first: what does not fit shows at once, and rows of one length pad each other.
         bins = np.argsort(-index.bin_lengths(), kind="stable")
+    if is_padded(plan):
         yield (
             on_device(
                 padded_tensors(index, some, store, pad_id=PAD_ID),
@@ -330,6 +335,7 @@ def split_batches(
         soft=index.soft_tokens > 0,
         whole_rows=has_whole_rows(split),
         pin=plan.loader.pin_memory,
+        trim=plan.data.trim,
     )
     with feed:
         yield (batch for fed in feed for batch in fed.batches)

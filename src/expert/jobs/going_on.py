@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.jobs.run_places import manifest_of, start_of
 
 if TYPE_CHECKING:
     from expert.core.events import Event
@@ -28,14 +29,21 @@ Setting = tuple[str, Any]
 def command_of_run(folder: RunFolder, started: Event | None = None) -> str:
     """The command that goes on with a run, with all that it was started with besides what its
     manifest says today. `started`: the event of its start, where it is known already."""
-    words, settings = _how_started(folder, started)
-    return command_to_go_on(["expert", "train", *words], folder.path, settings)
+    told = start_of(folder) if started is None else started
+    words, settings = _how_started(folder, told)
+    return command_to_go_on(["expert", "train", *words, *_asked(told)], folder.path, settings)
 
 
-def _how_started(folder: RunFolder, started: Event | None) -> tuple[list[str], list[Setting]]:
+def _asked(started: Event) -> list[str]:
+    """Options of the start that no manifest keeps."""
+    vram = started.get("vram")
+    limit = ["--vram", vram] if isinstance(vram, str) else []
+    return [*limit, *(["--allow-remote-code"] if started.get("allow_remote_code") is True else [])]
+
+
+def _how_started(folder: RunFolder, started: Event) -> tuple[list[str], list[Setting]]:
     """Words that name what was trained, and keys that the manifest of today has otherwise."""
     from expert.jobs.resuming import changed_options, leaves
-    from expert.jobs.run_places import manifest_of
     from expert.manifest.reader import read_manifest
 
     recorded = _recorded(folder.manifest)

@@ -50,7 +50,7 @@ def manifest_of(folder: RunFolder, started: Event | None = None) -> str:
     """The manifest a run was trained from, as a command takes it; FILE where it is gone.
 
     `started`: the event of its start, where it is known already."""
-    told = _started(folder) if started is None else started
+    told = start_of(folder) if started is None else started
     try:
         plan = json.loads(folder.plan.read_text(encoding="utf-8"))
         then, now = str(plan["watch"]["output_dir"]), folder.path.absolute().parent
@@ -60,7 +60,8 @@ def manifest_of(folder: RunFolder, started: Event | None = None) -> str:
     return named_manifest(told)
 
 
-def _started(folder: RunFolder) -> Event:
+def start_of(folder: RunFolder) -> Event:
+    """The event with which a run began, or was last gone on with; empty where there is none."""
     try:
         found = [e for e in read_events(folder.events) if e.get("event") == "started"]
     except OSError:

@@ -56,6 +56,7 @@ class Session:
         sinks: tuple[Sink, ...],
         restream: Callable[[RunPlan], Stream] | None = None,
         allow_remote_code: bool = False,
+        vram: str | None = None,
         acknowledge: Callable[[], None] = lambda: None,
         progress: Callable[[int], None] = lambda done: None,
         evaluating: Evaluating = lambda split, rows, total: None,
@@ -79,7 +80,7 @@ class Session:
         self.gpu = GpuSampler(self.device.index or 0) if self.device.type == "cuda" else None
         self.doing: Literal["training", "probe"] = "training"
         self._restream = restream
-        self._allow_remote_code = allow_remote_code
+        self._allow_remote_code, self._vram = allow_remote_code, vram
         self._warned: set[str] = set()
         self._warnings: list[str] = []
         self._announced = False
@@ -123,7 +124,8 @@ class Session:
         from expert.model.switches import list_switches
 
         write_down(self.folder, self.plan, self.manifest, self.data)
-        facts = started_facts(self.folder, self.plan, self._source)
+        asked = (self._vram, self._allow_remote_code)
+        facts = started_facts(self.folder, self.plan, self._source, asked)
         ahead = self.recorder.meter.ahead
         cost = ahead.cost(self.state.done) if ahead is not None else None
         self.emit("started", step=self.state.done, **facts, evaluation_updates=cost)

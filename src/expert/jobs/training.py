@@ -97,6 +97,7 @@ def train(
             sinks=tuple(sinks),
             restream=lambda changed: stream_of(builder, changed),
             allow_remote_code=allow_remote_code,
+            vram=vram,
             acknowledge=acknowledge,
             progress=progress,
             evaluating=evaluating,

@@ -97,6 +97,8 @@ class DatasetSpec(Section):
     """Descriptive only: rows are not generated."""
     max_chars: Count | None = None
     """Use only this many characters of a text corpus."""
+    max_samples: Count | None = None
+    """Use only the first so many rows of each file or set named, for training and for judging."""
     max_bad_rows: CountFromZero = 0
     """Unreadable rows to tolerate; each is counted and written to rejects.jsonl."""
 

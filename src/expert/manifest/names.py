@@ -110,6 +110,7 @@ LOOSE_DATASET_KEYS = {
     "field_mapping": "field_mapping",
     "text_field": "text_field",
     "max_chars": "max_chars",
+    "max_samples": "max_samples",
     "validation_path": "validation_path",
     "test_path": "test_path",
     "validation_split": "validation_split",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
 
 from expert.manifest.dataset import DatasetSpec
@@ -61,6 +61,13 @@ class Survey:
     def mean_tokens(self) -> float | None:
         return self.tokens / self.rows if self.rows and self.tokens else None
 
+    def of_first(self, most: int | None) -> Survey:
+        """The same where at most so many rows are used, the first; None: all of them."""
+        if most is None or self.rows is None or self.rows <= most:
+            return self
+        tokens = self.tokens and round(self.tokens * most / self.rows)
+        return replace(self, rows=most, tokens=tokens, because=f"max_samples; {self.because}")
+
 
 def survey_data(spec: DatasetSpec, folder: Path, *, characters: bool) -> Survey:
     """Look at the training files; `characters`: a token is a character, not a word piece."""
@@ -74,7 +81,10 @@ def _survey(spec: DatasetSpec, folder: Path, characters: bool) -> Survey:
     if spec.streaming:
         return Survey(None, None, "streamed rows are not counted beforehand")
     if spec.tasks:
-        parts = [survey_file(local_path(task.train, folder)) for task in spec.tasks.values()]
+        parts = [
+            survey_file(local_path(task.train, folder)).of_first(spec.max_samples)
+            for task in spec.tasks.values()
+        ]
         weights = [task.weight for task in spec.tasks.values()]
         missing = next((part for part in parts if part.rows is None), None)
         if missing is not None:
@@ -94,7 +104,7 @@ def _survey(spec: DatasetSpec, folder: Path, characters: bool) -> Survey:
     if characters and found.is_file():
         size = found.stat().st_size
         return Survey(None, min(size, spec.max_chars or size), f"size of {path}")
-    return survey_file(found)
+    return survey_file(found).of_first(spec.max_samples)
 
 
 def local_path(path: str, folder: Path) -> Path:
