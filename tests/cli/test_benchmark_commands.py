@@ -110,6 +110,17 @@ def test_the_ladder_is_a_sentence_a_table_and_how_it_was_measured():
         assert ("█" in text) == terminal
 
 
+def test_a_narrow_terminal_has_fewer_columns_and_no_broken_number():
+    shown = console(terminal=True)
+    shown.width = 80
+    fast = rung("packing", 2_398_206.0, gain=1.95, cumulative=5.35, loss_difference=0.0)
+    show_ladder(ladder(rung("baseline", 640_472.0, cumulative=1.0), fast), shown)
+    text = text_of(shown)
+    assert "rows/s" not in text
+    for number in ("2,398,206", "1.95x", "5.35x"):
+        assert any(number in line for line in text.splitlines() if "packing" in line)
+
+
 def test_a_rung_in_a_line_says_what_came_of_it():
     assert line_of(CLIMBED.rungs[1]) == (
         "  packing: 250 tokens/s, 2.50x, in all 2.50x, loss 2.0000"

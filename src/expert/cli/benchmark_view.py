@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from expert.cli.display import Sheet, show_bars, show_sheet, write_line
+from expert.cli.display import GAP, Sheet, show_bars, show_sheet, write_line
 from expert.cli.run_view import PreparingView, say
 from expert.cli.words import duration
 from expert.insight.ladder import MARKS, STAND, Ladder, RungResult, compare, outcome
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 # In a terminal what cannot be known for any rung takes no column.
 ALWAYS = ("rung", "tokens/s", "gain", "in all", "loss", "")
+FIRST_TO_GO = ("±", "rows/s", "epoch", "MFU", "off by", "GPU", "memory", "loss")
+"""Columns that a narrow terminal has no room for, in this order."""
+WORDS = 24
+"""Letters of the last column, which is wrapped."""
 
 
 class ClimbView(Watcher):
@@ -161,15 +165,25 @@ def show_ladder(ladder: Ladder, console: Console) -> None:
         bars = [_bar(rung, ladder) for rung in ladder.rungs if rung.status in STAND]
         show_bars(bars, max((amount for _, amount, _ in bars), default=0.0), console)
     rows = table_rows(ladder)
-    kept = [
-        place
-        for place, column in enumerate(COLUMNS)
-        if column in ALWAYS or any(row[place] != "–" for row in rows)
-    ]
+    room = console.width if console.is_terminal else None
+    kept = [COLUMNS.index(column) for column in _columns(rows, room)]
     columns = tuple(COLUMNS[place] for place in kept)
     show_sheet(Sheet(columns, [[[row[p] for p in kept] for row in rows]]), console)
     for line in how_measured(ladder):
         say(console, line, "dim")
+
+
+def _columns(rows: list[tuple[str, ...]], room: int | None) -> list[str]:
+    """Those that say something, and of them as many as there is room for: a number that is broken
+    over two lines is none. All of them stand in the Markdown and on the page."""
+    cells = {column: [row[place] for row in rows] for place, column in enumerate(COLUMNS)}
+    kept = [c for c in COLUMNS if c in ALWAYS or any(cell != "–" for cell in cells[c])]
+    widths = {c: max(len(c), *map(len, cells[c]), 0) + len(GAP) for c in kept}
+    widths[""] = min(widths[""], WORDS)
+    for column in FIRST_TO_GO:
+        if room is not None and sum(widths[c] for c in kept) > room and column in kept:
+            kept.remove(column)
+    return kept
 
 
 def _bar(rung: RungResult, ladder: Ladder) -> tuple[str, float, str]:
