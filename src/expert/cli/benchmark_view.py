@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from expert.cli.display import GAP, Sheet, show_bars, show_sheet, write_line
+from expert.cli.display import Sheet, show_bars, show_sheet, write_line
 from expert.cli.run_view import PreparingView, say
 from expert.cli.words import duration
 from expert.insight.ladder import MARKS, STAND, Ladder, RungResult, compare, outcome
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ALWAYS = ("rung", "tokens/s", "gain", "in all", "loss", "")
 FIRST_TO_GO = ("±", "rows/s", "epoch", "MFU", "off by", "GPU", "memory", "loss")
 """Columns that a narrow terminal has no room for, in this order."""
+BETWEEN = 3
+"""Columns of a ruled table are so far apart."""
 WORDS = 24
 """Letters of the last column, which is wrapped."""
 
@@ -178,7 +180,7 @@ def _columns(rows: list[tuple[str, ...]], room: int | None) -> list[str]:
     over two lines is none. All of them stand in the Markdown and on the page."""
     cells = {column: [row[place] for row in rows] for place, column in enumerate(COLUMNS)}
     kept = [c for c in COLUMNS if c in ALWAYS or any(cell != "–" for cell in cells[c])]
-    widths = {c: max(len(c), *map(len, cells[c]), 0) + len(GAP) for c in kept}
+    widths = {c: max(len(c), *map(len, cells[c]), 0) + BETWEEN for c in kept}
     widths[""] = min(widths[""], WORDS)
     for column in FIRST_TO_GO:
         if room is not None and sum(widths[c] for c in kept) > room and column in kept:
