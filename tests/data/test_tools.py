@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from expert.data.audit import SplitReport
 from expert.data.columns import understand_columns
 from expert.data.formats import example_of
 from expert.data.records import BadRow, Example, Row
@@ -213,4 +214,32 @@ def test_thoughts_before_a_call_do_not_spoil_a_row_that_goes_on_with_another_que
         "Cool.<|im_end|>\n",
         f"<think>\nAgain.\n</think>\n\n{call}<|im_end|>\n",
         "<think>\nWet is right.\n</think>\n\nWet.<|im_end|>\n",
+    ]
+
+
+# In the manner of Llama and Mistral: an answer that calls says nothing else.
+SILENT = """\
+{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
+{%- for m in messages %}
+{{- '<h>' + m.role + '</h>' }}
+{%- if m.tool_calls %}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}
+{%- else %}{{ m.content }}{% endif %}
+{{- '<e>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<h>assistant</h>' }}{% endif %}"""
+
+
+def test_words_beside_a_call_that_a_template_leaves_out_are_warned_of():
+    row, thoughts = (json.loads(json.dumps(OPENAI)) for _ in range(2))
+    thoughts["messages"][2]["content"] = "<think>\nAsk.\n</think>\n\n"
+    row["messages"][2]["content"] = "<think>\nAsk.\n</think>\n\nLet me see."
+    split = SplitReport("train")
+    for line, (given, template) in enumerate(
+        [(row, family(SILENT)), (thoughts, family(SILENT)), (row, chatml())], 1
+    ):
+        made = example(given)
+        split.note_silent_calls(made, template.segments(made), f"rows.jsonl:{line}")
+    assert split.warnings() == [
+        "train: 1 example with words beside a call, which the model's own template leaves out: "
+        "they are not learnt: rows.jsonl:1"
     ]

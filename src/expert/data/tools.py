@@ -97,6 +97,12 @@ def calls_of(turn: Turn) -> list[dict[str, Any]]:
     return [call["function"] for call in calls]
 
 
+def drops_words_beside_calls(example: Example, text: str) -> bool:
+    """Whether a text of the example lacks what an answer says beside its calls; thoughts apart."""
+    said = (turn.text.rpartition("</think>")[2] for turn in example.turns if calls_of(turn))
+    return any(words.strip() not in text for words in said)
+
+
 def tool_names(turns: Sequence[Turn], tools: str) -> Iterator[str]:
     """Names of the tools that are offered, and of those that are called."""
     yield from (tool["function"]["name"] for tool in json.loads(tools or "[]"))
