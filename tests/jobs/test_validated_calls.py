@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from expert.jobs.test_sets import find_test_set
 from expert.jobs.trained import load_trained, read_plan
 from expert.jobs.validating import _said, validate
 from expert.jobs.written_calls import as_written
-from expert.judging.calls_oracle import CALLS, check_of
+from expert.judging.calls_oracle import CALLS, Marks, check_of
 from expert.judging.cases import Case
 from expert.judging.oracle import oracle_for
-from tests.data.chat_templates import family
+from tests.data.chat_templates import family, qwen3_source
 from tests.jobs.runs import WORDS, base_model, run, write_expert
 from tests.jobs.trained_runs import place
 from tests.jobs.validated_runs import as_it_was, written
@@ -169,6 +169,12 @@ def test_expected_calls_are_those_that_the_template_of_the_model_writes(tmp_path
     judge = oracle_for(CALLS).judge
     assert judge(case, case.expected, lambda: None).passed is True
     assert judge(case, WRITTEN, lambda: None).passed is False
+
+
+def test_the_empty_thought_of_qwen3_is_no_mark_of_a_call(tmp_path):
+    case = asked_of(qwen3_source(), rows_file(tmp_path, [row("a")]))
+    assert case.expected == f"<think>\n\n</think>\n\n{IN_CHATML}"
+    assert case.check["marks"] == asdict(Marks())
 
 
 def test_calls_that_nothing_here_can_read_never_count_as_right(tmp_path):
