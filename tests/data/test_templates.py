@@ -251,7 +251,7 @@ def test_a_template_without_an_end_is_refused(name):
 def test_nothing_is_generated_without_a_question(turns):
     with pytest.raises(TemplateError) as caught:
         named("chatml").prompt(turns)
-    assert str(caught.value) == "an answer can be generated only after a user turn"
+    assert str(caught.value) == "an answer can be generated only after a user turn, or a tool's"
 
 
 @pytest.mark.parametrize("file", REAL_FILES)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from expert.data.audit import SplitReport
 from expert.data.columns import understand_columns
 from expert.data.formats import example_of
 from expert.data.records import BadRow, Example, Row
@@ -166,3 +167,79 @@ def test_without_tools_the_older_field_for_one_call_is_read():
     text = shown(chatml().segments(example(row)))
     assert '[[<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>\n]]' in text
     assert "<tool_response>\n1\n</tool_response>" in text
+
+
+# Thoughts stand before the calls and the answers of what comes after the last question alone.
+THOUGHTS: dict[str, Any] = {
+    "messages": [
+        {"role": "user", "content": "How is it?"},
+        {"role": "assistant", "reasoning_content": "Ask.", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "12 degrees"},
+        {"role": "assistant", "reasoning_content": "Cool is right.", "content": "Cool."},
+        {"role": "user", "content": "And now?"},
+        {"role": "assistant", "reasoning_content": "Again.", "content": "", "tool_calls": [CALL]},
+        {"role": "tool", "content": "rain"},
+        {"role": "assistant", "reasoning_content": "Wet is right.", "content": "Wet."},
+    ],
+    "tools": [WEATHER],
+}
+
+
+@pytest.mark.parametrize("row", [OPENAI, SHAREGPT])
+def test_what_asks_for_an_answer_is_what_stands_before_it_in_training(row):
+    made = example(row)
+    for template in (chatml(), family(qwen3_source())):
+        whole = "".join(each.text for each in template.segments(made))
+        for place, turn in enumerate(made.turns):
+            if turn.role == "assistant":
+                asked = template.prompt(made.turns[:place], made.tools)
+                learnt = [each.text for each in template.segments(made) if each.learn]
+                assert whole.startswith(asked)
+                assert any(whole[len(asked) :].startswith(text) for text in learnt)
+
+
+def test_a_template_without_a_way_to_write_tools_asks_for_no_answer_with_them():
+    made = example(OPENAI)
+    with pytest.raises(TemplateError, match="no way to write tools"):
+        named_template("alpaca", eos="</s>").prompt(made.turns[:2], made.tools)
+
+
+def test_thoughts_before_a_call_do_not_spoil_a_row_that_goes_on_with_another_question():
+    learnt = [
+        each.text for each in family(qwen3_source()).segments(example(THOUGHTS)) if each.learn
+    ]
+    call = '<tool_call>\n{"name": "get_weather", "arguments": {"town": "K\u00f6ln"}}\n</tool_call>'
+    assert learnt == [
+        f"{call}<|im_end|>\n",
+        "Cool.<|im_end|>\n",
+        f"<think>\nAgain.\n</think>\n\n{call}<|im_end|>\n",
+        "<think>\nWet is right.\n</think>\n\nWet.<|im_end|>\n",
+    ]
+
+
+# In the manner of Llama and Mistral: an answer that calls says nothing else.
+SILENT = """\
+{%- for tool in tools or [] %}{{ tool | tojson }}{% endfor %}
+{%- for m in messages %}
+{{- '<h>' + m.role + '</h>' }}
+{%- if m.tool_calls %}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}
+{%- else %}{{ m.content }}{% endif %}
+{{- '<e>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<h>assistant</h>' }}{% endif %}"""
+
+
+def test_words_beside_a_call_that_a_template_leaves_out_are_warned_of():
+    row, thoughts = (json.loads(json.dumps(OPENAI)) for _ in range(2))
+    thoughts["messages"][2]["content"] = "<think>\nAsk.\n</think>\n\n"
+    row["messages"][2]["content"] = "<think>\nAsk.\n</think>\n\nLet me see."
+    split = SplitReport("train")
+    for line, (given, template) in enumerate(
+        [(row, family(SILENT)), (thoughts, family(SILENT)), (row, chatml())], 1
+    ):
+        made = example(given)
+        split.note_silent_calls(made, template.segments(made), f"rows.jsonl:{line}")
+    assert split.warnings() == [
+        "train: 1 example with words beside a call, which the model's own template leaves out: "
+        "they are not learnt: rows.jsonl:1"
+    ]

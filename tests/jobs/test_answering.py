@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from expert.core.rundir import RunFolder
-from expert.data.records import Turn
+from expert.data.records import Example, Turn
 from expert.jobs import answering
 from expert.jobs.answering import answer_all
 from expert.jobs.choosing import BASE, NothingTrained, choose
@@ -42,10 +42,12 @@ def loaded(kind: str):
     return load_trained(folder, read_plan(folder), choose(folder, "final"), device=CPU)
 
 
+def question(prompt: str) -> Example:
+    return Example((Turn("user", prompt),))
+
+
 def asked(kind: str, how: Decoding, *, rows: int | None = None, seed: int = 0, prompts=PROMPTS):
-    found = answer_all(
-        loaded(kind), [[Turn("user", p)] for p in prompts], how, seed=seed, rows=rows
-    )
+    found = answer_all(loaded(kind), [question(p) for p in prompts], how, seed=seed, rows=rows)
     return [(each.text, each.tokens, each.ended) for each in found]
 
 
@@ -115,7 +117,7 @@ def test_what_does_not_fit_is_halved_and_nothing_is_lost(monkeypatch):
     told: list[tuple[int, int]] = []
     found = answer_all(
         loaded("lora"),
-        [[Turn("user", p)] for p in PROMPTS],
+        [question(p) for p in PROMPTS],
         GREEDY,
         tell=lambda *more: told.append(more),
     )
@@ -127,9 +129,17 @@ def test_what_does_not_fit_is_halved_and_nothing_is_lost(monkeypatch):
 def test_a_prompt_that_fills_the_context_is_refused_and_the_others_are_answered():
     config = loaded("lora").loaded.causal_lm.config
     prompts = ["say cat " * config.max_position_embeddings, PROMPTS[0]]
-    long, short = answer_all(loaded("lora"), [[Turn("user", p)] for p in prompts], GREEDY)
+    long, short = answer_all(loaded("lora"), [question(p) for p in prompts], GREEDY)
     assert (long.refused, long.text) == ("the prompt fills the context", "")
     assert (short.text, short.tokens, short.ended) == asked("lora", GREEDY)[0]
+
+
+def test_what_was_said_is_told_with_its_special_tokens_too():
+    work = answering._Work(loaded("lora"), [question(PROMPTS[0])], GREEDY, 0)
+    mark, word = (work.tokenizer.encode(text).ids for text in ("<|im_start|>", "cat"))
+    work.said[0] = [*mark, *word, *work.ends]
+    (answer,) = work.answers()
+    assert (answer.text, answer.marked) == ("cat", "<|im_start|>cat")
 
 
 def test_the_base_of_a_run_has_nothing_of_what_was_learnt():

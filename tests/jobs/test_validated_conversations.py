@@ -121,20 +121,6 @@ def test_all_answers_of_a_conversation_that_was_learnt_were_learnt(tmp_path):
     assert [each.learnt for each in done.reached.cases] == [True] * 4 + [False] * 2
 
 
-def test_answers_that_call_tools_are_not_taken_for_plain_text(tmp_path):
-    call = {"name": "add", "arguments": "{}"}
-    turns = [
-        {"role": "user", "content": "1 + 2?"},
-        {"role": "assistant", "content": None, "tool_calls": [{"function": call}]},
-    ]
-    rows = rows_file(tmp_path, [{"messages": turns}, talk("say cat", YES)])
-    done = validate(learnt(), test_set=rows, device="cpu")
-    assert [each.case.prompt for each in done.reached.cases] == ["say cat"]
-    assert done.gate.passed is False
-    assert done.gate.reasons[-1].startswith("1 row has tools: answers were not asked for")
-    assert any("1 row with tools" in note for note in done.notes)
-
-
 def test_answers_of_no_weight_are_context_and_no_cases(tmp_path):
     row = talk("say cat", "dog", "No, really.", YES)
     row["messages"][1]["weight"] = 0

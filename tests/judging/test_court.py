@@ -83,7 +83,7 @@ def test_packages_that_are_missing_are_named(monkeypatch):
 
 
 def test_an_unknown_domain_is_refused_with_those_there_are():
-    with pytest.raises(UnknownDomain, match=r"known: json, sql, cypher, typescript, text"):
+    with pytest.raises(UnknownDomain, match=r"known: json, sql, cypher, typescript, calls, text"):
         oracle_for("cobol")
 
 

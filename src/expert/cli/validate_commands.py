@@ -19,6 +19,7 @@ class Domain(StrEnum):
     sql = "sql"
     cypher = "cypher"
     typescript = "typescript"
+    calls = "calls"
     text = "text"
 
 

@@ -115,7 +115,8 @@ def _what_was_judged(done: Validation) -> str:
         return f"no answer asked for, {counted(done.reached.rows.targets, 'token')}"
     cases, rows = len(judged), len({each.row for each in judged})
     of = f" of {counted(rows, 'row')}" if rows != cases else ""
-    return f"{counted(cases, 'case')}{of}, judged as {done.domain}"
+    ways = dict.fromkeys(each.case.domain or done.domain for each in judged)
+    return f"{counted(cases, 'case')}{of}, judged as {' and '.join(ways)}"
 
 
 def checkpoint_sheet(done: Validation) -> Sheet:

@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from expert.core.words import counted
 from expert.data.encoder import EncodedBatch
-from expert.data.records import BadRow, Example, place_of
+from expert.data.records import BadRow, Example, Segment, place_of
 from expert.data.statistics import percentiles
+from expert.data.tools import drops_words_beside_calls, has_tools
 
 DIGEST_BYTES = 16
 SHOWN_ROWS = 100
@@ -316,6 +317,9 @@ class SplitReport:
     remnants: dict[str, int] = field(default_factory=dict)
     first_remnants: list[tuple[str, str]] = field(default_factory=list)
     """(marker, file:line)"""
+    silent_calls: int = 0
+    """Examples whose answers say something beside a call that the template does not write."""
+    first_silent_calls: list[str] = field(default_factory=list)
     lengths: dict[str, Any] = field(default_factory=dict)
     duplicates: Pairs | None = None
     leaks: dict[str, Pairs] = field(default_factory=dict)
@@ -345,6 +349,14 @@ class SplitReport:
             if len(self.first_remnants) < SHOWN_PAIRS:
                 self.first_remnants.append((marker, place))
 
+    def note_silent_calls(self, example: Example, segments: Sequence[Segment], place: str) -> None:
+        if not has_tools(example):
+            return
+        if drops_words_beside_calls(example, "".join(segment.text for segment in segments)):
+            self.silent_calls += 1
+            if len(self.first_silent_calls) < SHOWN_PAIRS:
+                self.first_silent_calls.append(place)
+
     def warnings(self) -> list[str]:
         """What a person should look at; lines that begin with blanks belong to the one before."""
         found = []
@@ -355,6 +367,12 @@ class SplitReport:
             found.append(
                 f"{self.name}: template remnant {marker} in {counted(number, 'example')}"
                 + (f": {', '.join(places)}" if places else "")
+            )
+        if self.silent_calls:
+            found.append(
+                f"{self.name}: {counted(self.silent_calls, 'example')} with words beside a call, "
+                "which the model's own template leaves out: they are not learnt: "
+                f"{', '.join(self.first_silent_calls)}"
             )
         repeats = {"earlier in the split": self.duplicates}
         repeats |= {f"in train ({kind})": pairs for kind, pairs in self.leaks.items()}

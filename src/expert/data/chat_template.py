@@ -34,7 +34,8 @@ from expert.data.templates import (
     learn_all,
     plain_segments,
 )
-from expert.data.tools import has_tools, tool_names
+from expert.data.tool_rows import ToolRows
+from expert.data.tools import has_tools
 
 _SLOT = re.compile(f"{SLOT_START}([0-9]+){SLOT_END}")
 _Parts = tuple[str | int, ...]
@@ -131,7 +132,8 @@ class ChatTemplate(Template):
             return learn_all(segments) if learn_prompt else segments
         if has_tools(example):
             turns = self._folded(example.turns)
-            segments = self._with_tools(turns, example)
+            end = self._shape(("user", "assistant", "user", "assistant")).answers[1].end
+            segments = self._tool_rows.segments(turns, example.tools, end)
             return as_learnt(segments, turns, learn_prompt=learn_prompt)
         turns = self._folded(example.turns)
         texts = [turn.text for turn in turns]
@@ -150,9 +152,11 @@ class ChatTemplate(Template):
                 shape.checked += 1
         return as_learnt(segments, turns, learn_prompt=learn_prompt)
 
-    def prompt(self, turns: Sequence[Turn]) -> str:
+    def prompt(self, turns: Sequence[Turn], tools: str = "") -> str:
         check_question(turns)
         turns = self._folded(turns)
+        if has_tools(Example(tuple(turns), tools=tools)):
+            return self._tool_rows.beginning(turns, tools)
         shape = self._shape((*(turn.role for turn in turns), "assistant"))
         if shape.answers[len(turns)].opened:
             return self._render(turns, generate=True)
@@ -177,65 +181,11 @@ class ChatTemplate(Template):
         )
 
     @cached_property
-    def _leaves_out_of_tools(self) -> str:
-        """What the template does not write of a conversation with tools; "" where it writes all of
-        it, or wants more than this conversation has. Names that no text has by chance."""
-        offered, called, given, told = "zq0offered", "zq1called", "zq2given", "zq3told"
-        tool = {"name": offered, "description": "", "parameters": {"type": "object"}}
-        call = {"name": called, "arguments": {"x": given}}
-        extra = json.dumps({"tool_calls": [{"type": "function", "function": call}]})
-        turns = (
-            Turn("user", "x"),
-            Turn("assistant", "", extra=extra),
-            Turn("tool", told),
-            Turn("assistant", "x"),
+    def _tool_rows(self) -> ToolRows:
+        return ToolRows(
+            whole=self._finished,
+            beginning=lambda turns, tools: self._render(turns, generate=True, tools=tools),
         )
-        try:
-            text = self._finished(turns, json.dumps([{"type": "function", "function": tool}]))
-        except TemplateError:
-            return ""
-        parts = {"the tools": offered, "calls": called, "arguments": given, "tools' answers": told}
-        return next((words for words, part in parts.items() if part not in text), "")
-
-    def _refuse_what_is_left_out(self, example: Example, text: str) -> None:
-        said = [*tool_names(example), *(t.text.strip() for t in example.turns if t.role == "tool")]
-        missing = (
-            repr(each[:_SHOWN_CHARACTERS])
-            for each in said
-            if each not in text and json.dumps(each)[1:-1] not in text
-        )
-        left_out = next(missing, "") or self._leaves_out_of_tools
-        if left_out:
-            raise TemplateError(
-                "the tokenizer's chat template does not write tools and their calls: "
-                f"{left_out} is not in its text  (set base_models[0].prompt_template: chatml)"
-            )
-
-    def _with_tools(self, turns: Sequence[Turn], example: Example) -> list[Segment]:
-        """The segments of a conversation with tools, from its beginnings: an answer is what a
-        rendering with it has beyond one that asks for it."""
-        tools = example.tools
-        text = self._finished(turns, tools)
-        self._refuse_what_is_left_out(example, text)
-        end = self._shape(("user", "assistant", "user", "assistant")).answers[1].end
-        segments: list[Segment] = []
-        done = 0
-        for place, turn in enumerate(turns):
-            if turn.role != "assistant":
-                continue
-            asked = self._render(turns[:place], generate=True, tools=tools)
-            start, stop = len(asked), len(text)
-            if place < len(turns) - 1:
-                # Not by a rendering that ends here: of a last answer thoughts may be written.
-                stop = text.find(end, start) + len(end)
-            if not text.startswith(asked) or not done <= start < stop:
-                raise TemplateError(
-                    f"the tokenizer's chat template rewrites turn {place + 1} (assistant) so that "
-                    "its answer is not to be found in the text"
-                )
-            segments += [Segment(text[done:start], False), Segment(text[start:stop], True)]
-            done = stop
-        return [*segments, *([Segment(text[done:], False)] if done < len(text) else [])]
 
     def _folded(self, turns: Sequence[Turn]) -> Sequence[Turn]:
         """The turns, with the system text in the first user turn where the template has no place

@@ -33,8 +33,9 @@ class Template(ABC):
         """The text in stretches that are learnt (answers, each with its end) and that are not."""
 
     @abstractmethod
-    def prompt(self, turns: Sequence[Turn]) -> str:
-        """What an answer to the last turn starts from: the same text as in training."""
+    def prompt(self, turns: Sequence[Turn], tools: str = "") -> str:
+        """What an answer to the last turn starts from, with the tools that the model is offered:
+        the same text as in training."""
 
     @property
     @abstractmethod
@@ -167,8 +168,10 @@ class NamedTemplate(Template):
             )
         return in_chatml(example)
 
-    def prompt(self, turns: Sequence[Turn]) -> str:
+    def prompt(self, turns: Sequence[Turn], tools: str = "") -> str:
         check_question(turns)
+        asked = Example(tuple(turns), tools=tools)
+        turns = self._plain_turns(asked) if has_tools(asked) else turns
         layout = self.layout
         opening, end = layout.answer
         return (
@@ -262,8 +265,8 @@ def as_learnt(
 
 
 def check_question(turns: Sequence[Turn]) -> None:
-    if not turns or turns[-1].role != "user":
-        raise TemplateError("an answer can be generated only after a user turn")
+    if not turns or turns[-1].role not in ("user", "tool"):
+        raise TemplateError("an answer can be generated only after a user turn, or a tool's")
 
 
 def fingerprint_of(*parts: str) -> str:

@@ -97,10 +97,16 @@ def calls_of(turn: Turn) -> list[dict[str, Any]]:
     return [call["function"] for call in calls]
 
 
-def tool_names(example: Example) -> Iterator[str]:
+def drops_words_beside_calls(example: Example, text: str) -> bool:
+    """Whether a text of the example lacks what an answer says beside its calls; thoughts apart."""
+    said = (turn.text.rpartition("</think>")[2] for turn in example.turns if calls_of(turn))
+    return any(words.strip() not in text for words in said)
+
+
+def tool_names(turns: Sequence[Turn], tools: str) -> Iterator[str]:
     """Names of the tools that are offered, and of those that are called."""
-    yield from (tool["function"]["name"] for tool in json.loads(example.tools or "[]"))
-    yield from (call["name"] for turn in example.turns for call in calls_of(turn))
+    yield from (tool["function"]["name"] for tool in json.loads(tools or "[]"))
+    yield from (call["name"] for turn in turns for call in calls_of(turn))
 
 
 def in_chatml(example: Example) -> tuple[Turn, ...]:
@@ -121,13 +127,14 @@ def in_chatml(example: Example) -> tuple[Turn, ...]:
             else:
                 found.append(Turn("user", given))
         elif turn.extra:
-            found.append(Turn("assistant", _with_calls(turn), turn.learn))
+            found.append(Turn("assistant", with_calls(turn), turn.learn))
         else:
             found.append(turn)
     return tuple(found)
 
 
-def _with_calls(turn: Turn) -> str:
+def with_calls(turn: Turn) -> str:
+    """What is said in a turn, and its calls below, as ChatML writes them."""
     written: Sequence[str] = [
         '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'.format(
             call["name"], _text(call["arguments"])

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from expert.data.records import Turn
+    from expert.data.records import Example
     from expert.jobs.sampling import Decoding
     from expert.jobs.trained import Trained
 
@@ -37,6 +37,8 @@ class Answer:
     """What was said to one prompt."""
 
     text: str
+    marked: str
+    """The same with its special tokens: some templates mark calls of tools by them."""
     tokens: int
     ended: bool
     """It came to its end; otherwise it was cut."""
@@ -46,22 +48,22 @@ class Answer:
 
 def answer_all(
     trained: Trained,
-    conversations: Sequence[Sequence[Turn]],
+    questions: Sequence[Example],
     how: Decoding,
     *,
     seed: int = 0,
     rows: int | None = None,
     tell: Tell = lambda done, of: None,
 ) -> list[Answer]:
-    """Answer every conversation, in its order; a prompt's answer does not depend on the others.
+    """Answer every question, in its order; an answer does not depend on the other questions.
 
     Numbers of a batch are rounded in another order than alone: a token that is a tie but for that
     may come out otherwise. `rows`: so many at once; None: as many as fit.
     """
     from expert.jobs.healing import is_out_of_memory
 
-    work = _Work(trained, conversations, how, seed)
-    done = len(conversations) - len(work.order)
+    work = _Work(trained, questions, how, seed)
+    done = len(questions) - len(work.order)
     at_once = rows or _rows_that_fit(trained, work)
     left = list(work.order)
     while left:
@@ -69,7 +71,7 @@ def answer_all(
         try:
             for _ in work.answer(some):
                 done += 1
-                tell(done, len(conversations))
+                tell(done, len(questions))
         except RuntimeError as error:
             if not is_out_of_memory(error) or at_once == 1:
                 raise
@@ -87,7 +89,7 @@ class _Work:
     """All prompts in tokens, and what was said to them so far."""
 
     def __init__(
-        self, trained: Trained, conversations: Sequence[Sequence[Turn]], how: Decoding, seed: int
+        self, trained: Trained, questions: Sequence[Example], how: Decoding, seed: int
     ) -> None:
         from expert.data.encoder import TextEncoder
         from expert.jobs.sampling import end_tokens
@@ -104,7 +106,8 @@ class _Work:
         prompts = trained.loaded.soft_prompts
         self.soft: Tensor | None = prompts.rows().detach() if prompts is not None else None
         self.lead = len(self.soft) if self.soft is not None else 0
-        self.prompts = _encoded([template.prompt(turns) for turns in conversations], encoder)
+        asked = [template.prompt(question.turns, question.tools) for question in questions]
+        self.prompts = _encoded(asked, encoder)
         config = trained.loaded.causal_lm.config.get_text_config()
         self.context: int = getattr(config, "max_position_embeddings", None) or ENDLESS
         self.room = [
@@ -126,9 +129,16 @@ class _Work:
 
     def answers(self) -> list[Answer]:
         return [
-            Answer(text=self._text(row), tokens=len(said), ended=self.ended[row])
+            Answer(
+                text=self._text(row, special=bool(self.stops)),
+                marked=self._text(row, special=True),
+                tokens=len(said),
+                ended=self.ended[row],
+            )
             if self.room[row] > 0
-            else Answer(text="", tokens=0, ended=False, refused="the prompt fills the context")
+            else Answer(
+                text="", marked="", tokens=0, ended=False, refused="the prompt fills the context"
+            )
             for row, said in enumerate(self.said)
         ]
 
@@ -162,12 +172,12 @@ class _Work:
     def _is_over(self, row: int) -> bool:
         return self.ended[row] or len(self.said[row]) >= self.room[row]
 
-    def _text(self, row: int) -> str:
+    def _text(self, row: int, *, special: bool) -> str:
         """What was said, without what ended it."""
         from expert.jobs.answer_writer import cut_at
 
         kept = [token for token in self.said[row] if token not in self.ends]
-        text = str(self.tokenizer.decode(kept, skip_special_tokens=not self.stops))
+        text = str(self.tokenizer.decode(kept, skip_special_tokens=not special))
         place = cut_at(text, self.stops)
         return (text if place is None else text[:place]).strip()
 

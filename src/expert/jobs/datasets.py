@@ -185,6 +185,7 @@ class _Checker:
                 example = example_in(row)
                 collector.add(example, row.file, row.line)
                 split.note_remnants(example, row.place)
+                split.note_silent_calls(example, made, row.place)
                 waiting.append(made)
                 characters += sum(len(segment.text) for segment in made)
             if len(waiting) >= _BATCH_EXAMPLES or characters >= _BATCH_CHARACTERS:

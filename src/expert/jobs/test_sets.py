@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 CASE_FILE = "test_cases.json"
 SHOWN_BAD_ROWS = 3
+_ASK = ("user", "tool")
+"""Roles after which an answer is asked for."""
 
 __all__ = ["NoTestSet", "TestSet", "data_folder", "find_test_set"]
 
@@ -51,12 +53,13 @@ class TestSet:
         whole = self.part_of
         return {"test_set": whole.name, "of": whole.count} if whole is not None else None
 
-    @property
-    def unasked(self) -> int:
-        """Rows whose answers cannot be asked for: a prompt tells nothing of their tools."""
-        from expert.data.tools import has_tools
-
-        return sum(map(has_tools, self.examples))
+    def asked(self) -> list[tuple[Case, Example]]:
+        """Every case with its row as far as the answer that is asked for."""
+        return [
+            (case, replace(example, turns=example.turns[: case.turn]))
+            for example, own in zip(self.examples, self.cases, strict=True)
+            for case in own
+        ]
 
     @property
     def count(self) -> int:
@@ -232,31 +235,34 @@ def _of_rows(
 def _cases(example: Example, row: Row, name: str) -> tuple[Case, ...]:
     """The cases in a row: every answer that is to be learnt from such a row, asked for with the
     turns before it as they stand there.
-    What the row says of its task, its domain and its check holds of each of them."""
-    from expert.data.tools import has_tools
+    What the row says of its task, its domain and its check holds of each of them; an answer that
+    calls tools is held to its calls."""
+    from expert.data.tools import calls_of, with_calls
+    from expert.judging.calls_oracle import CALLS, check_of
     from expert.judging.cases import Case
 
-    if has_tools(example):
-        return ()
     turns, values = example.turns, row.values
-    said = tuple((turn.role, turn.text) for turn in turns)
+    said = tuple((turn.role, with_calls(turn)) for turn in turns)
     answers = [
         place
         for place, turn in enumerate(turns)
-        if turn.role == "assistant" and turn.learn and place and turns[place - 1].role == "user"
+        if turn.role == "assistant" and turn.learn and place and turns[place - 1].role in _ASK
     ]
+    domain = values["domain"] if isinstance(values.get("domain"), str) else ""
+    own = domain, _check(values.get("check"), row)
+    judged = {place: calls_of(turns[place]) for place in answers}
     return tuple(
         Case(
             id=name if len(answers) == 1 else f"{name}, turn {place + 1}",
             turns=said[:place],
-            expected=turns[place].text,
+            expected=said[place][1],
             task=values["task"] if isinstance(values.get("task"), str) else "",
-            domain=values["domain"] if isinstance(values.get("domain"), str) else "",
-            check=_check(values.get("check"), row),
+            domain=CALLS if calls else own[0],
+            check=check_of(calls) if calls else own[1],
             row=name,
             turn=place + 1,
         )
-        for place in answers
+        for place, calls in judged.items()
     )
 
 

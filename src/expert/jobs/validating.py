@@ -112,7 +112,7 @@ def validate(
         reached=reached,
         baseline=before,
         comparison=_compared(reached, before),
-        gate=gate_of(demands, reached.standing, theirs, unasked=test.unasked),
+        gate=gate_of(demands, reached.standing, theirs),
         checkpoints=others,
         settings=_settings(demands, task, limit),
         partial=test.partial,
@@ -161,8 +161,7 @@ def _refuse_unknown(checkpoints: str | None) -> None:
 def _notes(task: _Task) -> list[str]:
     from expert.jobs.validation_notes import notes_on
 
-    test = task.test
-    return notes_on(task.cases, task.domain, unasked=test.unasked, left_out=test.left_out)
+    return notes_on(task.cases, task.domain, left_out=task.test.left_out)
 
 
 def _refuse_impossible(min_accuracy: float | None, task: _Task) -> None:
@@ -304,6 +303,7 @@ def _learnt(
 def _ask(trained: Trained, run: str, task: _Task) -> Reached:
     """Loss on the rows, answers to the cases, and what becomes of them."""
     from expert.jobs.row_losses import row_losses
+    from expert.jobs.written_calls import as_written
     from expert.judging.court import judge_all
 
     name = trained.choice.name
@@ -320,11 +320,12 @@ def _ask(trained: Trained, run: str, task: _Task) -> Reached:
     began = time.monotonic()
     answers = _answers(trained, task)
     seconds, step = time.monotonic() - began, trained.choice.step
+    cases = as_written(task.test.asked(), trained.template) if trained.template else []
     del trained
     gc.collect()
     judgements = judge_all(
-        task.cases,
-        [answer.text for answer in answers],
+        cases,
+        [_said(*pair) for pair in zip(cases, answers, strict=True)],
         domain=task.domain,
         strict=task.strict,
         tell=lambda done, of: task.tell(f"{name}: judging", done, of),
@@ -336,7 +337,7 @@ def _ask(trained: Trained, run: str, task: _Task) -> Reached:
         rows=rows,
         cases=tuple(
             replace(_judged(*facts), learnt=facts[0].id in task.learnt)
-            for facts in zip(task.cases, answers, judgements, strict=False)
+            for facts in zip(cases, answers, judgements, strict=True)
         ),
         tokens=sum(answer.tokens for answer in answers),
         seconds=seconds,
@@ -344,20 +345,23 @@ def _ask(trained: Trained, run: str, task: _Task) -> Reached:
 
 
 def _answers(trained: Trained, task: _Task) -> list[Answer]:
-    from expert.data.records import Turn
     from expert.jobs.answering import answer_all
 
     if not task.cases:
         return []
     name = trained.choice.name
-    roles: Any = [[Turn(role, text) for role, text in case.turns] for case in task.cases]  # type: ignore[arg-type]
     return answer_all(
         trained,
-        roles,
+        [replace(example, turns=example.turns[:-1]) for _, example in task.test.asked()],
         task.decoding,
         seed=task.seed,
         tell=lambda done, of: task.tell(f"{name}: answering", done, of),
     )
+
+
+def _said(case: Case, answer: Answer) -> str:
+    """What is judged: of an answer that is to call tools, with the marks of its calls."""
+    return answer.marked if case.check.get("marks") else answer.text
 
 
 def _judged(case: Case, answer: Answer, judgement: Judgement) -> Judged:
@@ -369,7 +373,7 @@ def _judged(case: Case, answer: Answer, judgement: Judgement) -> Judged:
     elif judgement.passed is False and not answer.ended:
         cut = f"{judgement.reason}; the answer was cut at {answer.tokens} tokens"
         judgement = wrong(judgement.kind, cut)
-    said = answer.text
+    said = _said(case, answer)
     return Judged(
         case=case,
         answer=said,

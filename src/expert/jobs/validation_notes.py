@@ -11,24 +11,18 @@ if TYPE_CHECKING:
     from expert.judging.cases import Case
 
 
-def notes_on(
-    cases: Sequence[Case], domain: str, *, unasked: int = 0, left_out: int = 0
-) -> list[str]:
-    """What the cases do not have, what is not installed, and what that leaves out; `unasked` rows
-    are no cases, and `left_out` ones no rows of the set."""
+def notes_on(cases: Sequence[Case], domain: str, *, left_out: int = 0) -> list[str]:
+    """What the cases do not have, what is not installed, and what that leaves out; `left_out` rows
+    are none of the set."""
     from expert.judging.oracle import EXTRA, missing_packages
     from expert.judging.typecheck import find_tsc
 
     told = []
-    if unasked:
-        told = [f"{counted(unasked, 'row')} with tools: a loss, and no answer that was asked for"]
     if left_out:
         told.append(
             f"{counted(left_out, 'row')} more held out and not asked: nothing that is learnt comes "
             "before max_seq_length"
         )
-    if not cases and unasked:
-        return told
     if not cases:
         return [
             *told,

@@ -26,7 +26,7 @@ class Case:
 
     id: str
     turns: tuple[tuple[str, str], ...]
-    """(role, text) up to the answer; the last is the user's."""
+    """(role, text) up to the answer; the last is the user's, or what a tool gave back."""
     expected: str
     task: str = ""
     domain: str = ""
@@ -39,7 +39,7 @@ class Case:
 
     @property
     def prompt(self) -> str:
-        """What the user said last."""
+        """What was said last: the user's words, or what a tool gave back."""
         return self.turns[-1][1] if self.turns else ""
 
 

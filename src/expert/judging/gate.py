@@ -48,16 +48,12 @@ def score_for_the_gate(every: Score, new: Score) -> Score:
     return new if new.cases >= min(ENOUGH_NEW_CASES, every.cases) else every
 
 
-def gate_of(demands: Demands, now: Standing, before: Standing | None, *, unasked: int = 0) -> Gate:
+def gate_of(demands: Demands, now: Standing, before: Standing | None) -> Gate:
     """Hold what a model reached to what is asked, and to the baseline where there is one. Rows
-    without answers have no accuracy that could be asked for; answers without an oracle have, and
-    so have `unasked` rows, whose answers call tools, beside others."""
+    without answers have no accuracy that could be asked for; answers without an oracle have."""
     if not now.score.cases and before is None:
         return Gate(passed=None, reasons=())
     reasons = _of_accuracy(demands, now.score) if now.score.cases else []
-    if now.score.cases and unasked > MOST_WITHOUT_ORACLE * (unasked + now.score.cases):
-        rows = "1 row has" if unasked == 1 else f"{unasked} rows have"
-        reasons.append(f"{rows} tools: answers were not asked for  (--test-set FILE without them)")
     if before is not None:
         reasons += _of_regression(demands, now, before)
     return Gate(passed=not reasons, reasons=tuple(reasons))

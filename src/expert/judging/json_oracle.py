@@ -51,7 +51,7 @@ class JsonOracle:
                 return unknown(f"the schema of the case names what is not in it: {error}")
             if broken is not None:
                 where = "".join(f"[{part!r}]" for part in broken.absolute_path)
-                return wrong("schema", f"${where}: {_short(broken.message)}")
+                return wrong("schema", f"${where}: {short(broken.message)}")
         if not equals and validator is None:
             return unknown("it parses, and the case says neither equals nor schema")
         return right("equal" if equals else "schema")
@@ -72,7 +72,7 @@ def parse(text: str) -> Any:
     except json.JSONDecodeError as error:
         raise NotJson(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits
-        raise NotJson(_short(str(error))) from None
+        raise NotJson(short(str(error))) from None
 
 
 def difference(expected: Any, value: Any, path: str = "$") -> str | None:
@@ -88,8 +88,8 @@ def difference(expected: Any, value: Any, path: str = "$") -> str | None:
         more = [key for key in value if key not in expected]
         if missing or more:
             what = f"without {missing[0]!r}" if missing else f"with {more[0]!r} that is not wanted"
-            return f"{path}: an object {_short(what)}"
-        found = (difference(expected[k], value[k], f"{path}.{_short(k)}") for k in expected)
+            return f"{path}: an object {short(what)}"
+        found = (difference(expected[k], value[k], f"{path}.{short(k)}") for k in expected)
         return next((place for place in found if place is not None), None)
     if isinstance(expected, list):
         if len(expected) != len(value):
@@ -114,7 +114,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         counted = Counter(key for key, _ in pairs)
-        twice = _short(counted.most_common(1)[0][0])
+        twice = short(counted.most_common(1)[0][0])
         raise ValueError(f"the key {twice!r} stands twice in an object")
     return found
 
@@ -123,9 +123,9 @@ def _number(text: str) -> Decimal:
     try:
         found = Decimal(text)
     except DecimalException:
-        raise ValueError(f"the number {_short(text)} is out of range") from None
+        raise ValueError(f"the number {short(text)} is out of range") from None
     if not found.is_finite():
-        raise ValueError(f"the number {_short(text)} is out of range")
+        raise ValueError(f"the number {short(text)} is out of range")
     return found
 
 
@@ -158,8 +158,9 @@ def _without_decimals(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    return _short(json.dumps(value, ensure_ascii=False, default=str))
+    return short(json.dumps(value, ensure_ascii=False, default=str))
 
 
-def _short(text: str) -> str:
+def short(text: str) -> str:
+    """The beginning of what a model wrote, for a reason."""
     return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"

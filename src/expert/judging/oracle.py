@@ -35,7 +35,7 @@ class Judgement:
     reason: str
     """Why not; "" where it passed without more to say."""
     kind: str
-    """What told: "equal", "rows", "state", "parse", "run", "schema", "types", "none", …"""
+    """What told: "equal", "rows", "state", "parse", "run", "schema", "types", "calls", "none", …"""
 
 
 class Oracle(Protocol):
@@ -49,6 +49,7 @@ _HOMES = {
     "sql": ("expert.judging.sql_oracle", "SqlOracle"),
     "cypher": ("expert.judging.cypher_oracle", "CypherOracle"),
     "typescript": ("expert.judging.typescript_oracle", "TypeScriptOracle"),
+    "calls": ("expert.judging.calls_oracle", "CallsOracle"),
     "text": ("expert.judging.text_oracle", "TextOracle"),
 }
 DOMAINS = tuple(_HOMES)

@@ -1,0 +1,206 @@
+"""Rows with tools: the model is asked with them, and its calls are judged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from expert.cli.validate_view import score_sheet
+from expert.core.rundir import RunFolder
+from expert.data.records import Example, Turn
+from expert.jobs.answering import Answer, answer_all
+from expert.jobs.choosing import choose
+from expert.jobs.sampling import settle_decoding
+from expert.jobs.test_sets import find_test_set
+from expert.jobs.trained import load_trained, read_plan
+from expert.jobs.validating import _said, validate
+from expert.jobs.written_calls import as_written
+from expert.judging.calls_oracle import CALLS, Marks, check_of
+from expert.judging.cases import Case
+from expert.judging.oracle import oracle_for
+from tests.data.chat_templates import family, qwen3_source
+from tests.jobs.runs import WORDS, base_model, run, write_expert
+from tests.jobs.trained_runs import place
+from tests.jobs.validated_runs import as_it_was, written
+
+__all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
+
+TOOLS = [{"type": "function", "function": {"name": "ok", "parameters": {"type": "object"}}}]
+IN_CHATML = '<tool_call>\n{"name": "ok", "arguments": {"yes": true}}\n</tool_call>'
+WRITTEN = '[CALL]{"name": "ok", "arguments": {"yes": true}}[/CALL]'
+TEMPLATE = """\
+{%- for tool in tools or [] %}{{ '<tool>' + tool.function.name + '</tool>' }}{% endfor %}
+{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '\\n' + m.content }}
+{%- for c in m.tool_calls or [] %}{{ '[CALL]' + c.function | tojson + '[/CALL]' }}{% endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
+def call(**arguments: Any) -> dict[str, Any]:
+    given = {"name": "ok", "arguments": json.dumps(arguments)}
+    return {"role": "assistant", "content": None, "tool_calls": [{"function": given}]}
+
+
+def row(question: str, *more: dict[str, Any], **columns: Any) -> dict[str, Any]:
+    asked = {"role": "user", "content": question}
+    return {"messages": [asked, *(more or (call(yes=True),))], "tools": TOOLS, **columns}
+
+
+@cache
+def calling() -> Path:
+    """The run of an expert that has learnt to make one call, whatever it is asked; how calls are
+    written is its model's own way."""
+    base = place() / "models" / "with tools"
+    shutil.copytree(base_model(place() / "models"), base)
+    config = base / "tokenizer_config.json"
+    settings = json.loads(config.read_text(encoding="utf-8"))
+    config.write_text(json.dumps({**settings, "chat_template": TEMPLATE}), encoding="utf-8")
+    path = write_expert(
+        place() / "calls",
+        base,
+        {"epochs": 6, "adapter_type": "full", "learning_rate": 3e-3, "max_seq_length": 128},
+        rows=[row(f"say {word} {n}") for n in range(6) for word in WORDS],
+        dataset={"validation_split": 0.1},
+        model={"prompt_template": "tokenizer"},
+    )
+    return run(path).folder
+
+
+def rows_file(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return path
+
+
+def test_an_expert_that_has_learnt_its_calls_passes_the_gate():
+    done = validate(calling(), device="cpu", baseline="base")
+    assert done.gate.passed is True
+    assert done.reached.score.failed == done.reached.score.without_oracle == 0
+    assert {each.judgement.kind for each in done.reached.cases} == {"calls"}
+    assert done.baseline is not None
+    assert done.baseline.score.passed == 0
+    found = written(calling())["cases"][0]
+    assert (found["expected"], found["answer"], found["exact"]) == (WRITTEN, WRITTEN, True)
+    assert "judged as calls (" in (score_sheet(done).title or "")
+
+
+def test_other_calls_fail_it_with_what_is_wrong_in_them(tmp_path):
+    rows = [row("say cat 1", call(yes=False)), row("say dog 1", call(yes=True), id="right")]
+    done = validate(calling(), device="cpu", test_set=rows_file(tmp_path, rows))
+    assert done.gate.reasons == ("accuracy 50.0% is below 95.0%",)
+    assert [each.judgement.reason for each in done.reached.cases] == [
+        "call 1 of ok: $.yes: true instead of false",
+        "",
+    ]
+
+
+def test_answers_after_what_a_tool_gave_back_are_cases_too(tmp_path):
+    told = {"role": "tool", "content": "done"}
+    last = {"role": "assistant", "content": "It is done."}
+    rows = [row("say cat 1", call(yes=True), told, last)]
+    done = validate(calling(), device="cpu", test_set=rows_file(tmp_path, rows))
+    first, second = done.reached.cases
+    assert (first.judgement.passed, second.judgement.passed) == (True, False)
+    assert second.case.turns == (("user", "say cat 1"), ("assistant", IN_CHATML), ("tool", "done"))
+    assert (second.case.prompt, second.case.expected) == ("done", "It is done.")
+    assert "judged as calls and text (" in (score_sheet(done).title or "")
+
+
+def test_a_question_with_tools_is_asked_as_it_was_learnt():
+    folder = RunFolder(calling())
+    plan = read_plan(folder)
+    trained = load_trained(folder, plan, choose(folder, "final"), device=torch.device("cpu"))
+    question = Example((Turn("user", "say cat 1"),), tools=json.dumps(TOOLS))
+    assert trained.template is not None
+    asked = trained.template.prompt(question.turns, question.tools)
+    assert asked.startswith("<tool>ok</tool><|im_start|>user\nsay cat 1<|im_end|>")
+    seen: list[str] = []
+    prompt = type(trained.template).prompt
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            type(trained.template),
+            "prompt",
+            lambda self, *given: seen.append(prompt(self, *given)) or seen[-1],
+        )
+        (answer,) = answer_all(trained, [question], settle_decoding(plan, {})[0])
+    assert seen == [asked]
+    assert answer.marked == WRITTEN
+
+
+LLAMA = """\
+{%- if tools %}{{ tools | tojson }}{% endif %}
+{%- for m in messages %}
+{{- '<h>' + m.role + '</h>' }}
+{%- if m.tool_calls %}{% set c = m.tool_calls[0].function %}
+{{- '{"name": "' + c.name + '", "parameters": ' + c.arguments | tojson + '}' }}
+{%- else %}{{ m.content }}{% endif %}
+{{- '<e>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<h>assistant</h>' }}{% endif %}"""
+NO_JSON = LLAMA.replace(
+    """'{"name": "' + c.name + '", "parameters": ' + c""", "c.name + c"
+).replace(" + '}' }}", " }}")
+
+
+def asked_of(template: str, rows: Path) -> Case:
+    """The first case of the rows, as a model with this template is asked."""
+    folder = RunFolder(calling())
+    test = find_test_set(folder, read_plan(folder), beside=None, named=rows)
+    return as_written(test.asked(), family(template))[0]
+
+
+def test_expected_calls_are_those_that_the_template_of_the_model_writes(tmp_path):
+    said = {"role": "assistant", "content": "Yes.", "tool_calls": call(yes=True)["tool_calls"]}
+    rows = rows_file(tmp_path, [row("a", said)])
+    case = asked_of(TEMPLATE, rows)
+    assert case.expected == f"Yes.{WRITTEN}"
+    assert case.check["marks"]["opening"] == "[CALL]"
+    case = asked_of(LLAMA, rows)
+    assert case.expected == '{"name": "ok", "parameters": {"yes": true}}'
+    judge = oracle_for(CALLS).judge
+    assert judge(case, case.expected, lambda: None).passed is True
+    assert judge(case, WRITTEN, lambda: None).passed is False
+
+
+def test_the_empty_thought_of_qwen3_is_no_mark_of_a_call(tmp_path):
+    case = asked_of(qwen3_source(), rows_file(tmp_path, [row("a")]))
+    assert case.expected == f"<think>\n\n</think>\n\n{IN_CHATML}"
+    assert case.check["marks"] == asdict(Marks())
+
+
+def test_calls_that_nothing_here_can_read_never_count_as_right(tmp_path):
+    case = asked_of(NO_JSON, rows_file(tmp_path, [row("a")]))
+    assert case.expected == 'ok{"yes": true}'
+    for answer in (case.expected, WRITTEN, IN_CHATML):
+        assert oracle_for(CALLS).judge(case, answer, lambda: None).passed is None
+
+
+def test_calls_are_judged_with_the_special_tokens_that_mark_them(tmp_path):
+    case = asked_of(TEMPLATE, rows_file(tmp_path, [row("a")]))
+    bare = WRITTEN.removeprefix("[CALL]").removesuffix("[/CALL]")
+    answer = Answer(text=bare, marked=WRITTEN, tokens=9, ended=True)
+    assert _said(case, answer) == WRITTEN
+    assert _said(replace(case, check={}), answer) == bare
+
+
+def test_what_a_row_says_of_its_domain_holds_of_answers_without_calls(tmp_path):
+    told = {"role": "tool", "content": "done"}
+    last = {"role": "assistant", "content": '{"done": true}'}
+    rows = [row("a", call(yes=True), told, last, domain="json", check={"schema": {}})]
+    folder = RunFolder(calling())
+    test = find_test_set(folder, read_plan(folder), beside=None, named=rows_file(tmp_path, rows))
+    first, second = (case for case, _ in test.asked())
+    assert (first.domain, first.check) == (
+        CALLS,
+        check_of([{"name": "ok", "arguments": {"yes": True}}]),
+    )
+    assert (second.domain, second.check) == ("json", {"schema": {}})

@@ -1,0 +1,147 @@
+"""Calls of tools: those that are expected, however a template writes them, and no others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from expert.judging.calls_oracle import Marks, check_of, marks_of
+from expert.judging.oracle import Judgement
+from tests.judging.asking import judged
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"town": "K\u00f6ln", "days": 2}}\n</tool_call>'
+OTHER = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        CALL,
+        '<tool_call>{"arguments":{"days":2.0,"town":"K\\u00f6ln"},"name":"f"}</tool_call>',
+        f"Let me see.\n{CALL}",
+        f"{CALL}\nOne moment.",
+        f"<think>\n{OTHER} or not?\n</think>\n\n{CALL}",
+    ],
+)
+def test_the_same_calls_are_right_whatever_is_said_beside_them(answer):
+    found = judged("calls", f"I look.\n{CALL}", answer)
+    assert (found.passed, found.kind) == (True, "calls")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("It rains.", "no call, where f is to be called"),
+        ("", "no call, where f is to be called"),
+        (CALL.replace('"f"', '"h"'), "call 1: h instead of f"),
+        (CALL.replace("2", "3"), "call 1 of f: $.days: 3 instead of 2"),
+        (CALL.replace("2", '"2"'), "call 1 of f: $.days: a string instead of a number"),
+        (CALL, "1 call instead of 2"),
+        (f"{OTHER}\n{CALL}", "call 1: g instead of f"),
+        (f"{CALL}\n{OTHER}\n{OTHER}", "3 calls instead of 2"),
+        (CALL.removesuffix("</tool_call>"), "call 1: </tool_call> is missing"),
+        (f"{CALL}\n<tool_call>\n{{}}\n</tool_call>", "call 2: names no function"),
+        ("<tool_call>f(2)</tool_call>", "call 1: no JSON: "),
+        ('<tool_call>{"name": "f"}</tool_call>', "call 1: f has no arguments"),
+        ('<tool_call>{"name": "f", "arguments": "x"}</tool_call>', "the arguments of f are no"),
+        ('{"name": "f", "arguments": {}}', "no call, where f is to be called"),
+    ],
+)
+def test_other_calls_are_wrong_and_the_reason_says_which(answer, reason):
+    found = judged("calls", f"{CALL}\n{OTHER}", answer)
+    assert found.passed is False
+    assert reason in found.reason
+
+
+def test_where_no_call_is_expected_the_text_is_judged():
+    assert judged("calls", "It rains.", " It  rains.").passed is True
+    assert judged("calls", "It rains.", "It snows.").reason == "the text is another one"
+    found = judged("calls", "It rains.", f"It rains.\n{CALL}")
+    assert (found.passed, found.reason) == (False, "f is called, where nothing is to be called")
+
+
+def test_an_expected_answer_that_is_no_call_has_no_oracle():
+    found = judged("calls", "<tool_call>f()</tool_call>", CALL)
+    assert (found.passed, found.kind) == (None, "none")
+    assert found.reason.startswith("no oracle: the expected answer: call 1: no JSON")
+
+
+ONE = {"name": "zq", "arguments": {"x": "y"}}
+WRITTEN = {
+    "hermes": ('<tool_call>\n{"name": "zq", "arguments": {"x": "y"}}\n</tool_call>', Marks()),
+    "qwen3, with its empty thought": (
+        '<think>\n\n</think>\n\n<tool_call>\n{"name": "zq", "arguments": {"x": "y"}}\n</tool_call>',
+        Marks(),
+    ),
+    "mistral": (
+        '[TOOL_CALLS] [{"name": "zq", "arguments": {"x": "y"}, "id": "call00001"}]',
+        Marks(opening="[TOOL_CALLS]", closing=""),
+    ),
+    "llama": (
+        '{"name": "zq", "parameters": {"x": "y"}}',
+        Marks(opening="", closing="", arguments="parameters"),
+    ),
+    "arguments in a text": (
+        '<|call|>{"name": "zq", "arguments": "{\\"x\\": \\"y\\"}"}<|end|>',
+        Marks(opening="<|call|>", closing="<|end|>"),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WRITTEN)
+def test_what_a_template_puts_around_calls_is_read_off_a_call_it_wrote(way):
+    written, marks = WRITTEN[way]
+    assert marks_of(written, "zq") == marks
+
+    def asked(answer: str) -> Judgement:
+        return judged("calls", written, answer, **check_of([ONE]), marks=asdict(marks))
+
+    assert asked(written).passed is True
+    assert asked(written.replace("y", "z")).passed is False
+    assert asked("It rains.").passed is False
+    # A call that the model's own runtime would not take for one.
+    other = WRITTEN["mistral" if way.startswith(("hermes", "qwen3")) else "hermes"][0]
+    assert asked(other).passed is False
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "<tool_call>\n<function=zq>\n<parameter=x>\ny\n</parameter>\n</function>\n</tool_call>",
+        'function<sep>zq\n```json\n{"x": "y"}\n```',
+        '<tool_call>{"type": "function", "function": {"name": "zq", "arguments": {}}}</tool_call>',
+        "",
+    ],
+)
+def test_calls_in_a_way_that_is_not_understood_have_no_oracle(written):
+    assert marks_of(written, "zq") is None
+    found = judged("calls", written, written, **check_of([ONE]))
+    assert (found.passed, found.kind) == (None, "none")
+    assert "writes these calls in a way that is not understood" in found.reason
+
+
+def test_calls_that_the_expected_text_does_not_hold_have_no_oracle():
+    found = judged("calls", CALL, CALL, **check_of([ONE]))
+    assert found.passed is None
+
+
+def test_numbers_of_calls_are_not_rounded():
+    calls = '[{"name": "f", "arguments": {"x": 0.1000000000000000055511151231257827}}]'
+    text = f"<tool_call>{calls[1:-1]}</tool_call>"
+    check: dict[str, Any] = {"calls": calls}
+    assert judged("calls", text, text, **check).passed is True
+    assert judged("calls", text, text.replace("7827", "7828"), **check).passed is False
+
+
+def test_calls_of_a_check_may_be_a_list_too():
+    wanted = [{"name": "g", "arguments": {}}]
+    assert judged("calls", OTHER, OTHER, calls=wanted).passed is True
+    assert judged("calls", OTHER, OTHER, calls=json.dumps(wanted)).passed is True
+
+
+def test_a_long_name_is_shown_by_its_beginning():
+    answer = CALL.replace('"f"', json.dumps("h" * 5000))
+    assert len(judged("calls", CALL, answer).reason) < 100
