@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from typing import Any
 
 import pytest
@@ -11,6 +12,11 @@ from hypothesis import HealthCheck, settings
 
 # Two workers with two threads each would only get in each other's way on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell without job control starts what it puts in the background with Ctrl-C ignored, and a run
+# that was started so leaves it ignored. Tests send the signal themselves.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Timings are measured in benchmarks, never asserted in tests. The same examples every time: a
 # change is judged by what it changed. `HYPOTHESIS=search` looks for new ones (make slow-test).
