@@ -182,12 +182,15 @@ def test_a_machine_that_slows_down_throws_out_nothing(tmp_path, base):
         passed.append(name)
         return 1.01 ** len(passed)
 
-    found, rig, _ = climbed(
+    found, rig, climb = climbed(
         path, tmp_path / "out", lambda name, plan: measured(100.0), speed=slower_and_slower
     )
-    seen = [rung.status for rung in found.rungs[1:] if rung.measured]
-    assert seen
-    assert set(seen) == {"no difference"}
+    seen = [rung for rung in found.rungs[1:] if rung.measured]
+    assert {rung.status for rung in seen} == {"no difference"}
+    # What no difference was measured of counts for nothing, however its pairs fell.
+    assert any(rung.gain != 1.0 for rung in seen)
+    assert {rung.cumulative for rung in seen[:-1]} == {1.0}
+    assert climb.standing.gains == {}
     assert 1.01 ** len(passed) > 1.3
     # Alone, then in turns with the one below.
     assert rig.windows[:6] == ["baseline"] * 2 + [

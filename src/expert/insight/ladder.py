@@ -115,8 +115,9 @@ class RungResult(Facts):
     """How that was found; None in results of format 1, where rates of different minutes were
     divided."""
     cumulative: float | None = None
-    """Times as fast as the baseline: the gains below it multiplied. Of the one that won it is what
-    `against_baseline` of the ladder says, where that was measured."""
+    """Times as fast as the baseline: the gains of the rungs up to it that were measured as faster,
+    multiplied. Of the one that won it is what `against_baseline` of the ladder says, where that was
+    measured."""
     loss_difference: float | None = None
     """From the rung below, as a share of its loss."""
     own_difference: float | None = None

@@ -147,12 +147,12 @@ def _how_gained(ladder: Ladder) -> list[str]:
         lines.append(f"one after the other, as memory holds not both: {', '.join(apart)}")
     direct = ladder.against_baseline
     if direct is None:
-        return [*lines, "in all: the gains of the rungs that stayed, multiplied; what won was not "
-                "held against the baseline itself"]  # fmt: skip
+        return [*lines, "in all: the gains of the rungs that were faster, multiplied; what won was "
+                "not held against the baseline itself"]  # fmt: skip
     how = f"{len(direct.ratios)} pairs, {direct.words}"
     return [
         *lines,
-        "in all: the gains of the rungs that stayed, multiplied; of the one that won it was "
+        "in all: the gains of the rungs that were faster, multiplied; of the one that won it was "
         f"measured directly against the baseline at the end ({direct.how}, {how})",
     ]
 

@@ -112,13 +112,23 @@ def judged(
         below=below.name,
         gain=paired.gain,
         paired=paired,
-        cumulative=below.cumulative * paired.gain if below.cumulative is not None else None,
+        cumulative=in_all(below.cumulative, paired.gain, status),
         loss_difference=loss_difference(below.measured, here),
         own_difference=own_difference(here) if reason else None,
         tolerance=allowed,
         tolerance_because=f"{reason}: held to itself" if reason else because,
         same_rows="data.packing" not in changes(before, plan),
     )
+
+
+def in_all(below: float | None, gain: float, status: Status) -> float | None:
+    """Times as fast as the baseline. A rung of which no difference was measured counts for nothing:
+    of those that change nothing, windows that looked faster end the timing and others are looked at
+    longer, so that their gains come to more than 1. Of seven rungs on two cores they came to 2.6
+    in all, where 1.6 was measured against the baseline."""
+    if below is None:
+        return None
+    return below if status == "no difference" else below * gain
 
 
 def result_of(

@@ -351,7 +351,7 @@ class Climb:
         if below is not None:
             below.leave()
         gains = dict(self.standing.gains)
-        if result.gain is not None:
+        if result.gain is not None and result.status == "kept":
             gains |= dict.fromkeys(rung.about, result.gain)
         learnt = result.measured.updates_learnt
         self.standing = Standing(values, plan, result, learnt, gains, timed)

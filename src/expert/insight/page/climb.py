@@ -67,7 +67,10 @@ def _bar(rung: RungResult, *, by_gain: bool) -> Bar:
         note = rung.because or word
         return Bar(name=rung.name, amount=None, words=word or "–", note=note, marked=marked)
     rate, gain = rung.measured.tokens_per_second, rung.gain
-    parts = [f"{gain:.2f}×" if gain is not None else "", f"{rate:,.0f} tokens/s" if by_gain else ""]
+    worth = f"{gain:.2f}×" if gain is not None else ""
+    if rung.status == "no difference":
+        worth = "no difference measured"
+    parts = [worth, f"{rate:,.0f} tokens/s" if by_gain else ""]
     note = rung.because if marked else " · ".join(part for part in parts if part)
     amount = rung.cumulative if by_gain else rate
     words = f"{amount:.2f}×" if by_gain else f"{rate:,.0f}"
