@@ -177,6 +177,16 @@ def test_a_product_of_gains_that_nobody_held_against_the_baseline_is_told_as_a_r
     assert "600 tokens/s, 7.0 times the baseline" in told
 
 
+def test_what_cannot_be_told_from_the_baseline_is_not_called_so_many_times_as_fast():
+    unclear = in_turns("baseline", [(100.0, 100.0), (100.0, 198.0)])
+    rungs = [
+        rung("baseline", 100.0, cumulative=1.0),
+        rung("the rest", 150.0, "no difference", gain=1.49, cumulative=1.0, paired=unclear),
+    ]
+    told = headline(ladder(*rungs, against_baseline=unclear))
+    assert "150 tokens/s, not to be told from the baseline (1.49x ± 0.49)" in told
+
+
 def test_a_loss_that_cannot_be_compared_is_not_said_to_agree():
     def own(name: str) -> RungResult:
         return rung(name, 250.0, own_difference=0.0, loss_difference=0.2)

@@ -244,3 +244,18 @@ def test_a_file_that_is_not_utf8_is_told_with_the_line_and_what_to_do(tmp_path):
     words = r"rows.csv:2: invalid UTF-8: byte 0xfc at character 7; save the file as UTF-8"
     with pytest.raises(CannotMake, match=words):
         new_expert("one", data=file, into=tmp_path)
+
+
+def test_rows_that_call_tools_are_written_in_a_way_that_every_model_has(tmp_path):
+    call = {"function": {"name": "light", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "Light, please."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    tools = [{"type": "function", "function": {"name": "light", "parameters": {}}}]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"messages": messages, "tools": tools}) + "\n", encoding="utf-8")
+    made = new_expert("home", data=rows, into=tmp_path)
+    written = json.loads(made.manifest.read_text(encoding="utf-8"))
+    assert {each["prompt_template"] for each in written["base_models"]} == {"chatml"}
+    assert "Calls tools" in (made.folder / "README.md").read_text(encoding="utf-8")

@@ -17,7 +17,8 @@ from expert.core.rundir import RunFolder
 from expert.data.records import Example, Turn
 from expert.jobs.answering import Answer, answer_all
 from expert.jobs.choosing import choose
-from expert.jobs.sampling import settle_decoding
+from expert.jobs.offered_tools import NoTools
+from expert.jobs.sampling import ready, sample, settle_decoding
 from expert.jobs.test_sets import find_test_set
 from expert.jobs.trained import load_trained, read_plan
 from expert.jobs.validating import _said, validate
@@ -204,3 +205,38 @@ def test_what_a_row_says_of_its_domain_holds_of_answers_without_calls(tmp_path):
         check_of([{"name": "ok", "arguments": {"yes": True}}]),
     )
     assert (second.domain, second.check) == ("json", {"schema": {}})
+
+
+# --- asked by hand -------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_asked_with_the_tools_that_were_learnt_and_it_is_said():
+    found = sample(calling(), ["nobody asked this"], decoding={"max_new_tokens": 64})
+    assert found.samples[0].text == WRITTEN
+    assert found.notes[0].startswith("asked with the tools of the first row: ok  (--tools FILE")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps([{"name": "other", "parameters": {}}]),
+        json.dumps({"tools": [{"type": "function", "function": {"name": "other"}}]}) + "\n{}\n",
+    ],
+    ids=["a list", "rows"],
+)
+def test_other_tools_are_taken_from_a_file(tmp_path, text):
+    file = tmp_path / "tools.json"
+    file.write_text(text, encoding="utf-8")
+    loaded = ready(calling(), ["x"], tools=file)
+    assert [tool["function"]["name"] for tool in json.loads(loaded.tools)] == ["other"]
+    assert loaded.notes == ()
+
+
+@pytest.mark.parametrize("text", ["", "[]", "no json", '{"a": 1}', '[{"parameters": {}}]'])
+def test_a_file_without_tools_is_refused_in_words(tmp_path, text):
+    file = tmp_path / "tools.json"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(NoTools, match="a JSON list of functions"):
+        ready(calling(), ["x"], tools=file)
+    with pytest.raises(NoTools, match="No such file"):
+        ready(calling(), ["x"], tools=tmp_path / "gone.json")

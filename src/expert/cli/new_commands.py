@@ -41,7 +41,8 @@ def new(
         write_line(json.dumps(asdict(made), default=str, indent=2))
         return
     console = make_console()
-    console.print(f"✓ made {made.folder}: an expert for {made.template}", style="bold green")
+    what = "calls of tools" if made.calls else made.template
+    console.print(f"✓ made {made.folder}: an expert for {what}", style="bold green")
     if made.columns:
         parts = ", ".join(f"{part}: {column}" for part, column in made.columns.items())
         unused = f"; not used: {', '.join(made.unused)}" if made.unused else ""

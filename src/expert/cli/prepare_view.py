@@ -115,7 +115,7 @@ def _padding_avoided(packed: PackStatistics) -> str:
     that has room for the longest."""
     if packed.padding_avoided >= 0:
         return f"{count(packed.padding_avoided)} tokens"
-    return "none: an update is shorter than the longest row; a larger batch_size fills sequences"
+    return "none: so few rows an update leave sequences emptier; a larger batch_size fills them"
 
 
 def _show_histogram(split: PreparedSplit, console: Console) -> None:

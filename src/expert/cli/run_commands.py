@@ -38,6 +38,14 @@ Plain = Annotated[
         help="Continue the prompt as it stands, or answer it; by default as the data was.",
     ),
 ]
+Tools = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Tools it may call: a JSON list, or rows with a column tools; by default those of "
+        "the first row it was trained on.",
+    ),
+]
 Temperature = Annotated[
     float | None, typer.Option(min=0, max=2, help="Randomness; 0: the likeliest token.")
 ]
@@ -59,6 +67,7 @@ def sample(
     run: RunFolder,
     prompt: Prompts = None,
     system: Annotated[str, typer.Option(help="The system turn before it.")] = "",
+    tools: Tools = None,
     plain: Plain = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
     temperature: Temperature = None,
@@ -81,6 +90,7 @@ def sample(
     writer = _Writer(console, several=len(prompts) > 1, quiet=as_json)
     how: dict[str, Any] = {
         "system": system,
+        "tools": tools,
         "plain": plain,
         "checkpoint": checkpoint,
         "seed": seed,

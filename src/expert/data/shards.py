@@ -135,22 +135,23 @@ class Rejects:
     def refusal(self, coming: Iterator[Row | BadRow], work: Work) -> DataError:
         """What is said of too many: the first of them, and how many there are. Rows that come are
         looked at for that, so that not each costs an attempt of its own."""
-        looked_at = 0
+        looked_at, all_bad = 0, abs(self.rows[0].line) == 1
         for row in islice(coming, LOOKED_AT_FURTHER):
             looked_at += 1
             made = row if isinstance(row, BadRow) else work.segments_of(row)
             if isinstance(made, BadRow):
                 self.add(made)
+            else:
+                all_bad = False
         least = "at least " if looked_at == LOOKED_AT_FURTHER else ""
         words = "a row" if self.count == 1 else f"{least}{self.count:,} rows"
         lines = [f"  - {row}" for row in self.rows[:SHOWN_BAD_ROWS]]
         rest = self.count - len(lines)
         lines += [f"  … and {rest:,} more" + (f": {work.listed_by}" if work.listed_by else "")]
         shown = "\n".join(lines if rest else lines[:-1])
-        return DataError(
-            f"{words} cannot be used\n{shown}\n  (mend the data, or leave them out: --set "
-            f"training.dataset.max_bad_rows={self.count})"
-        )
+        leave = f", or leave them out: --set training.dataset.max_bad_rows={self.count}"
+        fix = "mend the data" + ("" if all_bad else leave)  # else nothing would be left to learn
+        return DataError(f"{words} cannot be used\n{shown}\n  ({fix})")
 
 
 def _shards(work: Work, bad: Rejects) -> Iterator[_Shard]:

@@ -68,7 +68,7 @@ def headline(ladder: Ladder) -> str:
     if won is None or won.measured is None:
         return f"{ladder.name} on {ladder.card}: nothing could be measured"
     rate = f"{won.measured.tokens_per_second:,.0f} tokens/s"
-    times = f", {_times_as_fast(ladder)} times the baseline" if ladder.times_as_fast else ""
+    times = f", {_times_as_fast(ladder)}" if ladder.times_as_fast else ""
     doubt = "; not to be relied on" if ladder.doubts else ""
     return f"{ladder.name} on {ladder.card}: {rate}{times}{_losses(ladder)}{doubt}"
 
@@ -94,8 +94,11 @@ def _losses(ladder: Ladder) -> str:
 
 def _times_as_fast(ladder: Ladder) -> str:
     assert ladder.times_as_fast is not None
+    direct = ladder.against_baseline
+    if direct is not None and direct.difference == "none":
+        return f"not to be told from the baseline ({direct.words})"
     least, most = (f"{times:.1f}" for times in ladder.times_as_fast)
-    return least if least == most else f"{least} to {most}"
+    return f"{least if least == most else f'{least} to {most}'} times the baseline"
 
 
 def as_markdown(ladder: Ladder, *, level: int = 1) -> str:

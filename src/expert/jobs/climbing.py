@@ -175,9 +175,10 @@ class Climb:
 
     def _left_out(self, rung: Rung) -> RungResult:
         self.left_out.append(rung)
-        words = f"{self.time.elapsed:.0f} s were over, so it is part of '{THE_REST}'"
-        more = "without --quick there is more time" if self.asked.quick else "--minutes N"
-        return result_of(self, rung, "no time", f"{words}  ({more})", None, 0.0)
+        words = f"in '{THE_REST}', as {self.time.elapsed:.0f} s had passed"
+        more = "without --quick there is more time" if self.asked.quick else "--minutes N for more"
+        hint = f"  ({more})" if len(self.left_out) == 1 else ""
+        return result_of(self, rung, "no time", f"{words}{hint}", None, 0.0)
 
     def _climb_the_rest(self, rig: Rig, place: Path) -> None:
         """What there was no time for rung by rung, together."""

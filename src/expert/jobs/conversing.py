@@ -48,6 +48,7 @@ class Conversation:
         if loaded.plain or template is None:
             return answer(loaded.trained, prompt, loaded.decoding, work)
         asked = [*self._turns, Turn("user", prompt)]
-        said = generate(loaded.trained, prompt, template.prompt(asked), loaded.decoding, work)
+        text = template.prompt(asked, loaded.tools)
+        said = generate(loaded.trained, prompt, text, loaded.decoding, work)
         self._turns = [*asked, Turn("assistant", said.text)]
         return said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Row = Mapping[str, str]
@@ -142,13 +142,27 @@ TEMPLATES = {
 }
 
 
+def calling(template: Template) -> Template:
+    """The same for rows whose answers call tools."""
+    abilities = (*template.capabilities, "task:tool_calling")
+    return replace(template, description="Calls tools, and answers.", capabilities=abilities)
+
+
 def manifest_of(
-    name: str, template: Template, dataset: Mapping[str, Any], *, epochs: int
+    name: str,
+    template: Template,
+    dataset: Mapping[str, Any],
+    *,
+    epochs: int,
+    calls: bool = False,
 ) -> dict[str, Any]:
-    """A 2.0 manifest: a small model that comes along first, then larger ones."""
+    """A 2.0 manifest: a small model that comes along first, then larger ones. `calls`: rows have
+    tools, which the templates of small models do not write; ChatML does for all of them."""
     decoding: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 256}
     if template.grammar:
         decoding |= {"validation": "parser", "grammar_type": template.grammar}
+    written = {"prompt_template": "chatml"} if calls else {}
+    sizes = (("tiny", 32, 512), ("smollm2-135m", 16, 32), ("Qwen/Qwen3-0.6B", 16, 32))
     return {
         "schema_version": "2.0",
         "name": name,
@@ -156,9 +170,8 @@ def manifest_of(
         "description": template.description,
         # The smallest wants large updates: alpha / r is 16 instead of 2.
         "base_models": [
-            {"name": "tiny", "adapters": [{"type": "lora", "r": 32, "alpha": 512}]},
-            {"name": "smollm2-135m", "adapters": [{"type": "lora", "r": 16, "alpha": 32}]},
-            {"name": "Qwen/Qwen3-0.6B", "adapters": [{"type": "lora", "r": 16, "alpha": 32}]},
+            {"name": model, **written, "adapters": [{"type": "lora", "r": r, "alpha": alpha}]}
+            for model, r, alpha in sizes
         ],
         "capabilities": list(template.capabilities),
         "training": {

@@ -11,6 +11,7 @@ def sample(
     prompt: str,
     *,
     system: str = "",
+    tools: str | Path | None = None,
     plain: bool | None = None,
     checkpoint: str | None = None,
     seed: int | None = None,
@@ -21,7 +22,8 @@ def sample(
 
     `decoding` holds what differs from the manifest's: temperature, top_p, top_k, max_new_tokens
     and so on; with the same `seed` the text is the same. `plain` continues the prompt as it
-    stands. Every call loads the model: several prompts at once are `expert.jobs.sampling.sample`.
+    stands; `tools` is a file that names what may be called. Every call loads the model: several
+    prompts at once are `expert.jobs.sampling.sample`.
     """
     from expert.jobs.sampling import CannotSample, Decoding
     from expert.jobs.sampling import sample as sample_job
@@ -31,6 +33,7 @@ def sample(
         known = ", ".join(Decoding.__annotations__)
         raise CannotSample(f"{unknown[0]}: is no setting of decoding  (known: {known})")
     how: dict[str, Any] = {"plain": plain, "checkpoint": checkpoint, "seed": seed}
+    how["tools"] = Path(tools) if tools is not None else None
     found = sample_job(Path(run), [prompt], system=system, device=device, decoding=decoding, **how)
     return found.samples[0].text
 

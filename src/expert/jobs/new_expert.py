@@ -55,6 +55,8 @@ class NewExpert:
     """Columns that nothing is read from."""
     unread: tuple[str, ...] = ()
     """Files of a folder that are not read."""
+    calls: bool = False
+    """Whether rows have tools."""
 
 
 def new_expert(
@@ -70,7 +72,8 @@ def new_expert(
     A file of rows is copied: what is in the folder can be moved, and the original stays as it is.
     """
     from expert.data.folders import unread_files
-    from expert.jobs.expert_templates import TEMPLATES, manifest_of, readme_of
+    from expert.data.tools import has_tools
+    from expert.jobs.expert_templates import TEMPLATES, calling, manifest_of, readme_of
     from expert.manifest.reader import read_manifest
 
     folder = (into or Path()) / name
@@ -82,15 +85,16 @@ def new_expert(
     if mapped and data is None:
         raise CannotMake("--map: says which column of --from holds what  (name a file with --from)")
     columns: dict[str, str] = {}
-    has_answers = True
+    has_answers, calls = True, False
     unused: tuple[str, ...] = ()
     if data is not None:
         understood, names, examples = _look(data, mapped)
         columns, unused = understood.used(), understood.unused(names)
         has_answers = any(one.turns for one in examples)
+        calls = any(map(has_tools, examples))
         chosen = chosen or _domain(examples)
     chosen = chosen or "text"
-    kind = TEMPLATES[chosen]
+    kind = calling(TEMPLATES[chosen]) if calls else TEMPLATES[chosen]
     path = f"datasets/{data.resolve().name if data else 'train.jsonl'}"
     rows = folder / path
     if data is not None:
@@ -102,7 +106,7 @@ def new_expert(
     dataset = {"path": path, **({"field_mapping": mapped} if mapped else {})}
     manifest = folder / "manifest.json"
     epochs = EPOCHS_OF_FEW if len(_first_rows(rows, FEW_ROWS)) < FEW_ROWS else EPOCHS
-    made = manifest_of(folder.name, kind, dataset, epochs=epochs)
+    made = manifest_of(folder.name, kind, dataset, epochs=epochs, calls=calls)
     text = json.dumps(made, indent=2, ensure_ascii=False)
     write_text_atomically(manifest, text + "\n")
     write_text_atomically(folder / "README.md", readme_of(folder.name, kind, path, has_answers))
@@ -117,6 +121,7 @@ def new_expert(
         has_answers=has_answers,
         unused=unused,
         unread=tuple(unread_files(data)) if data is not None and data.is_dir() else (),
+        calls=calls,
     )
 
 
@@ -203,7 +208,8 @@ def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
     from expert.manifest.dataset import DatasetSpec
 
     if not data.exists():
-        raise CannotMake(f"--from {data}: there is no such file")
+        hub = "a data set of the hub is named in a manifest: training.dataset.path"
+        raise CannotMake(f"--from {data}: there is no such file  ({hub})")
     if data.is_file() and suffix_format(data) is None:
         known = ", ".join(FORMATS)
         raise CannotMake(

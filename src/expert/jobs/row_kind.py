@@ -86,13 +86,13 @@ def _by_first_row(plan: RunPlan, spec: DatasetSpec) -> bool | None:
     from expert.data.records import DataError
 
     try:
-        row = next(_rows_here(plan, spec), None)
+        row = next(rows_here(plan, spec), None)
         return None if row is None else _is_plain_text(row, spec)
     except (DataError, OSError):  # moved or changed since the run
         return None
 
 
-def _rows_here(plan: RunPlan, spec: DatasetSpec) -> Iterator[Row]:
+def rows_here(plan: RunPlan, spec: DatasetSpec) -> Iterator[Row]:
     """Good rows of the training files, looked for where the manifest was."""
     from expert.data.records import Row
     from expert.data.sources import iterate, resolve_sources

@@ -81,6 +81,8 @@ class Ready:
     seed: int
     decoding: Decoding
     notes: tuple[str, ...]
+    tools: str = ""
+    """As JSON, those that the model is offered with every prompt."""
 
 
 def sample(
@@ -100,7 +102,8 @@ def sample(
     done = []
     for prompt in prompts:
         work = Work(seed=loaded.seed, plain=loaded.plain, begin=begin, tell=tell)
-        done.append(answer(loaded.trained, prompt, loaded.decoding, work, system=system))
+        asked = {"system": system, "tools": loaded.tools}
+        done.append(answer(loaded.trained, prompt, loaded.decoding, work, **asked))
     return Samples(
         run=loaded.run,
         checkpoint=loaded.trained.choice.name,
@@ -122,12 +125,13 @@ def ready(
     seed: int | None = None,
     device: str = "auto",
     decoding: Mapping[str, Any] | None = None,
+    tools: Path | None = None,
     loading: Callable[[str], None] = lambda what: None,
 ) -> Ready:
     """What a run has learnt, loaded to answer; what cannot be answered is told before that.
 
     `decoding` holds what differs from the manifest's; `plain` continues prompts as they stand, None
-    decides by the data.
+    decides by the data. `tools` is a file that names them; None: those of the first row learnt.
     """
     from expert.jobs.choosing import choose
     from expert.jobs.row_kind import trained_on_text
@@ -144,6 +148,7 @@ def ready(
         )
     if not continues and any(not prompt.strip() for prompt in prompts):
         raise CannotSample("--prompt: is empty: there is nothing to answer  (write a question)")
+    offered, told = _offered(plan, tools, continues=continues)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     remark = base_remark(folder, plan)
     loading(f"loading {plan.model.name} and {choice.name} of {folder.path}")
@@ -153,8 +158,26 @@ def ready(
         plain=continues,
         seed=secrets.randbelow(2**31) if seed is None else seed,
         decoding=how,
-        notes=(*notes, *([remark] if remark else [])),
+        notes=(*notes, *told, *([remark] if remark else [])),
+        tools=offered,
     )
+
+
+def _offered(plan: RunPlan, file: Path | None, *, continues: bool) -> tuple[str, list[str]]:
+    """The tools of a prompt, and what is to be said of them: a run that has learnt calls expects
+    some."""
+    from expert.data.tools import tool_names
+    from expert.jobs.offered_tools import tools_in, tools_learnt
+
+    if continues and file is not None:
+        raise CannotSample("--tools: a text that is continued calls nothing  (leave it out)")
+    if continues or file is not None:
+        return (tools_in(file) if file is not None else ""), []
+    learnt = tools_learnt(plan)
+    if not learnt:
+        return "", []
+    names = ", ".join(tool_names((), learnt))
+    return learnt, [f"asked with the tools of the first row: {names}  (--tools FILE for others)"]
 
 
 def settle_decoding(plan: RunPlan, asked: Mapping[str, Any]) -> tuple[Decoding, list[str]]:
@@ -197,21 +220,31 @@ class Work:
     tell: Tell
 
 
-def answer(trained: Trained, prompt: str, how: Decoding, work: Work, *, system: str = "") -> Sample:
+def answer(
+    trained: Trained,
+    prompt: str,
+    how: Decoding,
+    work: Work,
+    *,
+    system: str = "",
+    tools: str = "",
+) -> Sample:
     """One prompt answered; the same seed gives the same text on the same machine."""
     if trained.template is None:
         return _continue_characters(trained, prompt, how, work)
-    text = prompt_text(trained.template, prompt, system=system, plain=work.plain)
+    text = prompt_text(trained.template, prompt, system=system, plain=work.plain, tools=tools)
     return generate(trained, prompt, text, how, work)
 
 
-def prompt_text(template: Template, prompt: str, *, system: str = "", plain: bool = False) -> str:
+def prompt_text(
+    template: Template, prompt: str, *, system: str = "", plain: bool = False, tools: str = ""
+) -> str:
     """What the model is given: a conversation that ends where the answer begins, or plain text."""
     from expert.data.records import Example, Segment, Turn
 
     if not plain:
         turns = [Turn("system", system)] if system else []
-        return template.prompt([*turns, Turn("user", prompt)])
+        return template.prompt([*turns, Turn("user", prompt)], tools)
     segments: list[Segment] = template.segments(Example(text=prompt))
     whole = "".join(segment.text for segment in segments)
     return whole[: whole.rindex(prompt) + len(prompt)]  # without the end that training adds

@@ -1,0 +1,68 @@
+"""The tools a prompt is asked with: those of a file, or those that a run has learnt to call."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from expert.core.errors import ExpertError
+
+if TYPE_CHECKING:
+    from expert.planning.run_plan import RunPlan
+
+
+class NoTools(ExpertError):
+    """A file that names no tools."""
+
+
+def tools_in(file: Path) -> str:
+    """The tools of a JSON file: a list of them, or a row that has a field `tools`."""
+    from expert.data.marked_text import UnfitRow
+    from expert.data.tools import tools_of
+
+    how = "a JSON list of functions as OpenAI has them, or a file of rows with a column tools"
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "no text"
+        raise NoTools(f"--tools {file}: {why}  ({how})") from None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = _first_line(text)
+    given = value.get("tools") if isinstance(value, dict) else value
+    try:
+        found = tools_of(given, "tools")
+    except UnfitRow as fault:
+        raise NoTools(f"--tools {file}: {fault}  ({how})") from None
+    if not found:
+        raise NoTools(f"--tools {file}: there are no tools in it  ({how})")
+    return found
+
+
+def _first_line(text: str) -> object:
+    try:
+        return json.loads(text.lstrip().partition("\n")[0])
+    except (ValueError, RecursionError):
+        return None
+
+
+def tools_learnt(plan: RunPlan) -> str:
+    """The tools of the first row that a run was trained on, where its file is still there; "" where
+    that has none."""
+    from pydantic import ValidationError
+
+    from expert.data.columns import columns_of
+    from expert.data.formats import example_of
+    from expert.data.records import BadRow, DataError
+    from expert.jobs.row_kind import rows_here
+    from expert.manifest.dataset import DatasetSpec
+
+    try:
+        spec = DatasetSpec.model_validate(plan.data.dataset)
+        row = next(rows_here(plan, spec), None)
+        example = example_of(row, columns_of(row, spec)) if row is not None else None
+    except (ValidationError, DataError, OSError):  # of another version, moved or changed since
+        return ""
+    return "" if example is None or isinstance(example, BadRow) else example.tools
