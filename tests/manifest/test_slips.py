@@ -212,6 +212,21 @@ def test_a_misspelt_top_level_setting_is_refused_without_strict(tmp_path):
     ]
 
 
+def test_a_path_of_a_setting_is_no_key_and_no_metadata(tmp_path):
+    """As somebody writes it who was told where a key belongs."""
+    path = tmp_path / "manifest.yaml"
+    path.write_text("base_model: X\ndataset: a.jsonl\ntraining.config.epochs: 7\n")
+    with pytest.raises(ManifestError, match=r"training.config.epochs: unknown key  \(did you mean"):
+        read_manifest(path)
+
+
+def test_a_file_of_rows_that_is_named_for_a_manifest_is_told_from_one(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("question,answer\n1,2\n")
+    with pytest.raises(ManifestError, match=r"expert new NAME --from .*rows.csv makes one"):
+        read_manifest(path)
+
+
 @pytest.mark.parametrize("more", ["", "lr: 0.1\ntraining: {config: {seed: 1}}\n"])
 @pytest.mark.parametrize(
     ("key", "meant"), [("epoch", "epochs"), ("sed", "seed"), ("warmup_step", "warmup_steps")]

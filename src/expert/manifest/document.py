@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from expert.core.errors import ManifestError, Problem
 
+ROWS = (".csv", ".tsv", ".jsonl", ".txt", ".md", ".parquet", ".arrow")
+"""Names of files that hold rows and are named by mistake."""
 # The largest manifest seen in the wild has 13 kB; a megabyte is a mistake or an attack.
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 60
@@ -170,6 +172,8 @@ def parse_document(
         if root.value is not None:
             what = f"got {shown(root.plain())}, expected an object"
         fix = "start with a name and a base model"
+        if source.lower().endswith(ROWS):
+            fix = f"rows are no manifest: expert new NAME --from {source} makes one for them"
         raise ManifestError(source, [Problem("", what, fix, root.line)])
     return Document(source, folder, kind, root, problems, closing)
 
