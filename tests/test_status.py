@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -95,3 +96,9 @@ def test_only_what_stands_between_the_marks_is_replaced(tmp_path):
 def test_a_document_without_the_marks_is_not_touched():
     with pytest.raises(SystemExit, match=r"STATUS\.md has no place for it"):
         drawing().status_with("# Status\n", "numbers")
+
+
+@pytest.mark.parametrize("record", sorted(BENCHMARKS.glob("*.json")), ids=lambda path: path.stem)
+def test_a_record_tells_nothing_of_the_folders_it_was_made_in(record):
+    found = re.findall(r"(?:/tmp|/root|/home|/work|/Users)/[^\s\"]*", record.read_text("utf-8"))
+    assert found == []
