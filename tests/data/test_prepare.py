@@ -207,6 +207,13 @@ def test_all_bad_rows_are_counted_and_the_first_of_them_named(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(("bad", "left"), [(set(range(9)), True), (set(range(10)), False)])
+def test_where_no_row_is_good_nobody_is_told_to_leave_them_out(tmp_path, bad, left):
+    with pytest.raises(DataError) as caught:
+        prepare(work(rows=lambda: with_bad_rows(10, bad)), RECIPE, tmp_path / "tokens")
+    assert ("or leave them out" in str(caught.value)) is left
+
+
 def test_tolerated_bad_rows_are_counted_and_kept_aside(tmp_path):
     made = prepare(
         work(rows=lambda: with_bad_rows(50, {3, 20}), max_bad_rows=2), RECIPE, tmp_path / "tokens"

@@ -212,11 +212,15 @@ def test_a_misspelt_top_level_setting_is_refused_without_strict(tmp_path):
     ]
 
 
-def test_a_path_of_a_setting_is_no_key_and_no_metadata(tmp_path):
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("training.config.epochs", "epochs"), ("training.dataset.path", "training")],
+)
+def test_a_path_of_a_setting_is_no_key_and_no_metadata(tmp_path, key, meant):
     """As somebody writes it who was told where a key belongs."""
     path = tmp_path / "manifest.yaml"
-    path.write_text("base_model: X\ndataset: a.jsonl\ntraining.config.epochs: 7\n")
-    with pytest.raises(ManifestError, match=r"training.config.epochs: unknown key  \(did you mean"):
+    path.write_text(f"base_model: X\ndataset: a.jsonl\n{key}: 7\n")
+    with pytest.raises(ManifestError, match=rf"{key}: unknown key  \(did you mean '{meant}'"):
         read_manifest(path)
 
 

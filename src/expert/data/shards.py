@@ -132,17 +132,15 @@ class Rejects:
         self.count += 1
         self.rows.append(bad)
 
-    def refusal(self, coming: Iterator[Row | BadRow], work: Work) -> DataError:
-        """What is said of too many: the first of them, and how many there are. Rows that come are
-        looked at for that, so that not each costs an attempt of its own."""
-        looked_at, all_bad = 0, abs(self.rows[0].line) == 1
+    def refusal(self, seen: int, coming: Iterator[Row | BadRow], work: Work) -> DataError:
+        """What is said of too many, after so many rows: the first of them, and how many there are.
+        Rows that come are looked at for that, so that not each costs an attempt of its own."""
+        looked_at = 0
         for row in islice(coming, LOOKED_AT_FURTHER):
             looked_at += 1
             made = row if isinstance(row, BadRow) else work.segments_of(row)
             if isinstance(made, BadRow):
                 self.add(made)
-            else:
-                all_bad = False
         least = "at least " if looked_at == LOOKED_AT_FURTHER else ""
         words = "a row" if self.count == 1 else f"{least}{self.count:,} rows"
         lines = [f"  - {row}" for row in self.rows[:SHOWN_BAD_ROWS]]
@@ -150,7 +148,8 @@ class Rejects:
         lines += [f"  … and {rest:,} more" + (f": {work.listed_by}" if work.listed_by else "")]
         shown = "\n".join(lines if rest else lines[:-1])
         leave = f", or leave them out: --set training.dataset.max_bad_rows={self.count}"
-        fix = "mend the data" + ("" if all_bad else leave)  # else nothing would be left to learn
+        some_good = self.count < seen + looked_at  # else nothing would be left to learn
+        fix = "mend the data" + (leave if some_good else "")
         return DataError(f"{words} cannot be used\n{shown}\n  ({fix})")
 
 
@@ -163,7 +162,7 @@ def _shards(work: Work, bad: Rejects) -> Iterator[_Shard]:
         if isinstance(made, BadRow):
             bad.add(made)
             if bad.too_many:
-                raise bad.refusal(coming, work)
+                raise bad.refusal(number + 1, coming, work)
         elif isinstance(made, Dropped):
             shard.dropped[made.reason] = shard.dropped.get(made.reason, 0) + 1
         else:

@@ -100,9 +100,7 @@ def _alone(
 ) -> tuple[Seen, Paired | None]:
     stays = fit_together(here.plan, here.plan)
     seat = here.sit(rig, tell, beside=False, stays=stays, again=False)
-    here.rates = [
-        window.rate for window in time_alone(seat, pace, time_for_windows(time, pace), tell)
-    ]
+    here.rates = _rates(seat, pace, time_for_windows(time, pace), tell)
     seen = _told(here, tell, stays=stays)
     if there is None or not there.rates:
         return seen, None
@@ -113,9 +111,7 @@ def _alone(
     here.leave()
     try:
         again = there.sit(rig, tell, beside=False, stays=True, again=True)
-        after = [
-            window.rate for window in time_alone(again, pace, time_for_windows(time, pace), tell)
-        ]
+        after = _rates(again, pace, time_for_windows(time, pace), tell)
     except RungLost:
         return seen, paired
     there.rates = [*there.rates, *after]
@@ -151,8 +147,6 @@ def time_against_baseline(
     won.rates = _rates(seat, pace, half, tell)
     won.leave()
     seat = base.sit(rig, tell, beside=False, stays=True, again=True)
-    base.rates = [
-        window.rate for window in time_alone(seat, pace, time_for_windows(time, pace), tell)
-    ]
+    base.rates = _rates(seat, pace, time_for_windows(time, pace), tell)
     base.leave()
     return one_after_the_other(base.name, base.rates, won.rates)

@@ -204,9 +204,11 @@ def _misspelt(key: str, node: Mapping[str, Any]) -> str | None:
     if key in _every_name():
         return None
     title = str(node.get("title"))
-    first, dot, last = key.partition(".")[0], "." in key, key.rpartition(".")[2]
-    if title == "Manifest" and dot and first in node["properties"] and last in _LOOSE_KEYS:
-        return last  # a path, as --set takes them: as a key it would be metadata
+    section, dot, _ = key.partition(".")
+    if title == "Manifest" and dot and section in ("base_models", "training"):
+        # A path, as --set takes them: as a key it would be metadata.
+        last = key.rpartition(".")[2]
+        return last if last in _LOOSE_KEYS else section
     if title == "Training" and f"{key}s" in CONFIG_KEYS and key not in WORDS_OF_THEIR_OWN:
         return f"{CONFIG}.{key}s"
     here = [name for name in node["properties"] if name not in _DESCRIPTIVE]
