@@ -11,13 +11,15 @@ import torch
 
 from expert.core.rundir import RunFolder
 from expert.data.records import Example, Turn
-from expert.jobs import answering
+from expert.jobs import answer_steps, answering
 from expert.jobs.answering import answer_all
 from expert.jobs.choosing import BASE, NothingTrained, choose
 from expert.jobs.sampling import Decoding, sample
 from expert.jobs.trained import load_base, load_trained, read_plan
+from expert.model import fixed_cache
 from tests.jobs.runs import WORDS
 from tests.jobs.trained_runs import finished, finished_characters
+from tests.parallel.again import Again
 
 CPU = torch.device("cpu")
 PROMPTS = [f"say {word} {number} {'please ' * (number % 5)}" for number, word in enumerate(WORDS)]
@@ -98,22 +100,22 @@ def test_rows_that_have_ended_are_cleared_away(temperature, monkeypatch):
     expected = asked("lora", how)
     assert len({tokens for _, tokens, _ in expected}) > 1
     for share in (0.0, 1.0):  # never, and at once
-        monkeypatch.setattr(answering, "CLEAR_BELOW", share)
+        monkeypatch.setattr(answer_steps, "CLEAR_BELOW", share)
         assert asked("lora", how) == expected
 
 
 def test_what_does_not_fit_is_halved_and_nothing_is_lost(monkeypatch):
-    forward = answering._Batch._forward
+    read = answer_steps.read
     sizes = []
 
-    def small_card(self, positions, **given):
-        sizes.append(len(self.rows))
-        if len(self.rows) > 2:
+    def small_card(model, group, soft, device):
+        sizes.append(len(group))
+        if len(group) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        forward(self, positions, **given)
+        return read(model, group, soft, device)
 
     expected = asked("lora", GREEDY)
-    monkeypatch.setattr(answering._Batch, "_forward", small_card)
+    monkeypatch.setattr(answer_steps, "read", small_card)
     told: list[tuple[int, int]] = []
     found = answer_all(
         loaded("lora"),
@@ -126,6 +128,93 @@ def test_what_does_not_fit_is_halved_and_nothing_is_lost(monkeypatch):
     assert told[-1] == (8, 8)
 
 
+LENGTHS = [question(f"say {'cat and ' * count}dog") for count in (20, 19, 5, 14, 1, 0, 2, 6)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_prompts_of_all_lengths_are_read_in_groups_and_answered_alike(way, monkeypatch):
+    how = replace(WAYS[way], max_new_tokens=40)  # more than there is room for at first
+    expected = answer_all(loaded("lora"), LENGTHS, how, rows=1)
+    read, groups = answer_steps.read, []
+
+    def counted(model, group, soft, device):
+        groups.append(len(group))
+        return read(model, group, soft, device)
+
+    monkeypatch.setattr(answer_steps, "read", counted)
+    monkeypatch.setattr(answering, "WORTH_A_PASS", 0)
+    monkeypatch.setattr(answer_steps, "ROOM", {"cpu": 3})
+    assert answer_all(loaded("lora"), LENGTHS, how) == expected
+    assert groups == [3, 2, 2, 1]
+
+
+class Undone(Again):
+    """Recording on a card changes nothing: what a step changed while it was recorded is undone."""
+
+    def __call__(self, run):
+        changed = [self.steps._positions, self.steps._mask, self.steps._cache.place]
+        before = [tensor.clone() for tensor in changed]
+        found = super().__call__(run)
+        for tensor, value in zip(changed, before, strict=True):
+            tensor.copy_(value)
+        return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_recorded_steps_say_what_others_say(way, monkeypatch):
+    how = replace(WAYS[way], max_new_tokens=40)
+    expected = answer_all(loaded("lora"), LENGTHS, how)
+    recorder = Undone()
+    make = answer_steps.FixedSteps.__init__
+
+    def told(self, *args):
+        recorder.steps = self
+        make(self, *args)
+
+    monkeypatch.setattr(answer_steps.FixedSteps, "__init__", told)
+    monkeypatch.setattr(answering, "recorder_of", lambda device: recorder)
+    for clear_below in (0.0, 0.99):
+        monkeypatch.setattr(answer_steps, "CLEAR_RECORDED_BELOW", clear_below)
+        assert answer_all(loaded("lora"), LENGTHS, how, note=pytest.fail) == expected
+    assert recorder.recorded > 2
+    assert recorder.replayed > 30
+
+
+def test_a_step_that_cannot_be_recorded_is_run_and_told_of(monkeypatch):
+    def refuses(run):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    expected = answer_all(loaded("lora"), LENGTHS, GREEDY)
+    monkeypatch.setattr(answering, "recorder_of", lambda device: refuses)
+    notes: list[str] = []
+    assert answer_all(loaded("lora"), LENGTHS, GREEDY, rows=3, note=notes.append) == expected
+    assert notes == [
+        "answers took longer than they might, as a step cannot be recorded: operation not "
+        "permitted when stream is capturing"
+    ]
+
+
+def test_models_that_cannot_be_fixed_say_the_same(monkeypatch):
+    expected = answer_all(loaded("lora"), LENGTHS, WAYS["penalised"])
+    monkeypatch.setattr(fixed_cache, "can_be_fixed", lambda model: False)
+    assert answer_all(loaded("lora"), LENGTHS, WAYS["penalised"]) == expected
+
+
+def test_long_prompts_are_answered_few_at_once(monkeypatch):
+    """Forty prompts, one of which is long: its memory is not taken forty times."""
+    rows = 40
+    questions = [LENGTHS[0], *([LENGTHS[5]] * (rows - 1))]
+    work = answering._Work(loaded("lora"), questions, GREEDY, 0, pytest.fail)
+    assert len(work.prompts[work.order[0]]) > 4 * len(work.prompts[work.order[1]])
+    whole = 2**40
+    monkeypatch.setattr(answering, "_free_bytes", lambda device: whole)
+    most = answering._rows_that_fit(work, work.order)
+    share = 20 * whole // most  # memory for the long prompt twenty times
+    monkeypatch.setattr(answering, "_free_bytes", lambda device: share)
+    assert answering._rows_that_fit(work, work.order) in (19, 20)
+    assert answering._rows_that_fit(work, work.order[1:]) > rows
+
+
 def test_a_prompt_that_fills_the_context_is_refused_and_the_others_are_answered():
     config = loaded("lora").loaded.causal_lm.config
     prompts = ["say cat " * config.max_position_embeddings, PROMPTS[0]]
@@ -135,7 +224,7 @@ def test_a_prompt_that_fills_the_context_is_refused_and_the_others_are_answered(
 
 
 def test_what_was_said_is_told_with_its_special_tokens_too():
-    work = answering._Work(loaded("lora"), [question(PROMPTS[0])], GREEDY, 0)
+    work = answering._Work(loaded("lora"), [question(PROMPTS[0])], GREEDY, 0, print)
     mark, word = (work.tokenizer.encode(text).ids for text in ("<|im_start|>", "cat"))
     work.said[0] = [*mark, *word, *work.ends]
     (answer,) = work.answers()

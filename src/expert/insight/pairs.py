@@ -8,6 +8,7 @@ ratio: what slows the machine slows both of its halves.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Literal
@@ -21,6 +22,9 @@ ENOUGH_PAIRS = 5
 time: on two cores with five processes a rung that changes nothing of the arithmetic was seen at
 0.68 and 0.68."""
 HALF = 0.5
+BY_CHANCE = 0.125
+"""How often chance may put as few of the pairs on the other side of 1: of five and seven none may
+lie there, of eight one. A row of 0.88, 0.85, 0.77, 1.12 and 0.85 was once called slower."""
 
 Difference = Literal["faster", "slower", "none"]
 
@@ -46,12 +50,23 @@ class Paired(BaseModel):
     def difference(self) -> Difference:
         """What can be told: a ratio beyond 1 by more than its spread, and by more than 2 %. The
         quartiles of few pairs lie close together by chance, so there it is twice the spread, and
-        slower is only what is half as fast."""
+        slower is only what is half as fast; of many nearly all have to lie on one side of 1."""
+        if self.how == "in turns" and not self._on_one_side:
+            return "none"
         few = self.how == "in turns" and len(self.ratios) < ENOUGH_PAIRS
         beyond = max(self.spread * (2 if few or self.how != "in turns" else 1), AS_FAST)
         if self.gain - beyond > 1:
             return "faster"
         return "slower" if self.gain + beyond < (HALF if few else 1) else "none"
+
+    @property
+    def _on_one_side(self) -> bool:
+        """Whether so few pairs contradict the others that it is hardly chance; two to four do not
+        contradict each other at all, and what else is asked of them is in `difference`."""
+        count = len(self.ratios)
+        others = sum((ratio > 1) != (self.gain > 1) for ratio in self.ratios)
+        ways = sum(math.comb(count, few) for few in range(others + 1))
+        return others == 0 or 2 * ways / 2**count <= BY_CHANCE
 
     @property
     def looks_slower(self) -> bool:

@@ -1,4 +1,4 @@
-"""Many prompts answered at once: left-padded, with a key-value cache, each row as if alone."""
+"""Many prompts answered at once, each as if it were alone."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from expert.data.records import Example
+    from expert.jobs.answer_steps import Steps
     from expert.jobs.sampling import Decoding
     from expert.jobs.trained import Trained
+    from expert.parallel.graphs import Recorder
 
 MOST_ROWS = {"cpu": 128, "cuda": 512}
 """At once. 300 answers of 25 tokens took `tiny` 4.1 s on one CPU core with 128 rows, 4.0 s with 64,
 5.5 s with 32. Launching the kernels of a small model takes a card longer than running them
 (docs/LOG.md), however many rows there are: 512 is reckoned from that, not measured."""
+NEAR = 0.5
+"""Prompts that are read together are at least so long for the longest of them."""
+WORTH_A_PASS = 8192
+"""Tokens and padding; fewer are read together however long they are: another pass has to be
+launched, too."""
 CACHE_SHARE = 0.4
 """Of the memory that is free, for keys and values."""
-CLEAR_BELOW = 0.75
-"""Rows that have ended stay in the batch until this share of it is left: taking them out copies the
-whole cache."""
+READING_SHARE = 0.2
+"""The same for reading prompts: what their layers compute, and a mask of each."""
 ENDLESS = 2**31
 """Context of a model that does not tell where its own ends."""
 TAIL_TOKENS = 32
@@ -54,6 +60,7 @@ def answer_all(
     seed: int = 0,
     rows: int | None = None,
     tell: Tell = lambda done, of: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[Answer]:
     """Answer every question, in its order; an answer does not depend on the other questions.
 
@@ -62,11 +69,12 @@ def answer_all(
     """
     from expert.jobs.healing import is_out_of_memory
 
-    work = _Work(trained, questions, how, seed)
+    work = _Work(trained, questions, how, seed, note)
     done = len(questions) - len(work.order)
-    at_once = rows or _rows_that_fit(trained, work)
+    most = rows or MOST_ROWS.get(trained.device.type, MOST_ROWS["cpu"])
     left = list(work.order)
     while left:
+        at_once = min(most, len(left)) if rows else min(most, _rows_that_fit(work, left))
         some, failed = left[:at_once], False
         try:
             for _ in work.answer(some):
@@ -78,7 +86,7 @@ def answer_all(
             failed = True
         if failed:  # out here, where the traceback holds no tensors any more
             done -= work.forget(some)
-            at_once = max(1, at_once // 2)
+            most = max(1, at_once // 2)
             _empty_cache(trained.device)
             continue
         left = left[at_once:]
@@ -89,15 +97,21 @@ class _Work:
     """All prompts in tokens, and what was said to them so far."""
 
     def __init__(
-        self, trained: Trained, questions: Sequence[Example], how: Decoding, seed: int
+        self,
+        trained: Trained,
+        questions: Sequence[Example],
+        how: Decoding,
+        seed: int,
+        note: Callable[[str], None],
     ) -> None:
         from expert.data.encoder import TextEncoder
         from expert.jobs.sampling import end_tokens
+        from expert.model.fixed_cache import can_be_fixed
 
         encoder, template = trained.encoder, trained.template
         assert isinstance(encoder, TextEncoder)
         assert template is not None, "the character model answers nothing"
-        self.trained, self.how, self.seed = trained, how, seed
+        self.trained, self.how, self.seed, self._note = trained, how, seed, note
         self.tokenizer: Any = encoder.tokenizer
         self.ends = frozenset(end_tokens(encoder, template))
         self.stops = list(how.stop_sequences)
@@ -106,6 +120,8 @@ class _Work:
         prompts = trained.loaded.soft_prompts
         self.soft: Tensor | None = prompts.rows().detach() if prompts is not None else None
         self.lead = len(self.soft) if self.soft is not None else 0
+        self.fixed = can_be_fixed(trained.loaded.causal_lm)
+        self.record: Recorder | None = recorder_of(trained.device) if self.fixed else None
         asked = [template.prompt(question.turns, question.tools) for question in questions]
         self.prompts = _encoded(asked, encoder)
         config = trained.loaded.causal_lm.config.get_text_config()
@@ -119,6 +135,11 @@ class _Work:
         self.order = sorted(answerable, key=lambda row: -len(self.prompts[row]))
         self.said: list[list[int]] = [[] for _ in self.prompts]
         self.ended = [False] * len(self.prompts)
+
+    def cannot_record(self, reason: str) -> None:
+        """Steps are launched kernel by kernel from here on: it is slower, and says the same."""
+        self.record = None
+        self._note(f"answers took longer than they might, as a step {reason}")
 
     def forget(self, rows: Sequence[int]) -> int:
         """Begin anew with these rows; how many of them were done."""
@@ -183,36 +204,36 @@ class _Work:
 
 
 class _Batch:
-    """Some rows on the device: what they have seen, and the scores of their next tokens."""
+    """Some rows on the device, and who of them is still speaking."""
 
     def __init__(self, work: _Work, rows: Sequence[int]) -> None:
-        import torch
+        from expert.jobs.answer_steps import FixedSteps, GrowingSteps, Prompts
+        from expert.jobs.token_choice import Penalty, chooser_of
 
-        self._work, self._device = work, work.trained.device
-        self._model = work.trained.loaded.causal_lm
+        how, self._device = work.how, work.trained.device
+        model = work.trained.loaded.causal_lm
         self.rows = list(rows)
         """The row at each place of the batch; -1 where it has ended."""
-        prompts = [work.prompts[row] for row in rows]
-        self._width = max(map(len, prompts)) + work.lead
-        ids = torch.zeros((len(rows), self._width), dtype=torch.int64)
-        mask = torch.zeros_like(ids)
-        for place, prompt in enumerate(prompts):
-            ids[place, self._width - len(prompt) :] = torch.tensor(prompt)
-            mask[place, self._width - len(prompt) - work.lead :] = 1
-        self._seen = self._tokens_seen(ids, prompts)
-        self._mask = mask.to(self._device)
-        self._choose = _chooser(work.how, _draws(work, rows), self._device)
-        positions = (self._mask.cumsum(1) - 1).clamp(min=0)
-        given = self._with_soft(ids.to(self._device), prompts)
-        self._forward(positions, past=None, **given)
+        own = [work.prompts[row] for row in rows]
+        self._choose = chooser_of(how, rows, work.seed, self._device)
+        self._penalty: Penalty | None = None
+        if how.repetition_penalty != 1.0:
+            vocabulary = model.get_output_embeddings().weight.shape[0]
+            self._penalty = Penalty(how.repetition_penalty, own, vocabulary).to(self._device)
+        self._steps: Steps
+        if work.fixed:
+            prompts = Prompts(_groups(work, own), work.soft)
+            self._steps = FixedSteps(
+                model, prompts, work.context, self._device, work.record, work.cannot_record
+            )
+        else:
+            self._steps = GrowingSteps(model, Prompts([own], work.soft), work.context, self._device)
 
     def next_tokens(self) -> list[int]:
         """The next token of every place."""
-        scores = self._scores
-        if self._seen is not None:
-            penalty = self._work.how.repetition_penalty
-            lower = (scores / penalty).where(scores >= 0, scores * penalty)
-            scores = lower.where(self._seen, scores)
+        scores = self._steps.scores
+        if self._penalty is not None:
+            scores = self._penalty(scores)
         found: list[int] = self._choose(scores).tolist()
         return found
 
@@ -227,108 +248,16 @@ class _Batch:
             self.rows = []
             return
         chosen = torch.tensor(tokens, device=self._device)
-        if len(kept) <= CLEAR_BELOW * len(self.rows):
+        if len(kept) <= self._steps.clear_below * len(self.rows):
             index = torch.tensor(kept, device=self._device)
-            self.rows = [self.rows[place] for place in kept]
-            self._past.batch_select_indices(index)
-            self._mask, chosen = self._mask[index], chosen[index]
-            self._seen = self._seen[index] if self._seen is not None else None
+            self.rows, chosen = [self.rows[place] for place in kept], chosen[index]
+            self._steps.keep(index)
             self._choose.keep(index)
-        if self._seen is not None:
-            self._seen.scatter_(1, chosen[:, None], value=True)
-        self._mask = torch.cat([self._mask, self._mask.new_ones(len(self.rows), 1)], dim=1)
-        # Places that have ended go on past the context, and are not looked at.
-        positions = (self._mask.sum(1, keepdim=True) - 1).clamp(max=self._work.context - 1)
-        self._forward(positions, past=self._past, input_ids=chosen[:, None])
-
-    def _forward(self, positions: Tensor, *, past: Any, **given: Any) -> None:
-        output = self._model(
-            **given,
-            attention_mask=self._mask,
-            position_ids=positions,
-            past_key_values=past,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        self._past = output.past_key_values
-        self._scores: Tensor = output.logits[:, -1].float()
-
-    def _with_soft(self, ids: Tensor, prompts: Sequence[Sequence[int]]) -> dict[str, Tensor]:
-        """The prompts as the model takes them; with soft prompts as embeddings, theirs in front."""
-        soft = self._work.soft
-        if soft is None:
-            return {"input_ids": ids}
-        words = self._work.trained.loaded.decoder.get_input_embeddings()(ids)  # type: ignore[operator]
-        for place, prompt in enumerate(prompts):
-            end = self._width - len(prompt)
-            words[place, end - len(soft) : end] = soft.to(words.device, words.dtype)
-        return {"inputs_embeds": words}
-
-    def _tokens_seen(self, ids: Tensor, prompts: Sequence[Sequence[int]]) -> Tensor | None:
-        """Which tokens each row has seen, where repeating them is made less likely."""
-        import torch
-
-        if self._work.how.repetition_penalty == 1.0:
-            return None
-        vocabulary = self._model.get_output_embeddings().weight.shape[0]
-        seen = torch.zeros((len(prompts), vocabulary), dtype=torch.bool)
-        for place, prompt in enumerate(prompts):
-            seen[place, torch.tensor(prompt)] = True
-        return seen.to(self._device)
-
-
-def _chooser(how: Decoding, draws: Tensor | None, device: torch.device) -> Any:
-    """What takes a token of each row's scores."""
-    return _Likeliest() if draws is None else _Drawn(how, draws.to(device))
-
-
-class _Likeliest:
-    def __call__(self, scores: Tensor) -> Tensor:
-        return scores.argmax(-1)
-
-    def keep(self, index: Tensor) -> None:
-        """Nothing to do: it knows nothing of rows."""
-
-
-class _Drawn:
-    """Tokens drawn with numbers that were drawn before: a row's do not depend on its neighbours."""
-
-    def __init__(self, how: Decoding, draws: Tensor) -> None:
-        self._how, self._draws, self._step = how, draws, 0
-
-    def __call__(self, scores: Tensor) -> Tensor:
-        import torch
-
-        how = self._how
-        ordered, tokens = (scores / how.temperature).sort(-1, descending=True)
-        if how.top_k:
-            ordered[:, how.top_k :] = float("-inf")
-        shares = ordered.softmax(-1)
-        before = shares.cumsum(-1) - shares
-        shares = shares.where(before < how.top_p, 0.0)
-        shares = shares.where(shares >= how.min_p * shares[:, :1], 0.0)
-        upto = shares.cumsum(-1)
-        aims = self._draws[:, self._step, None] * upto[:, -1:]
-        self._step += 1
-        places = torch.searchsorted(upto, aims, right=True).clamp(max=scores.shape[1] - 1)
-        return tokens.gather(1, places)[:, 0]
-
-    def keep(self, index: Tensor) -> None:
-        self._draws = self._draws[index]
-
-
-def _draws(work: _Work, rows: Sequence[int]) -> Tensor | None:
-    """A number from 0 to 1 for every token to come, by the seed and the number of the row."""
-    import torch
-
-    if work.how.temperature == 0:
-        return None
-    most = max(work.room[row] for row in rows)
-    drawn = []
-    for row in rows:
-        generator = torch.Generator().manual_seed(work.seed * 1_000_003 + row)
-        drawn.append(torch.rand(work.how.max_new_tokens, generator=generator)[:most])
-    return torch.stack(drawn)
+            if self._penalty is not None:
+                self._penalty.keep(index)
+        if self._penalty is not None:
+            self._penalty.add(chosen)
+        self._steps.go_on(chosen)
 
 
 def _encoded(texts: Sequence[str], encoder: Any) -> list[list[int]]:
@@ -342,23 +271,53 @@ def _encoded(texts: Sequence[str], encoder: Any) -> list[list[int]]:
     return prompts
 
 
-def _rows_that_fit(trained: Trained, work: _Work) -> int:
+def _rows_that_fit(work: _Work, left: Sequence[int]) -> int:
     """As many rows as leave room for their keys and values; a model that does not tell its shape
-    gets few."""
-    config = trained.loaded.causal_lm.config.get_text_config()
+    gets few. The first of them is the longest."""
+    loaded, device = work.trained.loaded, work.trained.device
+    config = loaded.causal_lm.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
     layers = getattr(config, "num_hidden_layers", None)
     width = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else None)
-    if not (heads and layers and width and work.order):
+    if not (heads and layers and width):
         return 8
     groups = getattr(config, "num_key_value_heads", None) or heads
-    longest = max(len(work.prompts[row]) + work.room[row] for row in work.order) + work.lead
-    size = next(trained.loaded.module.parameters()).element_size()
-    row_bytes = 2 * layers * groups * width * longest * max(2, size)
+    longest = len(work.prompts[left[0]]) + work.lead
+    most = longest + max(work.room[row] for row in left)
+    size = next(loaded.module.parameters()).element_size()
+    row_bytes = 2 * layers * groups * width * most * max(2, size)
     # Scores are float32, and sorting them to draw takes as much again a few times.
-    row_bytes += 4 * trained.loaded.causal_lm.get_output_embeddings().weight.shape[0] * 4
-    most = MOST_ROWS.get(trained.device.type, MOST_ROWS["cpu"])
-    return max(1, min(most, int(CACHE_SHARE * _free_bytes(trained.device) / row_bytes)))
+    row_bytes += 4 * loaded.causal_lm.get_output_embeddings().weight.shape[0] * 4
+    fitting = max(1, int(CACHE_SHARE * _free_bytes(device) / row_bytes))
+    return fitting if work.fixed else min(fitting, _rows_read_at_once(work, longest))
+
+
+def _rows_read_at_once(work: _Work, longest: int) -> int:
+    """How many prompts of this length go through the model together."""
+    loaded, device = work.trained.loaded, work.trained.device
+    config = loaded.causal_lm.config.get_text_config()
+    size = max(2, next(loaded.module.parameters()).element_size())
+    hidden = getattr(config, "hidden_size", 0) or 0
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    # What one layer has at hand of a token, and its mask once as bits and once as numbers.
+    token_bytes = size * (8 * hidden + 3 * inner) + (1 + size) * longest
+    share = READING_SHARE * _free_bytes(device)
+    return max(1, int(share / max(1, longest * token_bytes)))
+
+
+def _groups(work: _Work, prompts: Sequence[Sequence[int]]) -> list[Sequence[Sequence[int]]]:
+    """The prompts of a batch, longest first, in groups that are read together: shorter ones are not
+    padded to the longest of the batch."""
+    groups: list[Sequence[Sequence[int]]] = []
+    left = list(prompts)
+    while left:
+        longest = len(left[0]) + work.lead
+        count = min(len(left), _rows_read_at_once(work, longest))
+        near = sum(len(prompt) + work.lead >= NEAR * longest for prompt in left[:count])
+        count = near if longest * count > WORTH_A_PASS else count
+        groups.append(left[:count])
+        left = left[count:]
+    return groups
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -368,6 +327,13 @@ def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
+
+
+def recorder_of(device: torch.device) -> Recorder | None:
+    """Who records a step; None where every kernel is launched by itself."""
+    from expert.parallel.graphs import CudaRecorder
+
+    return CudaRecorder() if device.type == "cuda" else None
 
 
 def _empty_cache(device: torch.device) -> None:

@@ -57,6 +57,7 @@ def row_losses(
 def _evaluating(trained: Trained) -> Iterator[None]:
     """Attention as in training, which knows of documents, and afterwards as in answering."""
     from expert.model.attention import IMPLEMENTATIONS
+    from expert.model.fixed_cache import ANSWERING
 
     if trained.template is None:
         yield
@@ -66,7 +67,7 @@ def _evaluating(trained: Trained) -> Iterator[None]:
     try:
         yield
     finally:
-        model.set_attn_implementation("sdpa")
+        model.set_attn_implementation(ANSWERING)
 
 
 def _engine(trained: Trained) -> Any:

@@ -169,6 +169,7 @@ def _dtypes(
 def _usable(plan: RunPlan, choice: Choice, loaded: LoadedModel, device: torch.device) -> Trained:
     """The loaded model with its tokenizer and template: no dropout, no gradients."""
     from expert.data.text_tools import text_tools
+    from expert.model.fixed_cache import ANSWERING, register_answering
 
     loaded.module.eval().requires_grad_(False)
     if loaded.characters is not None:
@@ -177,7 +178,8 @@ def _usable(plan: RunPlan, choice: Choice, loaded: LoadedModel, device: torch.de
         encoder: Any = CharacterEncoder(loaded.characters)
         template, tokens = None, None
     else:
-        loaded.causal_lm.set_attn_implementation("sdpa")
+        register_answering()
+        loaded.causal_lm.set_attn_implementation(ANSWERING)
         loaded.causal_lm.config.use_cache = True
         tokens = _tokenizer_folder(choice, loaded)
         encoder, template = text_tools(tokens, plan.model.prompt_template)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +55,8 @@ class _Task:
     seed: int
     device: torch.device
     tell: Tell
+    found: list[str] = field(default_factory=list)
+    """What was noticed while they were asked."""
 
 
 def validate(
@@ -117,7 +119,7 @@ def validate(
         settings=_settings(demands, task, limit),
         partial=test.partial,
         file=file,
-        notes=tuple(filter(None, (*said, *_notes(task), remark, untold, kept))),
+        notes=tuple(filter(None, (*said, *_notes(task), *task.found, remark, untold, kept))),
         seconds=time.monotonic() - began,
     )
     folder.write_json(file.name, done.as_dict())
@@ -356,6 +358,7 @@ def _answers(trained: Trained, task: _Task) -> list[Answer]:
         task.decoding,
         seed=task.seed,
         tell=lambda done, of: task.tell(f"{name}: answering", done, of),
+        note=task.found.append,
     )
 
 

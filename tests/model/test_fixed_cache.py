@@ -1,0 +1,106 @@
+"""Keys and values in memory that stays where it is give the scores of a cache that grows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from expert.jobs.answer_steps import FixedSteps, GrowingSteps, Prompts
+from expert.model.fixed_cache import (
+    ANSWERING,
+    _answering_attention,
+    can_be_fixed,
+    register_answering,
+)
+from tests.model.models import documents, family_config
+
+CPU = torch.device("cpu")
+CONTEXT = 256
+
+
+def model_of(config):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float64)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.12)
+    register_answering()
+    model.set_attn_implementation(ANSWERING)
+    return model.eval()
+
+
+def fixed(model, groups, *, soft=None, record=None, cannot=pytest.fail):
+    return FixedSteps(model, Prompts(groups, soft), CONTEXT, CPU, record, cannot)
+
+
+def said(steps, count: int) -> list[torch.Tensor]:
+    """The scores of some steps, each taking the likeliest token."""
+    found = [steps.scores]
+    for _ in range(count):
+        steps.go_on(found[-1].argmax(-1))
+        found.append(steps.scores.clone())
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+@torch.inference_mode()
+def test_prompts_read_in_groups_go_on_as_those_read_together(family):
+    model = model_of(family_config(family))
+    prompts = documents(60, 41, 40, 9, 3)
+    together = said(GrowingSteps(model, Prompts([prompts], None), CONTEXT, CPU), 70)
+    apart = said(fixed(model, [prompts[:1], prompts[1:3], prompts[3:]]), 70)
+    for one, other in zip(together, apart, strict=True):
+        # float64 but for the scores, which are float32: 6e-8 of up to 10.
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_rows_that_are_kept_go_on_as_before():
+    model = model_of(family_config("llama"))
+    prompts = documents(20, 14, 9)
+    whole, part = fixed(model, [prompts]), fixed(model, [prompts])
+    index = torch.tensor([2, 0])
+    for step in range(50):
+        tokens = whole.scores.argmax(-1)
+        whole.go_on(tokens)
+        if step == 5:
+            part.keep(index)
+        part.go_on(tokens if step < 5 else tokens[index])
+    torch.testing.assert_close(part.scores, whole.scores[index], rtol=1e-6, atol=1e-5)
+
+
+@torch.inference_mode()
+def test_soft_prompts_stand_before_every_prompt():
+    model = model_of(family_config("llama"))
+    soft = torch.randn(4, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    prompts = documents(12, 7)
+    together = GrowingSteps(model, Prompts([prompts], soft), CONTEXT, CPU)
+    apart = fixed(model, [prompts[:1], prompts[1:]], soft=soft)
+    for one, other in zip(said(together, 5), said(apart, 5), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_heads_that_share_keys_need_no_copies_of_them(length):
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(heads: int, places: int) -> torch.Tensor:
+        return torch.randn(3, heads, places, 8, generator=generator, dtype=torch.float64)
+
+    module: Any = torch.nn.Module()
+    module.num_key_value_groups = 3
+    query, key, value = draw(6, length), draw(2, 20), draw(2, 20)
+    mask = torch.rand(3, 1, length, 20, generator=generator) > 0.3
+    mask[..., 0] = True
+    right, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=0.3)
+    ours, _ = _answering_attention(module, query, key, value, mask, scaling=0.3)
+    torch.testing.assert_close(ours, right)
+
+
+def test_layers_that_see_a_window_are_left_to_transformers():
+    assert not can_be_fixed(model_of(family_config("mistral", sliding_window=8)))
+    assert can_be_fixed(model_of(family_config("mistral", sliding_window=None)))
