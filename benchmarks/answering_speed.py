@@ -21,7 +21,7 @@ from surroundings import environment
 
 from expert.core.files import write_text_atomically
 from expert.data.records import Example, Turn
-from expert.jobs import answering
+from expert.jobs import answer_steps, answering
 from expert.jobs.planning import plan as plan_of
 from expert.jobs.sampling import Decoding
 from expert.jobs.trained import Trained, load_base, pick_device
@@ -56,18 +56,18 @@ def prompts(file: Path, count: int) -> list[Example]:
 
 def timed(trained: Trained, questions: list[Example], how: Decoding, way: str) -> dict[str, Any]:
     """All answers in one way, and how long they took."""
-    fixed, recorder = fixed_cache.can_be_fixed, answering.recorder_of
+    fixed, recorder = fixed_cache.can_be_fixed, answer_steps.recorder_of
     notes: list[str] = []
     if way == "growing":
         fixed_cache.can_be_fixed = lambda model: False  # type: ignore[assignment]
     if way != "recorded":
-        answering.recorder_of = lambda device: None  # type: ignore[assignment]
+        answer_steps.recorder_of = lambda device: None  # type: ignore[assignment]
     try:
         began = time.perf_counter()
         answers = answering.answer_all(trained, questions, how, note=notes.append)
         seconds = time.perf_counter() - began
     finally:
-        fixed_cache.can_be_fixed, answering.recorder_of = fixed, recorder
+        fixed_cache.can_be_fixed, answer_steps.recorder_of = fixed, recorder
     return {"seconds": seconds, "answers": [each.text for each in answers], "notes": notes,
             "tokens": sum(each.tokens for each in answers)}  # fmt: skip
 

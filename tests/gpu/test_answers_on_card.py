@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from expert.data.records import Example, Turn
-from expert.jobs import answering
+from expert.jobs import answer_steps, answering
 from expert.jobs.planning import plan as plan_job
 from expert.jobs.trained import load_base
 from expert.manifest.reader import read_manifest
@@ -45,7 +45,7 @@ def test_recorded_answers_are_those_that_are_run(
 ):
     base = the_base(tmp_path, model, **config)
     recorded = answering.answer_all(base, QUESTIONS, WAYS[way], note=pytest.fail)
-    monkeypatch.setattr(answering, "recorder_of", lambda device: None)
+    monkeypatch.setattr(answer_steps, "recorder_of", lambda device: None)
     run = answering.answer_all(base, QUESTIONS, WAYS[way])
     monkeypatch.setattr(fixed_cache, "can_be_fixed", lambda model: False)
     growing = answering.answer_all(base, QUESTIONS, WAYS[way])

@@ -14,7 +14,7 @@ from expert.data.records import Example, Turn
 from expert.jobs import answer_steps, answering
 from expert.jobs.answering import answer_all
 from expert.jobs.choosing import BASE, NothingTrained, choose
-from expert.jobs.sampling import Decoding, sample
+from expert.jobs.sampling import Decoding, generation_config, sample
 from expert.jobs.trained import load_base, load_trained, read_plan
 from expert.model import fixed_cache
 from tests.jobs.runs import WORDS
@@ -78,6 +78,24 @@ def test_answers_are_those_of_expert_sample(way):
     assert [text for text, _, _ in asked("lora", how)] == [each.text for each in alone.samples]
 
 
+@pytest.mark.parametrize("way", ["greedy", "penalised"])
+def test_answers_are_those_of_transformers(way):
+    """Its own generate, prompt by prompt; the others are drawn with other numbers."""
+    how, trained = WAYS[way], loaded("lora")
+    work = answering._Work(trained, [question(p) for p in PROMPTS], how, 0, pytest.fail)
+    config = generation_config(how, sorted(work.ends))
+    model = trained.loaded.causal_lm
+    model.generation_config = config
+    answers = answer_all(trained, [question(p) for p in PROMPTS], how)
+    for prompt, answer in zip(work.prompts, answers, strict=True):
+        ids = torch.tensor([prompt])
+        told = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config
+        )
+        said = [token for token in told[0, len(prompt) :].tolist() if token not in work.ends]
+        assert work.tokenizer.decode(said).strip() == answer.text
+
+
 def test_a_seed_decides_drawn_answers():
     how = with_changes(temperature=1.5)
     first = asked("lora", how, seed=1)
@@ -108,11 +126,11 @@ def test_what_does_not_fit_is_halved_and_nothing_is_lost(monkeypatch):
     read = answer_steps.read
     sizes = []
 
-    def small_card(model, group, soft, device):
+    def small_card(speaker, group):
         sizes.append(len(group))
         if len(group) > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return read(model, group, soft, device)
+        return read(speaker, group)
 
     expected = asked("lora", GREEDY)
     monkeypatch.setattr(answer_steps, "read", small_card)
@@ -137,9 +155,9 @@ def test_prompts_of_all_lengths_are_read_in_groups_and_answered_alike(way, monke
     expected = answer_all(loaded("lora"), LENGTHS, how, rows=1)
     read, groups = answer_steps.read, []
 
-    def counted(model, group, soft, device):
+    def counted(speaker, group):
         groups.append(len(group))
-        return read(model, group, soft, device)
+        return read(speaker, group)
 
     monkeypatch.setattr(answer_steps, "read", counted)
     monkeypatch.setattr(answering, "WORTH_A_PASS", 0)
@@ -172,7 +190,7 @@ def test_recorded_steps_say_what_others_say(way, monkeypatch):
         make(self, *args)
 
     monkeypatch.setattr(answer_steps.FixedSteps, "__init__", told)
-    monkeypatch.setattr(answering, "recorder_of", lambda device: recorder)
+    monkeypatch.setattr(answer_steps, "recorder_of", lambda device: recorder)
     for clear_below in (0.0, 0.99):
         monkeypatch.setattr(answer_steps, "CLEAR_RECORDED_BELOW", clear_below)
         assert answer_all(loaded("lora"), LENGTHS, how, note=pytest.fail) == expected
@@ -185,7 +203,7 @@ def test_a_step_that_cannot_be_recorded_is_run_and_told_of(monkeypatch):
         raise RuntimeError("operation not permitted when stream is capturing")
 
     expected = answer_all(loaded("lora"), LENGTHS, GREEDY)
-    monkeypatch.setattr(answering, "recorder_of", lambda device: refuses)
+    monkeypatch.setattr(answer_steps, "recorder_of", lambda device: refuses)
     notes: list[str] = []
     assert answer_all(loaded("lora"), LENGTHS, GREEDY, rows=3, note=notes.append) == expected
     assert notes == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from expert.jobs.answer_steps import FixedSteps, GrowingSteps, Prompts
+from expert.jobs.answer_steps import FixedSteps, GrowingSteps, Speaker
 from expert.model.fixed_cache import (
     ANSWERING,
     _answering_attention,
@@ -19,7 +20,6 @@ from expert.model.fixed_cache import (
 from tests.model.models import documents, family_config
 
 CPU = torch.device("cpu")
-CONTEXT = 256
 
 
 def model_of(config):
@@ -33,8 +33,19 @@ def model_of(config):
     return model.eval()
 
 
-def fixed(model, groups, *, soft=None, record=None, cannot=pytest.fail):
-    return FixedSteps(model, Prompts(groups, soft), CONTEXT, CPU, record, cannot)
+def speaker_of(model, soft=None):
+    prompts = None if soft is None else SimpleNamespace(rows=lambda: soft)
+    loaded = SimpleNamespace(causal_lm=model, soft_prompts=prompts)
+    trained: Any = SimpleNamespace(loaded=loaded, device=CPU)
+    return Speaker(trained)
+
+
+def fixed(model, groups, *, soft=None):
+    return FixedSteps(speaker_of(model, soft), groups)
+
+
+def growing(model, prompts, *, soft=None):
+    return GrowingSteps(speaker_of(model, soft), [prompts])
 
 
 def said(steps, count: int) -> list[torch.Tensor]:
@@ -51,7 +62,7 @@ def said(steps, count: int) -> list[torch.Tensor]:
 def test_prompts_read_in_groups_go_on_as_those_read_together(family):
     model = model_of(family_config(family))
     prompts = documents(60, 41, 40, 9, 3)
-    together = said(GrowingSteps(model, Prompts([prompts], None), CONTEXT, CPU), 70)
+    together = said(growing(model, prompts), 70)
     apart = said(fixed(model, [prompts[:1], prompts[1:3], prompts[3:]]), 70)
     for one, other in zip(together, apart, strict=True):
         # float64 but for the scores, which are float32: 6e-8 of up to 10.
@@ -78,7 +89,7 @@ def test_soft_prompts_stand_before_every_prompt():
     model = model_of(family_config("llama"))
     soft = torch.randn(4, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     prompts = documents(12, 7)
-    together = GrowingSteps(model, Prompts([prompts], soft), CONTEXT, CPU)
+    together = growing(model, prompts, soft=soft)
     apart = fixed(model, [prompts[:1], prompts[1:]], soft=soft)
     for one, other in zip(said(together, 5), said(apart, 5), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-5)

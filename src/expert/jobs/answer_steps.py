@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from expert.jobs.trained import Trained
     from expert.parallel.graphs import Recorder
 
 CLEAR_BELOW = 0.75
@@ -22,28 +23,60 @@ CLEAR_BELOW = 0.75
 whole cache."""
 CLEAR_RECORDED_BELOW = 0.5
 """The same where the step must be recorded anew afterwards."""
+ENDLESS = 2**31
+"""Context of a model that does not tell where its own ends."""
 ROOM = {"cpu": 32, "cuda": 128}
 """Tokens to come that memory is taken for at once. More of them are looked at in vain, fewer are
 recorded more often, which takes about as long as three steps that are not."""
 
 
-class Prompts:
-    """Some rows as the model reads them, in groups."""
-
-    def __init__(self, groups: Sequence[Sequence[Sequence[int]]], soft: Tensor | None) -> None:
-        self.groups, self.soft = groups, soft
-        self.lead = len(soft) if soft is not None else 0
-        self.width = max(len(prompt) for group in groups for prompt in group) + self.lead
-        self.rows = sum(map(len, groups))
+Group = Sequence[Sequence[int]]
+"""Prompts that are read together, as tokens."""
 
 
-def read(
-    model: Any, group: Sequence[Sequence[int]], soft: Tensor | None, device: torch.device
-) -> tuple[Any, Tensor, Tensor]:
+class Speaker:
+    """A model that answers, and how it does so on its device."""
+
+    def __init__(self, trained: Trained, note: Callable[[str], None] = lambda text: None) -> None:
+        from expert.model.fixed_cache import can_be_fixed
+
+        self.model, self.device, self._note = trained.loaded.causal_lm, trained.device, note
+        prompts = trained.loaded.soft_prompts
+        self.soft: Tensor | None = prompts.rows().detach() if prompts is not None else None
+        self.lead = len(self.soft) if self.soft is not None else 0
+        """Places that stand before every prompt."""
+        config = self.model.config.get_text_config()
+        self.context: int = getattr(config, "max_position_embeddings", None) or ENDLESS
+        self.fixed = can_be_fixed(self.model)
+        self.record: Recorder | None = recorder_of(self.device) if self.fixed else None
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens have a score."""
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    def begin(self, groups: Sequence[Group]) -> Steps:
+        """Read some prompts, longest first; all in one group where memory cannot be fixed."""
+        return FixedSteps(self, groups) if self.fixed else GrowingSteps(self, groups)
+
+    def cannot_record(self, reason: str) -> None:
+        """Steps are launched kernel by kernel from here on: it is slower, and says the same."""
+        self.record = None
+        self._note(f"answers took longer than they might, as a step {reason}")
+
+
+def recorder_of(device: torch.device) -> Recorder | None:
+    """Who records a step; None where every kernel is launched by itself."""
+    from expert.parallel.graphs import CudaRecorder
+
+    return CudaRecorder() if device.type == "cuda" else None
+
+
+def read(speaker: Speaker, group: Group) -> tuple[Any, Tensor, Tensor]:
     """Read some prompts, left-padded: what was remembered, the scores of what follows, the mask."""
     import torch
 
-    lead = len(soft) if soft is not None else 0
+    model, soft, lead, device = speaker.model, speaker.soft, speaker.lead, speaker.device
     width = max(map(len, group)) + lead
     ids = torch.zeros((len(group), width), dtype=torch.int64)
     mask = torch.zeros_like(ids)
@@ -90,18 +123,18 @@ class GrowingSteps:
 
     clear_below = CLEAR_BELOW
 
-    def __init__(self, model: Any, prompts: Prompts, context: int, device: torch.device) -> None:
-        (group,) = prompts.groups
-        self._model, self._context = model, context
-        self._past, self.scores, self._mask = read(model, group, prompts.soft, device)
+    def __init__(self, speaker: Speaker, groups: Sequence[Group]) -> None:
+        (group,) = groups
+        self._speaker = speaker
+        self._past, self.scores, self._mask = read(speaker, group)
 
     def go_on(self, tokens: Tensor) -> None:
         import torch
 
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
         # Places that have ended go on past the context, and are not looked at.
-        positions = (self._mask.sum(1, keepdim=True) - 1).clamp(max=self._context - 1)
-        output = self._model(
+        positions = (self._mask.sum(1, keepdim=True) - 1).clamp(max=self._speaker.context - 1)
+        output = self._speaker.model(
             input_ids=tokens[:, None],
             attention_mask=self._mask,
             position_ids=positions,
@@ -119,26 +152,19 @@ class GrowingSteps:
 class FixedSteps:
     """In memory that stays where it is, recorded where there is somebody who can."""
 
-    def __init__(
-        self,
-        model: Any,
-        prompts: Prompts,
-        context: int,
-        device: torch.device,
-        record: Recorder | None,
-        cannot: Callable[[str], None],
-    ) -> None:
+    def __init__(self, speaker: Speaker, groups: Sequence[Group]) -> None:
         import torch
 
         from expert.model.fixed_cache import FixedCache
 
-        self._model, self._context, self._record, self._cannot = model, context, record, cannot
+        self._speaker, device = speaker, speaker.device
         self._room = ROOM.get(device.type, ROOM["cpu"])
-        self._cache = cache = FixedCache(prompts.rows, prompts.width, self._room)
+        width = max(len(prompt) for group in groups for prompt in group) + speaker.lead
+        self._cache = cache = FixedCache(sum(map(len, groups)), width, self._room)
         self._mask = torch.zeros((cache.rows, 1, 1, cache.size), dtype=torch.bool, device=device)
         first, scores = 0, []
-        for group in prompts.groups:
-            past, found, mask = read(model, group, prompts.soft, device)
+        for group in groups:
+            past, found, mask = read(speaker, group)
             cache.put(past, first)
             rows = slice(first, first + len(group))
             self._mask[rows, 0, 0, cache.filled - mask.shape[1] : cache.filled] = mask.bool()
@@ -155,14 +181,14 @@ class FixedSteps:
 
     @property
     def clear_below(self) -> float:
-        return CLEAR_BELOW if self._record is None else CLEAR_RECORDED_BELOW
+        return CLEAR_BELOW if self._speaker.record is None else CLEAR_RECORDED_BELOW
 
     def go_on(self, tokens: Tensor) -> None:
         if self._cache.is_full:
             self._grow()
         self._tokens.copy_(tokens[:, None])
-        if self._replay is None and self._record is not None and self._warm:
-            self._record_it(self._record)
+        if self._replay is None and self._speaker.record is not None and self._warm:
+            self._record_it(self._speaker.record)
         if self._replay is not None:
             self._replay()
         else:
@@ -196,8 +222,7 @@ class FixedSteps:
         try:
             (scores,), self._replay = recorded(lambda: list(self._step()), record)
         except GraphsUnavailable as error:
-            self._record = None
-            self._cannot(str(error))
+            self._speaker.cannot_record(str(error))
             return
         assert scores is not None
         self.scores = scores
@@ -205,9 +230,9 @@ class FixedSteps:
     def _step(self) -> tuple[Tensor]:
         """One step: everything it changes lies on the device."""
         # Rows that have ended go on past the context, and are not looked at.
-        self._positions.add_(1).clamp_(max=self._context - 1)
+        self._positions.add_(1).clamp_(max=self._speaker.context - 1)
         self._mask.index_fill_(3, self._cache.place, True)
-        output = self._model(
+        output = self._speaker.model(
             input_ids=self._tokens,
             attention_mask=self._mask,
             position_ids=self._positions,

@@ -15,53 +15,40 @@ def cut_at(text: str, stops: Sequence[str]) -> int | None:
     return min(places) if places else None
 
 
-def writer_of(tokenizer: Any, ends: list[int], stops: list[str], tell: Tell, *, strip: bool) -> Any:
-    """A streamer of transformers that follows what is generated and says when to stop."""
-    import torch
-    from transformers import StoppingCriteria
-    from transformers.generation.streamers import BaseStreamer
+class Writer:
+    """Follows the tokens of one answer, tells its text, and knows when it has ended."""
 
-    class Stops(StoppingCriteria):
-        def __init__(self, over: Callable[[], bool]) -> None:
-            self._over = over
+    def __init__(
+        self, tokenizer: Any, ends: Sequence[int], stops: Sequence[str], tell: Tell, *, strip: bool
+    ) -> None:
+        self.ids: list[int] = []
+        self.ended = False
+        self._tokenizer, self._ends, self._stops = tokenizer, ends, stops
+        self._tell, self._strip, self._told = tell, strip, 0
 
-        def __call__(self, input_ids: Any, scores: Any, **more: Any) -> torch.Tensor:
-            return torch.full((len(input_ids),), self._over(), device=input_ids.device)
+    def take(self, token: int) -> None:
+        """One token more."""
+        self.ids.append(token)
+        self.ended = token in self._ends or (
+            bool(self._stops) and cut_at(self._decoded(self.ids), self._stops) is not None
+        )
+        shown = self.text()
+        # A character may still lack bytes, and a stop its end.
+        if not self.ended and not shown.endswith("\ufffd"):
+            self._tell(shown[self._told :])
+            self._told = max(self._told, len(shown))
 
-    class Writer(BaseStreamer):
-        def __init__(self) -> None:
-            self.ids: list[int] = []
-            self.ended = False
-            self.stops = Stops(lambda: self.ended)
-            self._prompt_seen = False
-            self._told = 0
+    def end(self) -> None:
+        """No more tokens: tell what was held back."""
+        self._tell(self.text()[self._told :])
 
-        def put(self, value: Any) -> None:
-            if not self._prompt_seen:  # transformers hands over the prompt first
-                self._prompt_seen = True
-                return
-            self.ids += value.flatten().tolist()
-            whole = self._whole()
-            self.ended = bool(self.ids) and self.ids[-1] in ends
-            self.ended = self.ended or cut_at(whole, stops) is not None
-            shown = self.text()
-            # A character may still lack bytes, and a stop its end.
-            if not self.ended and not shown.endswith("�"):
-                tell(shown[self._told :])
-                self._told = max(self._told, len(shown))
+    def text(self) -> str:
+        """What was said, without what ended it."""
+        said = [token for token in self.ids if token not in self._ends]
+        text = self._decoded(said, special=bool(self._stops))
+        place = cut_at(text, self._stops)
+        text = text if place is None else text[:place]
+        return text.strip() if self._strip else text
 
-        def end(self) -> None:
-            tell(self.text()[self._told :])
-
-        def _whole(self) -> str:
-            return str(tokenizer.decode(self.ids, skip_special_tokens=False))
-
-        def text(self) -> str:
-            """What was said, without what ended it."""
-            said = [token for token in self.ids if token not in ends]
-            text = str(tokenizer.decode(said, skip_special_tokens=not stops))
-            place = cut_at(text, stops)
-            text = text if place is None else text[:place]
-            return text.strip() if strip else text
-
-    return Writer()
+    def _decoded(self, ids: list[int], *, special: bool = True) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=not special))

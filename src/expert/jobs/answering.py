@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from expert.data.records import Example
-    from expert.jobs.answer_steps import Steps
     from expert.jobs.sampling import Decoding
     from expert.jobs.trained import Trained
-    from expert.parallel.graphs import Recorder
 
 MOST_ROWS = {"cpu": 128, "cuda": 512}
 """At once. 300 answers of 25 tokens took `tiny` 4.1 s on one CPU core with 128 rows, 4.0 s with 64,
@@ -29,8 +26,6 @@ CACHE_SHARE = 0.4
 """Of the memory that is free, for keys and values."""
 READING_SHARE = 0.2
 """The same for reading prompts: what their layers compute, and a mask of each."""
-ENDLESS = 2**31
-"""Context of a model that does not tell where its own ends."""
 TAIL_TOKENS = 32
 """Last tokens that are searched for a stop: a stop of more tokens is found at the end."""
 
@@ -105,29 +100,23 @@ class _Work:
         note: Callable[[str], None],
     ) -> None:
         from expert.data.encoder import TextEncoder
+        from expert.jobs.answer_steps import Speaker
         from expert.jobs.sampling import end_tokens
-        from expert.model.fixed_cache import can_be_fixed
 
         encoder, template = trained.encoder, trained.template
         assert isinstance(encoder, TextEncoder)
         assert template is not None, "the character model answers nothing"
-        self.trained, self.how, self.seed, self._note = trained, how, seed, note
+        self.trained, self.how, self.seed = trained, how, seed
         self.tokenizer: Any = encoder.tokenizer
         self.ends = frozenset(end_tokens(encoder, template))
         self.stops = list(how.stop_sequences)
         if self.tokenizer.token_to_id(template.stop) is None:
             self.stops.append(template.stop)
-        prompts = trained.loaded.soft_prompts
-        self.soft: Tensor | None = prompts.rows().detach() if prompts is not None else None
-        self.lead = len(self.soft) if self.soft is not None else 0
-        self.fixed = can_be_fixed(trained.loaded.causal_lm)
-        self.record: Recorder | None = recorder_of(trained.device) if self.fixed else None
+        self.speaker = speaker = Speaker(trained, note)
         asked = [template.prompt(question.turns, question.tools) for question in questions]
         self.prompts = _encoded(asked, encoder)
-        config = trained.loaded.causal_lm.config.get_text_config()
-        self.context: int = getattr(config, "max_position_embeddings", None) or ENDLESS
         self.room = [
-            min(how.max_new_tokens, self.context - self.lead - len(prompt))
+            min(how.max_new_tokens, speaker.context - speaker.lead - len(prompt))
             for prompt in self.prompts
         ]
         # Longest first: what does not fit shows at once, and rows of one length pad each other.
@@ -135,11 +124,6 @@ class _Work:
         self.order = sorted(answerable, key=lambda row: -len(self.prompts[row]))
         self.said: list[list[int]] = [[] for _ in self.prompts]
         self.ended = [False] * len(self.prompts)
-
-    def cannot_record(self, reason: str) -> None:
-        """Steps are launched kernel by kernel from here on: it is slower, and says the same."""
-        self.record = None
-        self._note(f"answers took longer than they might, as a step {reason}")
 
     def forget(self, rows: Sequence[int]) -> int:
         """Begin anew with these rows; how many of them were done."""
@@ -207,34 +191,18 @@ class _Batch:
     """Some rows on the device, and who of them is still speaking."""
 
     def __init__(self, work: _Work, rows: Sequence[int]) -> None:
-        from expert.jobs.answer_steps import FixedSteps, GrowingSteps, Prompts
-        from expert.jobs.token_choice import Penalty, chooser_of
+        from expert.jobs.token_choice import Tokens
 
-        how, self._device = work.how, work.trained.device
-        model = work.trained.loaded.causal_lm
+        speaker, self._device = work.speaker, work.trained.device
         self.rows = list(rows)
         """The row at each place of the batch; -1 where it has ended."""
         own = [work.prompts[row] for row in rows]
-        self._choose = chooser_of(how, rows, work.seed, self._device)
-        self._penalty: Penalty | None = None
-        if how.repetition_penalty != 1.0:
-            vocabulary = model.get_output_embeddings().weight.shape[0]
-            self._penalty = Penalty(how.repetition_penalty, own, vocabulary).to(self._device)
-        self._steps: Steps
-        if work.fixed:
-            prompts = Prompts(_groups(work, own), work.soft)
-            self._steps = FixedSteps(
-                model, prompts, work.context, self._device, work.record, work.cannot_record
-            )
-        else:
-            self._steps = GrowingSteps(model, Prompts([own], work.soft), work.context, self._device)
+        self._tokens = Tokens(work.how, dict(zip(rows, own, strict=True)), work.seed, speaker)
+        self._steps = speaker.begin(_groups(work, own) if speaker.fixed else [own])
 
     def next_tokens(self) -> list[int]:
         """The next token of every place."""
-        scores = self._steps.scores
-        if self._penalty is not None:
-            scores = self._penalty(scores)
-        found: list[int] = self._choose(scores).tolist()
+        found: list[int] = self._tokens.of(self._steps.scores).tolist()
         return found
 
     def go_on(self, tokens: list[int], over: Sequence[int]) -> None:
@@ -252,11 +220,8 @@ class _Batch:
             index = torch.tensor(kept, device=self._device)
             self.rows, chosen = [self.rows[place] for place in kept], chosen[index]
             self._steps.keep(index)
-            self._choose.keep(index)
-            if self._penalty is not None:
-                self._penalty.keep(index)
-        if self._penalty is not None:
-            self._penalty.add(chosen)
+            self._tokens.keep(index)
+        self._tokens.took(chosen)
         self._steps.go_on(chosen)
 
 
@@ -282,14 +247,14 @@ def _rows_that_fit(work: _Work, left: Sequence[int]) -> int:
     if not (heads and layers and width):
         return 8
     groups = getattr(config, "num_key_value_heads", None) or heads
-    longest = len(work.prompts[left[0]]) + work.lead
+    longest = len(work.prompts[left[0]]) + work.speaker.lead
     most = longest + max(work.room[row] for row in left)
     size = next(loaded.module.parameters()).element_size()
     row_bytes = 2 * layers * groups * width * most * max(2, size)
     # Scores are float32, and sorting them to draw takes as much again a few times.
     row_bytes += 4 * loaded.causal_lm.get_output_embeddings().weight.shape[0] * 4
     fitting = max(1, int(CACHE_SHARE * _free_bytes(device) / row_bytes))
-    return fitting if work.fixed else min(fitting, _rows_read_at_once(work, longest))
+    return fitting if work.speaker.fixed else min(fitting, _rows_read_at_once(work, longest))
 
 
 def _rows_read_at_once(work: _Work, longest: int) -> int:
@@ -311,9 +276,9 @@ def _groups(work: _Work, prompts: Sequence[Sequence[int]]) -> list[Sequence[Sequ
     groups: list[Sequence[Sequence[int]]] = []
     left = list(prompts)
     while left:
-        longest = len(left[0]) + work.lead
+        longest = len(left[0]) + work.speaker.lead
         count = min(len(left), _rows_read_at_once(work, longest))
-        near = sum(len(prompt) + work.lead >= NEAR * longest for prompt in left[:count])
+        near = sum(len(prompt) + work.speaker.lead >= NEAR * longest for prompt in left[:count])
         count = near if longest * count > WORTH_A_PASS else count
         groups.append(left[:count])
         left = left[count:]
@@ -327,13 +292,6 @@ def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
-
-
-def recorder_of(device: torch.device) -> Recorder | None:
-    """Who records a step; None where every kernel is launched by itself."""
-    from expert.parallel.graphs import CudaRecorder
-
-    return CudaRecorder() if device.type == "cuda" else None
 
 
 def _empty_cache(device: torch.device) -> None:

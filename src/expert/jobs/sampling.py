@@ -5,19 +5,16 @@ from __future__ import annotations
 import importlib
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from expert.core.errors import ExpertError
 from expert.core.words import counted
-from expert.jobs.answer_writer import Tell, cut_at, writer_of
+from expert.jobs.answer_writer import Tell, Writer, cut_at
 
 if TYPE_CHECKING:
-    import torch
-
     from expert.data.templates import Template
     from expert.jobs.trained import Trained
     from expert.planning.run_plan import RunPlan
@@ -289,7 +286,6 @@ def _continue_characters(trained: Trained, prompt: str, how: Decoding, work: Wor
 def generate(trained: Trained, prompt: str, text: str, how: Decoding, work: Work) -> Sample:
     """What follows a text as the model is given it; `prompt`: what of it somebody asked."""
     import torch
-    from transformers import StoppingCriteriaList
 
     from expert.data.encoder import TextEncoder
     from expert.data.records import Segment
@@ -306,24 +302,33 @@ def generate(trained: Trained, prompt: str, text: str, how: Decoding, work: Work
     stops = list(how.stop_sequences)
     if not work.plain and encoder.tokenizer.token_to_id(template.stop) is None:
         stops.append(template.stop)
-    writer = writer_of(encoder.tokenizer, ends, stops, work.tell, strip=not work.plain)
-    config = generation_config(fitting, ends)
-    model = trained.loaded.causal_lm
-    # Whole and alone: transformers would fill gaps from the base model's own settings.
-    model.generation_config = config
+    writer = Writer(encoder.tokenizer, ends, stops, work.tell, strip=not work.plain)
     work.begin(prompt, work.plain)
-    with seeded(trained.device, work.seed), torch.no_grad():
-        model.generate(
-            **model_inputs(trained, ids),
-            generation_config=config,
-            streamer=writer,
-            stopping_criteria=StoppingCriteriaList([writer.stops]),
-        )
+    with torch.inference_mode():
+        _say(trained, ids, fitting, work.seed, writer)
     cut = not writer.ended and room < how.max_new_tokens
     note = f"cut after {counted(room, 'token')}: there the model's context is full" if cut else ""
     return Sample(
         prompt=prompt, text=writer.text(), tokens=len(writer.ids), ended=writer.ended, note=note
     )
+
+
+def _say(trained: Trained, ids: list[int], how: Decoding, seed: int, writer: Writer) -> None:
+    """Token by token until the answer has ended, or is as long as it may be."""
+    from expert.jobs.answer_steps import Speaker
+    from expert.jobs.token_choice import Tokens
+
+    speaker = Speaker(trained)
+    steps = speaker.begin([[ids]])
+    tokens = Tokens(how, {0: ids}, seed, speaker)
+    while True:
+        chosen = tokens.of(steps.scores)
+        writer.take(int(chosen))
+        if writer.ended or len(writer.ids) >= how.max_new_tokens:
+            break
+        tokens.took(chosen)
+        steps.go_on(chosen)
+    writer.end()
 
 
 def _room_left(trained: Trained, prompt_tokens: int) -> int:
@@ -365,29 +370,3 @@ def end_tokens(encoder: Any, template: Template) -> list[int]:
     """The tokens that end an answer: the template's, and the tokenizer's own."""
     found = (encoder.tokenizer.token_to_id(text) for text in (template.stop, encoder.special.eos))
     return list(dict.fromkeys(token for token in found if token is not None))
-
-
-def model_inputs(trained: Trained, ids: Sequence[int]) -> dict[str, Any]:
-    """The prompt as the model takes it; with soft prompts as embeddings, theirs in front."""
-    import torch
-
-    tokens = torch.tensor([list(ids)], device=trained.device)
-    prompts = trained.loaded.soft_prompts
-    if prompts is None:
-        return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-    words = trained.loaded.decoder.get_input_embeddings()(tokens)  # type: ignore[operator]
-    rows = prompts.rows().detach().to(words.device, words.dtype)[None]
-    whole = torch.cat([rows, words], dim=1)
-    mask = torch.ones(whole.shape[:2], dtype=torch.int64, device=trained.device)
-    return {"inputs_embeds": whole, "attention_mask": mask}
-
-
-@contextmanager
-def seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """The generators that transformers draws from, set for a while."""
-    import torch
-
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        yield

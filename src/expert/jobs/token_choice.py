@@ -2,28 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
+    from expert.jobs.answer_steps import Speaker
     from expert.jobs.sampling import Decoding
 
 
-class Chooser(Protocol):
-    """Takes a token of each row's scores."""
+class Tokens:
+    """Chooses the next token of every row; what a row has seen is made less likely if asked for.
 
-    def __call__(self, scores: Tensor) -> Tensor: ...
+    What a row draws depends on its own number and the seed alone.
+    """
+
+    def __init__(
+        self, how: Decoding, prompts: Mapping[int, Sequence[int]], seed: int, speaker: Speaker
+    ) -> None:
+        """For rows with these numbers and prompts."""
+        device = speaker.device
+        self._choose: Likeliest | Drawn = Likeliest()
+        if how.temperature > 0:
+            self._choose = Drawn(how, _draws(how, prompts, seed).to(device))
+        self._penalty: Penalty | None = None
+        if how.repetition_penalty != 1.0:
+            seen = _seen(list(prompts.values()), speaker.vocabulary).to(device)
+            self._penalty = Penalty(how.repetition_penalty, seen)
+
+    def of(self, scores: Tensor) -> Tensor:
+        """The tokens that these scores lead to."""
+        return self._choose(scores if self._penalty is None else self._penalty(scores))
+
+    def took(self, tokens: Tensor) -> None:
+        """Every row has one token more."""
+        if self._penalty is not None:
+            self._penalty.add(tokens)
 
     def keep(self, index: Tensor) -> None:
         """Only these rows are left."""
-
-
-def chooser_of(how: Decoding, numbers: Sequence[int], seed: int, device: torch.device) -> Chooser:
-    """For rows with these numbers: what a row draws depends on its own and the seed alone."""
-    return Likeliest() if how.temperature == 0 else Drawn(how, _draws(how, numbers, seed, device))
+        self._choose.keep(index)
+        if self._penalty is not None:
+            self._penalty.keep(index)
 
 
 class Likeliest:
@@ -63,31 +84,11 @@ class Drawn:
         self._draws = self._draws[index]
 
 
-def _draws(how: Decoding, numbers: Sequence[int], seed: int, device: torch.device) -> Tensor:
-    """A number from 0 to 1 for every token to come, by the seed and the number of the row."""
-    import torch
-
-    drawn = []
-    for number in numbers:
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
-        drawn.append(torch.rand(how.max_new_tokens, generator=generator))
-    return torch.stack(drawn).to(device)
-
-
 class Penalty:
     """Scores of tokens that a row has seen made less likely."""
 
-    def __init__(self, factor: float, prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
-        import torch
-
-        self._factor = factor
-        self._seen: Tensor = torch.zeros((len(prompts), vocabulary), dtype=torch.bool)
-        for place, prompt in enumerate(prompts):
-            self._seen[place, torch.tensor(prompt)] = True
-
-    def to(self, device: torch.device) -> Penalty:
-        self._seen = self._seen.to(device)
-        return self
+    def __init__(self, factor: float, seen: Tensor) -> None:
+        self._factor, self._seen = factor, seen
 
     def __call__(self, scores: Tensor) -> Tensor:
         lower = (scores / self._factor).where(scores >= 0, scores * self._factor)
@@ -99,3 +100,24 @@ class Penalty:
 
     def keep(self, index: Tensor) -> None:
         self._seen = self._seen[index]
+
+
+def _draws(how: Decoding, numbers: Iterable[int], seed: int) -> Tensor:
+    """A number from 0 to 1 for every token to come, by the seed and the number of the row."""
+    import torch
+
+    drawn = []
+    for number in numbers:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
+        drawn.append(torch.rand(how.max_new_tokens, generator=generator))
+    return torch.stack(drawn)
+
+
+def _seen(prompts: Sequence[Sequence[int]], vocabulary: int) -> Tensor:
+    """Which tokens stand in each prompt."""
+    import torch
+
+    seen = torch.zeros((len(prompts), vocabulary), dtype=torch.bool)
+    for place, prompt in enumerate(prompts):
+        seen[place, torch.tensor(prompt)] = True
+    return seen
