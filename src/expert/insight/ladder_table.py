@@ -142,8 +142,8 @@ def _how_gained(ladder: Ladder) -> list[str]:
     lines = [
         "gain: the median of pairs of windows, this rung and the last below that stayed timed in "
         "turns, so that rates of different minutes are not compared; ± is the distance of the "
-        "quartiles. Inside it (twice it where pairs are fewer than five), or within 2 %, no "
-        "difference is told"
+        "quartiles. Inside it (twice it where pairs are fewer than five), within 2 %, or where "
+        "pairs contradict each other, no difference is told"
     ]
     apart = [rung.name for rung in ladder.rungs if rung.paired and rung.paired.how != "in turns"]
     if apart:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from expert.model.dora import settle_dora
 from expert.model.errors import ModelError
+from expert.model.lora import settle_lora
 from expert.model.quantised import QUANTISED
 from expert.planning.run_plan import AdapterPlan
 
@@ -54,6 +55,8 @@ def add_adapter(
             parameter.data = parameter.data.to(dtype)
     if plan.type == "dora":
         settle_dora(wrapped, ADAPTER)
+    if plan.type == "lora":
+        settle_lora(wrapped, ADAPTER)
     return wrapped
 
 

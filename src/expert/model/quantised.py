@@ -75,9 +75,23 @@ def _gradient_of_input(gradient: Tensor, rows_int8: Tensor, scales: Tensor) -> T
     return gradient @ dequantised(rows_int8, scales, gradient.dtype)
 
 
+@torch.library.custom_op("expert::int8_added", mutates_args=())
+def int8_added(
+    added: Tensor, x: Tensor, rows_int8: Tensor, scales: Tensor, factor: float
+) -> Tensor:
+    """x @ W.T + factor * added, rounded once; all of them matrices."""
+    weight = dequantised(rows_int8, scales, x.dtype)
+    return torch.addmm(added, x, weight.t(), beta=factor)
+
+
 @int8_linear.register_fake
 def _(x: Tensor, rows_int8: Tensor, scales: Tensor) -> Tensor:
     return x.new_empty(*x.shape[:-1], rows_int8.shape[0])
+
+
+@int8_added.register_fake
+def _(added: Tensor, x: Tensor, rows_int8: Tensor, scales: Tensor, factor: float) -> Tensor:
+    return torch.empty_like(added)
 
 
 @_gradient_of_input.register_fake
@@ -94,6 +108,21 @@ def _int8_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
 
 
 int8_linear.register_autograd(_int8_backward, setup_context=_keep_weight)
+
+
+def _keep_weight_and_factor(
+    ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, float], output: Tensor
+) -> None:
+    ctx.save_for_backward(inputs[2], inputs[3])
+    ctx.factor = inputs[4]
+
+
+def _added_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    of_x = _gradient_of_input(gradient, *ctx.saved_tensors)
+    return gradient * ctx.factor, of_x, None, None, None
+
+
+int8_added.register_autograd(_added_backward, setup_context=_keep_weight_and_factor)
 
 
 def dequantised(rows_int8: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:

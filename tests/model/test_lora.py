@@ -1,0 +1,161 @@
+"""LoRA that is added inside the product, against PEFT's own, which is added to what was rounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from expert.model.load import load_model
+from expert.model.lora import added_class, settle_lora
+from tests.model.models import (
+    adapter_plan,
+    documents,
+    kernel_plan,
+    make_batch,
+    model_plan,
+    tiny_model,
+)
+
+INPUTS, OUTPUTS, RANK, SCALING = 64, 48, 4, 2.5
+# Sums of some seventy products in float64, which keeps 53 bits, in another order.
+EXACT = 1e-12
+# A rounding to bfloat16 is at most this, of a value.
+BFLOAT16_ERROR = 2**-8
+
+
+def adapted(base: str, dtype: torch.dtype, *, bias: bool, dropout: float, size: float) -> Any:
+    """PEFT's layer with an adapter that changes what the base gives by about `size` of it."""
+    from peft import LoraConfig
+    from peft.tuners.lora.layer import Linear
+    from transformers.pytorch_utils import Conv1D
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        turned = base == "conv1d"
+        layer: Any = Conv1D(OUTPUTS, INPUTS) if turned else nn.Linear(INPUTS, OUTPUTS, bias=bias)
+        nn.init.normal_(layer.weight, std=INPUTS**-0.5)
+        if layer.bias is not None:
+            nn.init.normal_(layer.bias)
+        layer.to(dtype).requires_grad_(False)
+        config = LoraConfig(r=RANK, lora_dropout=dropout, fan_in_fan_out=turned)
+        alpha: Any = RANK * SCALING
+        wrapped: Any = Linear(layer, "default", config=config, r=RANK, lora_alpha=alpha).to(dtype)
+        nn.init.normal_(wrapped.lora_A["default"].weight, std=INPUTS**-0.5)
+        nn.init.normal_(wrapped.lora_B["default"].weight, std=size / SCALING / RANK**0.5)
+    return wrapped.train()
+
+
+def pair(base: str = "linear", dtype: torch.dtype = torch.float64, **options: Any) -> Any:
+    """(ours, PEFT's own) with the same values."""
+    given = {"bias": False, "dropout": 0.0, "size": 1.0, **options}
+    ours, theirs = (adapted(base, dtype, **given) for _ in range(2))
+    settle_lora(nn.Sequential(ours), "default")
+    assert type(ours) is added_class("Linear")
+    return ours, theirs
+
+
+def draw(dtype: torch.dtype = torch.float64, rows: int = 5) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(3, rows, INPUTS, dtype=torch.float64, generator=generator).to(dtype)
+
+
+def outcome(layer: Any, x: Tensor) -> list[Tensor]:
+    """What the layer gives, and the gradients of what it read and of its adapter."""
+    x = x.clone().requires_grad_()
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        given = layer(x)
+    weights = torch.linspace(-1, 1, given.numel(), dtype=given.dtype).view_as(given)
+    learnt = [layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+    return [given.detach(), *torch.autograd.grad(given, [x, *learnt], weights)]
+
+
+@pytest.mark.parametrize("base", ["linear", "conv1d"])
+@pytest.mark.parametrize("options", [{}, {"bias": True}, {"dropout": 0.3}], ids=str)
+def test_values_and_gradients_are_those_of_peft(base, options):
+    ours, theirs = pair(base, **options)
+    for one, other in zip(outcome(ours, draw()), outcome(theirs, draw()), strict=True):
+        torch.testing.assert_close(one, other, rtol=EXACT, atol=EXACT)
+
+
+def test_an_adapter_that_is_off_or_merged_is_left_to_peft():
+    ours, theirs = pair()
+    for layer in (ours, theirs):
+        layer.enable_adapters(enabled=False)
+    torch.testing.assert_close(ours(draw()), theirs(draw()), rtol=0, atol=0)
+    for layer in (ours, theirs):
+        layer.enable_adapters(enabled=True)
+    before = ours(draw())
+    ours.merge()
+    torch.testing.assert_close(ours(draw()), before, rtol=EXACT, atol=EXACT)
+
+
+def arrived(layer: Any, x: Tensor) -> float:
+    """Which share of what an adapter would change in exact arithmetic is changed by it."""
+    changed = layer(x).double()
+    layer.enable_adapters(enabled=False)
+    before = layer(x).double()
+    layer.enable_adapters(enabled=True)
+    a, b = (
+        layer.lora_A["default"].weight.double(),
+        layer.lora_B["default"].weight.double(),
+    )
+    meant = (x.double() @ a.T @ b.T) * SCALING
+    return float(((changed - before) * meant).sum() / meant.square().sum())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("size", "of_peft"), [(0.0001, 0.1), (0.001, 0.6)])
+def test_a_small_change_arrives_in_bfloat16(size, of_peft):
+    """Of PEFT's it is mostly rounded away; ours is rounded once, to both sides alike."""
+    ours, theirs = pair(dtype=torch.bfloat16, size=size)
+    x = draw(torch.bfloat16, rows=4000)
+    # 576,000 roundings, each at most 2^-9 of a value that is as large as 1: their mean is beyond
+    # 5 % of the smallest change with a probability below 1e-3.
+    assert arrived(ours, x) == pytest.approx(1, abs=0.05)
+    assert arrived(theirs, x) < of_peft
+
+
+@torch.no_grad()
+def test_autocast_rounds_what_it_would_round():
+    ours, theirs = pair(dtype=torch.float32)
+    x = draw(torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        one, other = ours(x), theirs(x)
+    assert one.dtype == other.dtype == torch.bfloat16
+    # Three roundings on the way, of up to three times the largest value.
+    limit = 9 * BFLOAT16_ERROR * float(other.abs().max())
+    torch.testing.assert_close(one, other, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_a_whole_model_learns_as_with_peft(tmp_path, monkeypatch, quantization):
+    if quantization == "int8":
+        pytest.importorskip("bitsandbytes")
+    folder = tiny_model(tmp_path / "model", "llama")
+    batch = make_batch([documents(20, 11)])
+
+    def gradients() -> list[Tensor]:
+        loaded = load_model(
+            model_plan(folder, quantization=quantization),
+            adapter_plan("lora"),
+            kernel_plan(),
+            vocabulary=None,
+            device=torch.device("cpu"),
+            seed=0,
+        )
+        generator = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for _, parameter in loaded.trainable:
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+        loss = loaded.loss_sum(batch)
+        return [loss.detach(), *torch.autograd.grad(loss, [p for _, p in loaded.trainable])]
+
+    ours = gradients()
+    monkeypatch.setattr("expert.model.adapters.settle_lora", lambda wrapped, adapter: None)
+    for one, other in zip(ours, gradients(), strict=True):
+        # Float32 keeps 24 bits, through two blocks and back: a few hundred roundings.
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
