@@ -127,7 +127,7 @@ def char_gpt(record: Record) -> str:
     """The character GPT: speed at two sizes, and the loss of every seed."""
     speed = [
         (
-            f"{one['batch']} blocks, {'not ' if one.get('torch_compile') is False else ''}compiled",
+            f"{one['batch']} blocks, {_way(one)}",
             f"{one['samples_per_second']:,.0f}",
             f"{one['milliseconds']:.1f}",
             f"{one['gpu_utilization']:.0f} %",
@@ -145,6 +145,13 @@ def char_gpt(record: Record) -> str:
             _table(("seed", "best validation loss", "at update"), loss),
         ]
     )
+
+
+def _way(case: Record) -> str:
+    """How a case of the character GPT was run: as planned where nothing else was asked for."""
+    if case.get("torch_compile") is None:
+        return "as planned"
+    return f"compiled, {case['torch_compile_mode']}" if case["torch_compile"] else "not compiled"
 
 
 def preparation(record: Record) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from expert.model.load import load_model
+from expert.model import lora
+from expert.model.load import LoadedModel, load_model
 from expert.model.lora import added_class, settle_lora
 from tests.model.models import (
+    WIDTH,
     adapter_plan,
     documents,
     kernel_plan,
@@ -131,22 +134,48 @@ def test_autocast_rounds_what_it_would_round():
     torch.testing.assert_close(one, other, rtol=0, atol=limit)
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_a_whole_model_learns_as_with_peft(tmp_path, monkeypatch, quantization):
-    if quantization == "int8":
+def a_model(folder: Path, quantization: str) -> LoadedModel:
+    return load_model(
+        model_plan(folder, quantization=quantization),
+        adapter_plan("lora"),
+        kernel_plan(),
+        vocabulary=None,
+        device=torch.device("cpu"),
+        seed=0,
+    )
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_the_compiler_takes_a_layer_whole(tmp_path, quantization):
+    if quantization != "none":
         pytest.importorskip("bitsandbytes")
+    loaded = a_model(tiny_model(tmp_path / "model", "llama"), quantization)
+    layer = next(each for each in loaded.module.modules() if hasattr(each, "product"))
+    x = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    inputs = [x, *(p for p in layer.parameters() if p.requires_grad)]
+    right = torch.autograd.grad(layer(x).square().sum(), inputs)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(x).square().sum(), inputs)
+    for one, other in zip(found, right, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_a_whole_model_learns_as_with_peft(tmp_path, monkeypatch, quantization):
+    if quantization != "none":
+        pytest.importorskip("bitsandbytes")
+    product_of, settled = lora._product_of, []
+
+    def noted(base: Any) -> Any:
+        settled.append(product_of(base))
+        return settled[-1]
+
+    monkeypatch.setattr(lora, "_product_of", noted)
     folder = tiny_model(tmp_path / "model", "llama")
     batch = make_batch([documents(20, 11)])
 
     def gradients() -> list[Tensor]:
-        loaded = load_model(
-            model_plan(folder, quantization=quantization),
-            adapter_plan("lora"),
-            kernel_plan(),
-            vocabulary=None,
-            device=torch.device("cpu"),
-            seed=0,
-        )
+        loaded = a_model(folder, quantization)
         generator = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for _, parameter in loaded.trainable:
@@ -155,6 +184,8 @@ def test_a_whole_model_learns_as_with_peft(tmp_path, monkeypatch, quantization):
         return [loss.detach(), *torch.autograd.grad(loss, [p for _, p in loaded.trainable])]
 
     ours = gradients()
+    assert len(settled) == 14
+    assert all(settled), "not one of them is PEFT's"
     monkeypatch.setattr("expert.model.adapters.settle_lora", lambda wrapped, adapter: None)
     for one, other in zip(ours, gradients(), strict=True):
         # Float32 keeps 24 bits, through two blocks and back: a few hundred roundings.

@@ -18,16 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from expert.model.nf4 import is_doubly_quantised, nf4_added, parts_of
 from expert.model.quantised import int8_added, weight_only_class
+
+FEW_ROWS = 64
+"""That are only looked at, as the tokens of answers are: kernels of bitsandbytes multiply them with
+NF4 weights as these are, which is faster than to unpack them."""
 
 
 def settle_lora(wrapped: nn.Module, adapter: str) -> None:
-    """Let every LoRA layer of this name on a linear layer add inside the base's product.
-
-    Layers on NF4 stay PEFT's: their product is a kernel of bitsandbytes that adds nothing.
-    """
+    """Let every LoRA layer of this name on a linear layer add inside the base's product."""
     theirs: Any = importlib.import_module("peft.tuners.lora")
-    kinds = [getattr(theirs, kind, None) for kind in ("Linear", "Linear8bitLt")]
+    kinds = [getattr(theirs, kind, None) for kind in ("Linear", "Linear8bitLt", "Linear4bit")]
     for module in wrapped.modules():
         layer: Any = module
         if type(layer) not in kinds:
@@ -54,6 +56,9 @@ def added_class(kind: str) -> type[Any]:
                 return whole
             name, base = self.adapter, self.get_base_layer()
             rows = x.reshape(-1, x.shape[-1])
+            if self.product is _nf4 and len(rows) <= FEW_ROWS and not torch.is_grad_enabled():
+                few: Tensor = super().forward(x)
+                return few
             first, second = self.lora_A[name], self.lora_B[name]
             read = self.lora_dropout[name](self._cast_input_dtype(rows, first.weight.dtype))
             result: Tensor = self.product(base, rows, second(first(read)), self.scaling[name])
@@ -73,9 +78,11 @@ def _product_of(base: Any) -> Any:
         return _plain
     if type(base) is Conv1D:
         return _turned
-    # Where bitsandbytes is not loaded, no layer is one of its own.
-    if "bitsandbytes" in sys.modules and type(base) is weight_only_class():
+    bnb: Any = sys.modules.get("bitsandbytes")  # where it is not loaded, no layer is one of its own
+    if bnb is not None and type(base) is weight_only_class():
         return _int8
+    if bnb is not None and isinstance(base, bnb.nn.Linear4bit) and is_doubly_quantised(base):
+        return _nf4
     return None
 
 
@@ -98,6 +105,12 @@ def _int8(base: Any, rows: Tensor, added: Tensor, scaling: float) -> Tensor:
     state = base.state
     whole: Tensor = int8_added(added.to(dtype), rows.to(dtype), state.CB, state.SCB, scaling)
     return whole
+
+
+def _nf4(base: Any, rows: Tensor, added: Tensor, scaling: float) -> Tensor:
+    dtype = base.compute_dtype or _computed_in(rows)
+    whole: Tensor = nf4_added(added.to(dtype), rows.to(dtype), *parts_of(base), scaling)
+    return whole if torch.is_autocast_enabled(rows.device.type) else whole.to(rows.dtype)
 
 
 def _computed_in(tensor: Tensor) -> torch.dtype:
