@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from expert.model import lora
+from expert.model.dora import settle_dora
 from expert.model.load import LoadedModel, load_model
 from expert.model.lora import added_class, settle_lora
 from tests.model.models import (
@@ -29,7 +30,9 @@ EXACT = 1e-12
 BFLOAT16_ERROR = 2**-8
 
 
-def adapted(base: str, dtype: torch.dtype, *, bias: bool, dropout: float, size: float) -> Any:
+def adapted(
+    base: str, dtype: torch.dtype, *, bias: bool, dropout: float, size: float, dora: bool
+) -> Any:
     """PEFT's layer with an adapter that changes what the base gives by about `size` of it."""
     from peft import LoraConfig
     from peft.tuners.lora.layer import Linear
@@ -43,7 +46,7 @@ def adapted(base: str, dtype: torch.dtype, *, bias: bool, dropout: float, size: 
         if layer.bias is not None:
             nn.init.normal_(layer.bias)
         layer.to(dtype).requires_grad_(False)
-        config = LoraConfig(r=RANK, lora_dropout=dropout, fan_in_fan_out=turned)
+        config = LoraConfig(r=RANK, lora_dropout=dropout, use_dora=dora, fan_in_fan_out=turned)
         alpha: Any = RANK * SCALING
         wrapped: Any = Linear(layer, "default", config=config, r=RANK, lora_alpha=alpha).to(dtype)
         nn.init.normal_(wrapped.lora_A["default"].weight, std=INPUTS**-0.5)
@@ -53,8 +56,12 @@ def adapted(base: str, dtype: torch.dtype, *, bias: bool, dropout: float, size: 
 
 def pair(base: str = "linear", dtype: torch.dtype = torch.float64, **options: Any) -> Any:
     """(ours, PEFT's own) with the same values."""
-    given = {"bias": False, "dropout": 0.0, "size": 1.0, **options}
+    given = {"bias": False, "dropout": 0.0, "size": 1.0, "dora": False, **options}
     ours, theirs = (adapted(base, dtype, **given) for _ in range(2))
+    settle_dora(nn.Sequential(ours), "default")
+    for layer in (ours, theirs):
+        for vector in layer.lora_magnitude_vector.values():
+            vector.weight.data = torch.linspace(0.5, 1.5, OUTPUTS, dtype=dtype)
     settle_lora(nn.Sequential(ours), "default")
     assert type(ours) is added_class("Linear")
     return ours, theirs
@@ -72,14 +79,16 @@ def outcome(layer: Any, x: Tensor) -> list[Tensor]:
         torch.manual_seed(5)
         given = layer(x)
     weights = torch.linspace(-1, 1, given.numel(), dtype=given.dtype).view_as(given)
-    learnt = [layer.lora_A["default"].weight, layer.lora_B["default"].weight]
+    learnt = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+    assert len(learnt) >= 2
     return [given.detach(), *torch.autograd.grad(given, [x, *learnt], weights)]
 
 
 @pytest.mark.parametrize("base", ["linear", "conv1d"])
 @pytest.mark.parametrize("options", [{}, {"bias": True}, {"dropout": 0.3}], ids=str)
-def test_values_and_gradients_are_those_of_peft(base, options):
-    ours, theirs = pair(base, **options)
+@pytest.mark.parametrize("dora", [False, True], ids=["lora", "dora"])
+def test_values_and_gradients_are_those_of_peft(base, options, dora):
+    ours, theirs = pair(base, dora=dora, **options)
     for one, other in zip(outcome(ours, draw()), outcome(theirs, draw()), strict=True):
         torch.testing.assert_close(one, other, rtol=EXACT, atol=EXACT)
 
@@ -154,6 +163,7 @@ def test_the_compiler_takes_a_layer_whole(tmp_path, quantization):
     x = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(0)).requires_grad_()
     inputs = [x, *(p for p in layer.parameters() if p.requires_grad)]
     right = torch.autograd.grad(layer(x).square().sum(), inputs)
+    torch._dynamo.reset()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     found = torch.autograd.grad(compiled(x).square().sum(), inputs)
     for one, other in zip(found, right, strict=True):

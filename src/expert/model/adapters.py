@@ -55,7 +55,7 @@ def add_adapter(
             parameter.data = parameter.data.to(dtype)
     if plan.type == "dora":
         settle_dora(wrapped, ADAPTER)
-    if plan.type == "lora":
+    if plan.type in ("lora", "dora"):
         settle_lora(wrapped, ADAPTER)
     return wrapped
 

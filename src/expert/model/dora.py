@@ -91,11 +91,7 @@ def faster_class() -> type[Any]:
         ) -> Tensor:
             """What DoRA adds to the base layer's result; None: `x` went through dropout, and the
             base must see it too."""
-            weight = self.read_weight(base_layer, lora_A.weight.dtype)
-            norms = row_norms(self.base_squares, weight, lora_A.weight, lora_B.weight, scaling)
-            # Rounded as the magnitudes are: a fresh adapter in bfloat16 then scales by exactly 1.
-            # The quotient is not rounded: near 1 bfloat16 has steps of 0.4 and 0.8 %.
-            scale = self.weight.to(norms.dtype) / norms.to(self.weight.dtype).to(norms.dtype)
+            scale = self.row_scale(base_layer, lora_A, lora_B, scaling)
             lora_result = lora_B(lora_A(x))
             if base_result is None:
                 plain_result = self._of_dropped(x, base_layer)
@@ -105,6 +101,15 @@ def faster_class() -> type[Any]:
             more, whole = (scale - 1).to(dtype), (scale * scaling).to(dtype)
             added: Tensor = more * plain_result + whole * lora_result
             return added
+
+        def row_scale(self, base_layer: Any, lora_A: Any, lora_B: Any, scaling: float) -> Tensor:
+            """[out]: what every row of W + s B A is multiplied with."""
+            weight = self.read_weight(base_layer, lora_A.weight.dtype)
+            norms = row_norms(self.base_squares, weight, lora_A.weight, lora_B.weight, scaling)
+            # Rounded as the magnitudes are: a fresh adapter in bfloat16 then scales by exactly 1.
+            # The quotient is not rounded: near 1 bfloat16 has steps of 0.4 and 0.8 %.
+            magnitudes: Tensor = self.weight
+            return magnitudes.to(norms.dtype) / norms.to(magnitudes.dtype).to(norms.dtype)
 
         def _of_dropped(self, x: Tensor, base_layer: Any) -> Tensor:
             if self.is_quantised:  # its own product keeps no full weight for the backward pass

@@ -1,4 +1,4 @@
-"""LoRA that is added inside the product of the base layer, before that is rounded.
+"""LoRA and DoRA that are added inside the product of the base layer, before that is rounded.
 
 PEFT rounds W x to the dtype of the model and adds s B A x to it. In bfloat16 that sum is rounded
 back to W x wherever the change is less than 0.2 to 0.4 % of it: of changes of 0.1 % 56 % arrive, of
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from expert.model.dora import faster_class
 from expert.model.nf4 import is_doubly_quantised, nf4_added, parts_of
 from expert.model.quantised import int8_added, weight_only_class
 
@@ -35,7 +36,7 @@ def settle_lora(wrapped: nn.Module, adapter: str) -> None:
         if type(layer) not in kinds:
             continue
         product = _product_of(layer.get_base_layer())
-        if product is not None and adapter in layer.lora_A and adapter not in layer.lora_variant:
+        if product is not None and adapter in layer.lora_A and _is_known(layer, adapter):
             layer.__class__ = added_class(type(layer).__name__)
             layer.product, layer.adapter = product, adapter
 
@@ -51,10 +52,12 @@ def added_class(kind: str) -> type[Any]:
 
         def forward(self, x: Tensor, *args: Any, **more: Any) -> Tensor:
             plain = self.disable_adapters or self.merged or self.active_adapters != [self.adapter]
-            if plain or args or more:
+            name, base = self.adapter, self.get_base_layer()
+            # What dropout leaves of DoRA's input goes through the base, too, beside all of it.
+            drops = self.training and not isinstance(self.lora_dropout[name], nn.Identity)
+            if plain or args or more or (drops and name in self.lora_magnitude_vector):
                 whole: Tensor = super().forward(x, *args, **more)
                 return whole
-            name, base = self.adapter, self.get_base_layer()
             rows = x.reshape(-1, x.shape[-1])
             if self.product is _nf4 and len(rows) <= FEW_ROWS and not torch.is_grad_enabled():
                 few: Tensor = super().forward(x)
@@ -62,11 +65,23 @@ def added_class(kind: str) -> type[Any]:
             first, second = self.lora_A[name], self.lora_B[name]
             read = self.lora_dropout[name](self._cast_input_dtype(rows, first.weight.dtype))
             result: Tensor = self.product(base, rows, second(first(read)), self.scaling[name])
+            if name in self.lora_magnitude_vector:
+                dora = self.lora_magnitude_vector[name]
+                above = dora.row_scale(base, first, second, self.scaling[name]) - 1
+                result = torch.addcmul(result, result, above.to(result.dtype))
             if base.bias is not None:
                 result = result + base.bias.to(result.dtype)
             return result.view(*x.shape[:-1], result.shape[-1])
 
     return AddedLora
+
+
+def _is_known(layer: Any, adapter: str) -> bool:
+    """Whether an adapter is LoRA as such, or DoRA with the norms of `settle_dora`."""
+    dora = layer.lora_magnitude_vector
+    if adapter in dora:
+        return isinstance(dora[adapter], faster_class())
+    return adapter not in layer.lora_variant
 
 
 def _product_of(base: Any) -> Any:
