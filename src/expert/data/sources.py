@@ -96,6 +96,11 @@ def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
     )
 
 
+def find_source(path: str, split: Split, spec: DatasetSpec, folder: Path) -> Source:
+    """Where the rows of one path come from, as a split of that manifest's data set."""
+    return _Finder(spec, folder).find(path, split)
+
+
 def _named_or_beside(finder: _Finder, named: str | None, train: str, split: Split) -> Source | None:
     return finder.find(named, split) if named else finder.beside(train, split)
 
