@@ -164,13 +164,8 @@ def _what_is_empty(source: Source) -> str:
 
 
 def content_hash(source: Source) -> str:
-    """SHA-256 of what the rows are made of: equal content has an equal hash under any name."""
-    if source.max_samples is None:
-        return _hash_of_all(source)
-    return hashlib.sha256(f"{_hash_of_all(source)} {source.max_samples}".encode()).hexdigest()
-
-
-def _hash_of_all(source: Source) -> str:
+    """SHA-256 of what the rows are made of, however many are taken of them: equal content has an
+    equal hash under any name."""
     if source.kind == "hub":
         return hub_fingerprint(
             source.name, split=source.split, config=source.config, streaming=source.streaming
