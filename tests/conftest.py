@@ -26,6 +26,12 @@ settings.register_profile("search", derandomize=False, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS", "same"))
 
 
+@pytest.fixture(autouse=True)
+def _leave_no_rates_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that takes long on a busy machine would tell the plans of other tests its rate."""
+    monkeypatch.setattr("expert.jobs.run_rate.LEAST_SECONDS", float("inf"))
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Put aside what the imports made: a run collects garbage each time it lets a model go, and
     looking through torch and transformers once more took half a second of it."""

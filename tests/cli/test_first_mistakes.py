@@ -23,9 +23,10 @@ def a_manifest(folder, *, model="tiny", rows="train.jsonl", more="", count=40):
     [
         ({"model": "tinny"}, "did you mean 'tiny'?"),
         ({"rows": "trian.jsonl"}, "did you mean 'train.jsonl'?"),
+        ({"more": "field_mapping: {instruction: instrukction}\n"}, "did you mean 'instruction'?"),
     ],
 )
-def test_a_misspelt_model_or_file_is_told_by_check_and_plan_and_refused_by_train(
+def test_a_misspelt_model_file_or_column_is_told_by_check_and_plan_and_refused_by_train(
     run, tmp_path, monkeypatch, wrong, told
 ):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

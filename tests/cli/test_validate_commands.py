@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 from rich.console import Console
 
-from expert.cli.validate_view import ValidatingView
+from expert.cli.validate_view import ValidatingView, next_lines
 from expert.core.errors import EXIT_GATE_FAILED
+from expert.judging.score import score_of
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.jobs.validated_runs import as_it_was, learnt
 
@@ -36,6 +38,29 @@ def test_a_gate_that_fails_exits_with_5_and_says_why(run):
     assert ran.code == EXIT_GATE_FAILED == 5
     assert "✗ the gate is not passed\n  - accuracy 0.0% is below 95.0%\n" in ran.out
     assert "3 wrong answers:" in ran.out
+
+
+def test_a_gate_that_fails_ends_with_commands_that_help_further(run, tmp_path):
+    folder = str(finished("lora"))
+    words = ("validate", "--expert", folder, "--limit", "3", *CPU)
+    *_, longer, states = run(*words).out.splitlines()
+    assert longer == (
+        f"next: expert report {folder} shows whether the loss was still falling: then train longer"
+    )
+    again = f"expert {' '.join(words)} --checkpoints all"
+    assert states == f"      {again} finds the best state of the run"
+    assert run("report", folder, "--to", str(tmp_path)).code == 0
+    compared = run(*again.split()[1:])
+    assert compared.code == EXIT_GATE_FAILED
+    assert compared.out.splitlines()[-1] == longer  # no command that was given already
+    as_json = run(*words, "--json")
+    assert "next:" not in as_json.out + as_json.err
+
+
+def test_cases_that_nothing_can_judge_are_mended_by_no_longer_training():
+    score = score_of([None, True], ["1", "2"])
+    [told] = next_lines(Path("runs/a"), score, "expert validate --checkpoints all")
+    assert told == "next: name cases that can be judged (--test-set FILE) or who judges (--domain)"
 
 
 def test_the_facts_as_json_are_those_of_the_file(run):

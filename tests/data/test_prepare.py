@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import random
@@ -92,6 +93,7 @@ def test_the_second_time_is_a_hit(tmp_path):
         ({"tokenizer": "x"}, "the tokenizer changed"),
         ({"template": "x"}, "the prompt template changed"),
         ({"learn_prompt": True}, "train_on_prompt changed"),
+        ({"max_samples": 10}, "max_samples changed"),
         ({"data": "x", "columns": "x"}, "the data and the columns changed"),
     ],
 )
@@ -104,6 +106,22 @@ def test_a_miss_says_what_changed(tmp_path, change, words):
 def test_equal_recipes_have_equal_keys_and_others_have_not():
     assert RECIPE.key() == replace(RECIPE).key()
     assert len({replace(RECIPE, data=str(n)).key() for n in range(50)}) == 50
+
+
+def test_a_limit_of_rows_makes_another_key_and_none_keeps_the_one_there_was():
+    without = json.dumps(
+        {
+            "checks": "",
+            "columns": "c",
+            "data": "d",
+            "format": 1,
+            "learn_prompt": False,
+            "template": "p",
+            "tokenizer": "t",
+        }
+    )
+    assert RECIPE.key() == hashlib.sha256(without.encode()).hexdigest()
+    assert len({replace(RECIPE, max_samples=n).key() for n in (None, 1, 2)}) == 3
 
 
 def test_a_cache_made_from_something_else_is_refused(tmp_path):

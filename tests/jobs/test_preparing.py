@@ -207,6 +207,17 @@ def test_changed_rows_are_tokenised_again_and_the_reason_is_told(tmp_path):
     assert made.train.folders[0].because == "the data changed"
 
 
+def test_another_number_of_rows_is_told_as_the_setting_and_not_as_changed_data(tmp_path):
+    file = an_expert(tmp_path)
+    told = [
+        prepare(file, overrides=overrides).train.folders[0].because
+        for overrides in ((), ("max_samples=30",), ("max_samples=40",), ("max_samples=40",))
+    ]
+    changed = "max_samples changed"
+    same = "made from the same data and settings"
+    assert told == ["nothing was prepared yet", changed, changed, same]
+
+
 def test_a_split_is_compared_with_what_was_prepared_for_the_same_split(tmp_path):
     dataset = {"path": "train.jsonl", "validation_path": "validation.jsonl"}
     file = an_expert(tmp_path, dataset=dataset)

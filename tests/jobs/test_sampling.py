@@ -14,6 +14,7 @@ from expert.core.rundir import RunFolder
 from expert.data.encoder import read_special_tokens
 from expert.data.records import DataError, Example, Turn
 from expert.data.text_tools import text_tools
+from expert.jobs import row_kind
 from expert.jobs.choosing import NothingTrained, choose
 from expert.jobs.conversing import Conversation
 from expert.jobs.preparing import prepare
@@ -54,6 +55,19 @@ def said(tokenizer: Any, ids: list[int]) -> str:
     """What the tokens say up to the one that ends an answer."""
     text: str = tokenizer.decode(ids, skip_special_tokens=False)
     return text.partition("<|im_end|>")[0].strip()
+
+
+def test_the_first_row_that_was_learnt_is_read_once(monkeypatch):
+    asked = []
+    rows_here = row_kind.rows_here
+
+    def counted(plan, spec):
+        asked.append(spec.path)
+        return rows_here(plan, spec)
+
+    monkeypatch.setattr(row_kind, "rows_here", counted)
+    texts(finished("lora"), "say cat 1")
+    assert asked == ["train.jsonl"]
 
 
 # --- the text the model is given -----------------------------------------------------------------

@@ -260,9 +260,9 @@ def test_a_misplaced_key_is_told_where_it_belongs():
     notices = notices_of(MINIMAL + "training: {decoding: {batch_size: 4}, temperature: 0.1}")
     assert notices[1:] == [
         "line 3: training.decoding.batch_size: warning: kept as metadata: "
-        "'batch_size' belongs at 'training.config.batch_size'",
+        "'batch_size' belongs under training.config",
         "line 3: training.temperature: warning: kept as metadata: "
-        "'temperature' belongs at 'training.decoding.temperature'",
+        "'temperature' belongs under training.decoding",
     ]
 
 

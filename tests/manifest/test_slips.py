@@ -117,21 +117,21 @@ TRAINING, DATASET, CONFIG = ("training",), ("training", "dataset"), ("training",
 @pytest.mark.parametrize(
     ("section", "key", "meant"),
     [
-        (TOP, "lerning_rate", "training.config.learning_rate"),
-        (TOP, "trainning", "training"),
-        (TRAINING, "lerning_rate", "training.config.learning_rate"),
-        (TRAINING, "decodin", "decoding"),
-        (TRAINING, "epoch", "training.config.epochs"),
-        (DATASET, "max_bad_row", "max_bad_rows"),
-        (DATASET, "field_maping", "field_mapping"),
-        (DATASET, "validation_splitt", "validation_split"),
-        (DATASET, "pth", "path"),
-        (CONFIG, "epoks", "epochs"),
-        (CONFIG, "epoch", "epochs"),
+        (TOP, "lerning_rate", "'learning_rate' under training.config"),
+        (TOP, "trainning", "'training'"),
+        (TRAINING, "lerning_rate", "'learning_rate' under training.config"),
+        (TRAINING, "decodin", "'decoding'"),
+        (TRAINING, "epoch", "'epochs' under training.config"),
+        (DATASET, "max_bad_row", "'max_bad_rows'"),
+        (DATASET, "field_maping", "'field_mapping'"),
+        (DATASET, "validation_splitt", "'validation_split'"),
+        (DATASET, "pth", "'path'"),
+        (CONFIG, "epoks", "'epochs'"),
+        (CONFIG, "epoch", "'epochs'"),
     ],
 )
 def test_a_misspelt_key_is_refused_with_what_was_meant(section, key, meant):
-    assert _told(section, key) == [f"did you mean {meant!r}?"]
+    assert _told(section, key) == [f"did you mean {meant}?"]
 
 
 @pytest.mark.parametrize("section", [TOP, TRAINING, DATASET])
@@ -207,8 +207,39 @@ def test_a_misspelt_top_level_setting_is_refused_without_strict(tmp_path):
     with pytest.raises(ManifestError) as caught:
         read_manifest(path)
     assert str(caught.value).splitlines()[1:] == [
-        "  - line 3: lerning_rate: unknown key  (did you mean 'training.config.learning_rate'?)",
+        "  - line 3: lerning_rate: unknown key  "
+        "(did you mean 'learning_rate' under training.config?)",
         "  line 2: dataset: note: kept as metadata, without effect: splt",
+    ]
+
+
+def test_where_a_misspelt_setting_belongs_is_told_so_that_it_can_be_written(tmp_path):
+    """A path is refused as a key: what is told must be no path, but to --set, which takes it."""
+    path = tmp_path / "manifest.yaml"
+    path.write_text("base_model: X\ndataset: a.jsonl\nepcohs: 7\n")
+    with pytest.raises(ManifestError, match=r"\(did you mean 'epochs' under training.config\?\)"):
+        read_manifest(path)
+    path.write_text("base_model: X\ndataset: a.jsonl\ntraining: {config: {epochs: 7}}\n")
+    assert read_manifest(path).manifest.training.config.epochs == 7
+    with pytest.raises(ManifestError, match=r"\(did you mean 'training.config.epochs'\?\)"):
+        read_manifest(path, overrides=("epcohs=7",))
+    told = read_manifest(path, overrides=("training.config.epochs=8",))
+    assert told.manifest.training.config.epochs == 8
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("temperature", "'temperature' belongs under training.decoding"),
+        ("max_bad_rows", "'max_bad_rows' belongs under training.dataset"),
+        ("rope_scaling", "'rope_scaling' belongs in an entry of base_models"),
+    ],
+)
+def test_where_a_misplaced_key_belongs_is_told_so_that_it_can_be_written(tmp_path, key, told):
+    path = tmp_path / "manifest.yaml"
+    path.write_text(f"base_model: X\ndataset: a.jsonl\n{key}: 7\n")
+    assert [note.text for note in read_manifest(path).notices if note.kind == "warning"] == [
+        f"kept as metadata: {told}"
     ]
 
 
@@ -243,7 +274,7 @@ def test_a_key_near_a_setting_is_refused_where_settings_stand_at_the_top(
     with pytest.raises(ManifestError) as caught:
         read_manifest(path)
     assert [str(problem) for problem in caught.value.problems] == [
-        f"line 3: {key}: unknown key  (did you mean 'training.config.{meant}'?)"
+        f"line 3: {key}: unknown key  (did you mean {meant!r} under training.config?)"
     ]
 
 

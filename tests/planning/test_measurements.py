@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from expert.planning.measurements import MeasuredRate, forget_rates, read_rates, remember_rate
+from expert.planning.decisions import Decision
+from expert.planning.measurements import (
+    MeasuredRate,
+    forget_rates,
+    read_rates,
+    remember_rate,
+    speed_settings,
+)
 from tests.planning.planning import decision, manifest, plan
 
 WON = {
@@ -211,3 +218,90 @@ def test_a_short_run_is_not_compiled_although_compiling_won(home, tmp_path):
     long = planned(home, {"epochs": 100_000}, folder=tmp_path)
     assert decision(long, "kernels.compile")[0] is True
     assert decision(long, "kernels.compile")[2] == "measurement"
+
+
+# ---- what a run told
+
+
+ROWS = "\n".join(json.dumps({"text": "word " * 300}) for _ in range(64))
+
+
+def a_run(made: Any, **changes: Any) -> MeasuredRate:
+    """What a run by this plan tells, whose rows are as long as they were planned."""
+    tokens = made.length.tokens_per_epoch / made.length.rows
+    settings = speed_settings({each.path: each for each in made.decisions}, cores=None)
+    return rate(**{"settings": settings, "gains": {}, "row_tokens": tokens, **changes})
+
+
+def test_a_run_tells_its_rate_to_the_plans_of_runs_like_it_and_settles_nothing(home, tmp_path):
+    (tmp_path / "train.jsonl").write_text(ROWS, encoding="utf-8")
+    before = planned(home, folder=tmp_path)
+    assert before.length.seconds is None
+    remember_rate(home, a_run(before))
+    made = planned(home, folder=tmp_path)
+    told = "measured on 2026-01-02 in a run like this one"
+    assert decision(made, "length.tokens_per_second") == (1000.0, told, "measurement")
+    tokens = made.length.tokens_per_epoch * made.length.epochs
+    assert made.length.seconds == pytest.approx(tokens / 1000, rel=0.01)  # updates are whole
+    other = [each.path for each in made.decisions if each not in before.decisions]
+    assert other == ["length.tokens_per_second", "length.seconds"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"batch_size": 4},
+        {"micro_batch_size": 1},
+        {"gradient_checkpointing": "full"},
+        {"attention": "eager"},
+        {"optim": "sgd"},
+        {"lora_r": 64},
+        {"deterministic": True},
+        {"max_seq_length": 512},
+    ],
+    ids=str,
+)
+def test_a_run_that_is_set_otherwise_has_no_time(home, tmp_path, config):
+    (tmp_path / "train.jsonl").write_text(ROWS, encoding="utf-8")
+    remember_rate(home, a_run(planned(home, folder=tmp_path)))
+    assert planned(home, folder=tmp_path).length.seconds is not None
+    assert planned(home, config, folder=tmp_path).length.seconds is None
+
+
+def test_rows_that_are_tokenised_late_have_no_time_of_a_run_whose_rows_were_ready(home, tmp_path):
+    (tmp_path / "train.jsonl").write_text(ROWS, encoding="utf-8")
+    padded = {"packing": False, "dataloader_num_workers": 2}
+    made = planned(home, padded, folder=tmp_path)
+    remember_rate(home, a_run(made, packing=made.data.packing))
+    assert planned(home, padded, folder=tmp_path).length.seconds is not None
+    assert planned(home, {**padded, "tokenize": "late"}, folder=tmp_path).length.seconds is None
+
+
+@pytest.mark.parametrize(("longer", "known"), [(1.2, True), (1.4, False), (0.7, False)])
+def test_the_rate_of_a_run_holds_for_rows_about_as_long(home, tmp_path, longer, known):
+    (tmp_path / "train.jsonl").write_text(ROWS, encoding="utf-8")
+    found = a_run(planned(home, folder=tmp_path))
+    assert found.row_tokens is not None
+    remember_rate(home, found.model_copy(update={"row_tokens": found.row_tokens * longer}))
+    assert (planned(home, folder=tmp_path).length.seconds is not None) is known
+
+
+def test_runs_and_ladders_take_only_the_place_of_their_like(home, tmp_path):
+    (tmp_path / "train.jsonl").write_text(ROWS, encoding="utf-8")
+    run = a_run(planned(home, folder=tmp_path), settings={"optim.optimizer": "sgd"}, row_tokens=100)
+    remember_rate(home, rate())
+    for each in (run, run.model_copy(update={"row_tokens": 200.0})):
+        remember_rate(home, each)
+    remember_rate(home, run.model_copy(update={"tokens_per_second": 3.0}))
+    remember_rate(home, rate(tokens_per_second=2.0))
+    assert [each.tokens_per_second for each in read_rates(home)] == [1000.0, 3.0, 2.0]
+    assert read_rates(home)[-1].settings == WON
+
+
+def test_a_rate_on_a_cpu_holds_for_as_many_cores_and_threads():
+    decisions = {"batch.micro_batch": Decision(path="", value=4, because="", source="machine")}
+    told = [
+        speed_settings(decisions, cores=cores, environ=environ)
+        for cores, environ in ((2, {}), (4, {}), (2, {"OMP_NUM_THREADS": "1"}), (None, {}))
+    ]
+    assert len({json.dumps(each) for each in told}) == 4

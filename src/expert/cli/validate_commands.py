@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from expert.cli.options import Device, WhereToCompute, checkpoint_option, json_option
 from expert.core.errors import EXIT_GATE_FAILED
+
+if TYPE_CHECKING:
+    from expert.jobs.validated import Validation
 
 
 class Domain(StrEnum):
@@ -85,6 +89,7 @@ def validate(
 ) -> None:
     """Judge an expert's answers with parsers and databases; exit code 5 when the gate fails."""
     from expert.cli.display import make_console, write_line
+    from expert.cli.run_view import say
     from expert.cli.validate_view import ValidatingView, show_validation
     from expert.jobs.validating import validate as validate_job
 
@@ -110,6 +115,25 @@ def validate(
 
         write_line(json.dumps(done.as_dict(), indent=2, ensure_ascii=False))
     else:
-        show_validation(done, make_console())
+        console = make_console()
+        show_validation(done, console)
+        for line in _next(done):
+            say(console, line)
     if done.gate.passed is False:
         raise typer.Exit(EXIT_GATE_FAILED)
+
+
+def _next(done: Validation) -> list[str]:
+    """What helps further where the gate is not passed; the command that was given, whole, where it
+    is to be given again."""
+    import shlex
+
+    from expert.cli.validate_view import next_lines
+    from expert.core.rundir import RunFolder
+    from expert.jobs.choosing import states
+
+    if done.gate.passed is not False:
+        return []
+    is_open = not done.checkpoints and len(states(RunFolder(done.folder))) > 1
+    again = shlex.join(["expert", *sys.argv[1:], "--checkpoints", "all"]) if is_open else ""
+    return next_lines(done.folder, done.reached.standing.score, again)

@@ -12,9 +12,12 @@ from expert.cli.run_view import say
 from expert.cli.words import counted, duration, loss
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from expert.jobs.validated import Judged, Reached, Validation
+    from expert.judging.score import Score
 
 SECONDS_BETWEEN_LINES = 5.0
 """Where nobody watches, it says so often how far it is."""
@@ -149,6 +152,18 @@ def gate_lines(done: Validation) -> list[tuple[str, str]]:
         lines += [(f"  - {reason}", "") for reason in done.gate.reasons]
     lines.append((f"wrote {done.file}", "dim"))
     return lines
+
+
+def next_lines(folder: Path, score: Score, again: str) -> list[str]:
+    """What helps further where the gate is not passed. `again`: the command that compares all
+    states of the run; "" where there is nothing to compare or that was done."""
+    from expert.judging.gate import MOST_WITHOUT_ORACLE
+
+    if score.share_without_oracle > MOST_WITHOUT_ORACLE:  # no training mends that
+        return ["next: name cases that can be judged (--test-set FILE) or who judges (--domain)"]
+    report = f"expert report {folder}"
+    lines = [f"next: {report} shows whether the loss was still falling: then train longer"]
+    return lines + ([f"      {again} finds the best state of the run"] if again else [])
 
 
 def _facts(side: Reached) -> dict[str, str]:

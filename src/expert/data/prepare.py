@@ -47,10 +47,16 @@ class Recipe:
     columns: str
     learn_prompt: bool
     checks: str = ""
+    max_samples: int | None = None
+    """Rows taken of the data, where not all are."""
     format: int = FORMAT
 
+    def as_dict(self) -> dict[str, Any]:
+        """A limit that is not set is left out: keys stay those from before there was one."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
     def key(self) -> str:
-        text = json.dumps(asdict(self), sort_keys=True)
+        text = json.dumps(self.as_dict(), sort_keys=True)
         return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
     def difference(self, other: dict[str, Any]) -> str:
@@ -63,6 +69,7 @@ class Recipe:
             "columns": "the columns",
             "learn_prompt": "train_on_prompt",
             "checks": "the row checks",
+            "max_samples": "max_samples",
             "format": "the format of the cache",
         }
         changed = [words for key, words in names.items() if mine[key] != other.get(key)]
@@ -133,7 +140,7 @@ def inspect(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
             "training.config.pretokenized_cache)"
         )
     made_by = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
-    if made_by != asdict(recipe):
+    if made_by != recipe.as_dict():
         raise DataError(
             f"{folder}: was made from something else: {recipe.difference(made_by)}  (remove it, or "
             "leave training.config.pretokenized_cache out: caches are then keyed by content)"
@@ -155,7 +162,7 @@ def look(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
         sizes = {name: (folder / name).stat().st_size for name in listed}
     except (OSError, ValueError):
         return f"{folder} is no finished folder of prepared tokens"
-    if made_by != asdict(recipe):
+    if made_by != recipe.as_dict():
         return recipe.difference(made_by)
     wrong = [name for name, entry in listed.items() if sizes[name] != entry["size"]]
     return f"{wrong[0]} is damaged" if wrong else None
@@ -253,7 +260,7 @@ def _publish(
             raise DataError(_nothing_to_learn(total))
         write_dataset_files(temporary, names, recipe.key())
         texts = {
-            RECIPE: json.dumps(asdict(recipe), indent=2),
+            RECIPE: json.dumps(recipe.as_dict(), indent=2),
             STATISTICS: json.dumps(total.to_json(), indent=2),
             MADE_FOR: made_for + "\n",
             REJECTS: "".join(json.dumps(row.to_json()) + "\n" for row in bad.rows),

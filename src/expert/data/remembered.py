@@ -36,8 +36,7 @@ def _state(source: Source) -> str:
     for path in source.files:
         status = path.stat()
         stamps.append([str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino])
-    first = [] if source.max_samples is None else [source.max_samples]
-    text = json.dumps([stamps, source.format, source.max_chars, *first])
+    text = json.dumps([stamps, source.format, source.max_chars])
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 

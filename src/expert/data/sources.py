@@ -96,6 +96,11 @@ def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
     )
 
 
+def find_source(path: str, split: Split, spec: DatasetSpec, folder: Path) -> Source:
+    """Where the rows of one path come from, as a split of that manifest's data set."""
+    return _Finder(spec, folder).find(path, split)
+
+
 def _named_or_beside(finder: _Finder, named: str | None, train: str, split: Split) -> Source | None:
     return finder.find(named, split) if named else finder.beside(train, split)
 
@@ -159,13 +164,8 @@ def _what_is_empty(source: Source) -> str:
 
 
 def content_hash(source: Source) -> str:
-    """SHA-256 of what the rows are made of: equal content has an equal hash under any name."""
-    if source.max_samples is None:
-        return _hash_of_all(source)
-    return hashlib.sha256(f"{_hash_of_all(source)} {source.max_samples}".encode()).hexdigest()
-
-
-def _hash_of_all(source: Source) -> str:
+    """SHA-256 of what the rows are made of, however many are taken of them: equal content has an
+    equal hash under any name."""
     if source.kind == "hub":
         return hub_fingerprint(
             source.name, split=source.split, config=source.config, streaming=source.streaming

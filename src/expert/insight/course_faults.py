@@ -189,11 +189,8 @@ def below_measured_rate(found: Evidence) -> Finding | None:
     reached = step.tokens_per_second if step is not None else None
     if not expected or reached is None or reached >= BELOW_MEASURED * expected:
         return None
-    told = found.newest("threads")
-    threads, own = number(told, "threads"), number(told, "own")
-    fewer = threads is not None and own is not None and threads < own
-    if fewer or told.get("lowered") or found.crowded is not None:
-        return None  # neighbours are another finding
+    if found.had_neighbours:
+        return None  # they are another finding
     because = found.decision("length.tokens_per_second").get("because")
     return Finding(
         name="below-measured-rate",

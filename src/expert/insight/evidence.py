@@ -199,6 +199,14 @@ class Evidence:
             return None
         return int(threads), int(cores), others
 
+    @property
+    def had_neighbours(self) -> bool:
+        """Whether others computed on the cores of a CPU run, so that it was slower for them."""
+        told = self.newest("threads")
+        threads, own = number(told, "threads"), number(told, "own")
+        fewer = threads is not None and own is not None and threads < own
+        return fewer or bool(told.get("lowered")) or self.crowded is not None
+
     def fell_back(self, failure: str) -> Event | None:
         """The newest fallback of a kind."""
         found = [e for e in self.run.of("fell_back") if e.get("failure") == failure]

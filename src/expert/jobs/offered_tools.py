@@ -1,15 +1,11 @@
-"""The tools a prompt is asked with: those of a file, or those that a run has learnt to call."""
+"""The tools of a file that a prompt is asked with."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
-
-if TYPE_CHECKING:
-    from expert.planning.run_plan import RunPlan
 
 
 class NoTools(ExpertError):
@@ -46,23 +42,3 @@ def _first_line(text: str) -> object:
         return json.loads(text.lstrip().partition("\n")[0])
     except (ValueError, RecursionError):
         return None
-
-
-def tools_learnt(plan: RunPlan) -> str:
-    """The tools of the first row that a run was trained on, where its file is still there; "" where
-    that has none."""
-    from pydantic import ValidationError
-
-    from expert.data.columns import columns_of
-    from expert.data.formats import example_of
-    from expert.data.records import BadRow, DataError
-    from expert.jobs.row_kind import rows_here
-    from expert.manifest.dataset import DatasetSpec
-
-    try:
-        spec = DatasetSpec.model_validate(plan.data.dataset)
-        row = next(rows_here(plan, spec), None)
-        example = example_of(row, columns_of(row, spec)) if row is not None else None
-    except (ValidationError, DataError, OSError):  # of another version, moved or changed since
-        return ""
-    return "" if example is None or isinstance(example, BadRow) else example.tools

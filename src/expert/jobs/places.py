@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
 
 if TYPE_CHECKING:
+    from expert.data.folders import Split
+    from expert.data.records import Row
+    from expert.data.sources import Source
     from expert.manifest.reader import ReadManifest
     from expert.manifest.schema import BaseModelSpec
+
+FIRST_ROWS = 20
+"""Read of a file until one is good, to know its columns."""
+_SPLITS: dict[str, Split] = {
+    "validation_path": "validation",
+    "valid": "validation",
+    "test_path": "test",
+    "test": "test",
+}
+"""By the last part of the key that names the rows; the others are trained on."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +39,16 @@ class Doubt:
 def doubts_about(
     read: ReadManifest, *, model: str | None = None, environ: Mapping[str, str] = os.environ
 ) -> list[Doubt]:
-    """What is not there of the rows and of the base models; nothing is read or fetched."""
+    """What is not there of the rows, their columns and the base models, by the first rows of every
+    file; nothing is fetched."""
+    from expert.manifest.schema import CHAR_GPT
     from expert.planning.plan import choose_model
 
     specs = [choose_model(read.manifest, model)] if model else read.manifest.base_models
     found = [_about_model(number, spec, read, environ) for number, spec in enumerate(specs)]
-    return [*(doubt for doubt in found if doubt is not None), *_about_rows(read)]
+    of_characters = all(spec.name == CHAR_GPT for spec in specs)
+    rows = _about_rows(read, of_characters=of_characters)
+    return [*(doubt for doubt in found if doubt is not None), *rows]
 
 
 def _about_model(
@@ -53,18 +71,35 @@ def _about_model(
     return Doubt(path, f"{spec.name}: {where}  ({fix})")
 
 
-def _about_rows(read: ReadManifest) -> Iterator[Doubt]:
+def _about_rows(read: ReadManifest, *, of_characters: bool) -> Iterator[Doubt]:
     """Of every path by itself, so that all that are wrong are told at once."""
+    from expert.data.columns import columns_of
     from expert.data.records import DataError
-    from expert.data.sources import resolve_sources
+    from expert.data.sources import find_source
     from expert.manifest.rules import read_paths
 
     spec = read.manifest.training.dataset
-    alone = {"tasks": None, "validation_path": None, "test_path": None}
     for path, value in read_paths(read.manifest):
         if not path.startswith("training.dataset."):
             continue
+        split = _SPLITS.get(path.rpartition(".")[2], "train")
         try:
-            resolve_sources(spec.model_copy(update={**alone, "path": value}), read.folder)
+            source = find_source(value, split, spec, read.folder)
+            row = None if of_characters else _row_at_the_start(source)
+            if row is not None:
+                columns_of(row, spec)
         except DataError as error:
             yield Doubt(path, str(error))
+
+
+def _row_at_the_start(source: Source) -> Row | None:
+    """A row by which the columns can be understood, without reading a file whole or fetching one;
+    None where there is none at hand: who reads the data tells what is wrong with it."""
+    from expert.data.records import Row
+    from expert.data.sources import iterate
+
+    if source.kind in ("hub", "corpus"):
+        return None
+    # One character of a text is a row as good as all of it.
+    looked_at = islice(iterate(replace(source, max_chars=1)), FIRST_ROWS)
+    return next((row for row in looked_at if isinstance(row, Row)), None)

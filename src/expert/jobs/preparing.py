@@ -246,6 +246,7 @@ class Builder:
             columns=columns,
             learn_prompt=self.plan.data.train_on_prompt,
             checks=checks.model_dump_json() if checks else "",
+            max_samples=source.max_samples,
         )
         folder = self.cache
         if not self.explicit or name != "train" or self.sources.tasks:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from expert.data.records import Row
+    from expert.data.columns import Columns
+    from expert.data.records import BadRow, Example, Row
     from expert.manifest.dataset import DatasetSpec
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
@@ -19,11 +21,44 @@ _TEXT_SUFFIXES = tuple(
 _TEXT_COLUMNS = "Columns(kind='text'"
 
 
-def trained_on_text(plan: RunPlan) -> bool:
+class FirstRow:
+    """The first row that a run was trained on, as far as its file is still here. It is read when it
+    is asked for, and once: a row may be a whole text."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._plan = plan
+
+    @cached_property
+    def _understood(self) -> tuple[Columns, Example | BadRow] | None:
+        from pydantic import ValidationError
+
+        from expert.data.records import DataError
+        from expert.manifest.dataset import DatasetSpec
+
+        try:
+            spec = DatasetSpec.model_validate(self._plan.data.dataset)
+            row = next(rows_here(self._plan, spec), None)
+            return None if row is None else _in_row(row, spec)
+        except (ValidationError, DataError, OSError):  # of another version, moved or changed since
+            return None
+
+    @property
+    def is_text(self) -> bool | None:
+        """Whether it is a text without answers; None where it cannot be read here."""
+        return _is_plain_text(*self._understood) if self._understood is not None else None
+
+    @property
+    def tools(self) -> str:
+        """The tools that it offers, as JSON; "" where it has none."""
+        example = self._understood[1] if self._understood is not None else None
+        return getattr(example, "tools", "")
+
+
+def trained_on_text(plan: RunPlan, first: FirstRow | None = None) -> bool:
     """Whether the data was plain text, so that a prompt is continued rather than answered.
 
     By the first row where its file is still there, else by what the prepared data says of its
-    columns, else by the manifest alone. Nothing is fetched.
+    columns, else by the manifest alone. Nothing is fetched. `first`: for those who ask it more.
     """
     from pydantic import ValidationError
 
@@ -40,9 +75,10 @@ def trained_on_text(plan: RunPlan) -> bool:
         spec = DatasetSpec.model_validate(data)
     except ValidationError:  # of another version
         return False
-    for known in (_by_first_row(plan, spec), _by_preparation(plan)):
-        if known is not None:
-            return known
+    known = (first or FirstRow(plan)).is_text
+    known = _by_preparation(plan) if known is None else known
+    if known is not None:
+        return known
     return bool(spec.text_field or (spec.field_mapping and spec.field_mapping.text))
 
 
@@ -56,7 +92,9 @@ def are_plain_text(read: ReadManifest, *, fetch: bool = False) -> bool | None:
     def is_text(source: Source) -> bool:
         """A text is not read for that: it may be large, or not fetched yet."""
         by_name = source.files and file_format(source.files[0], source.format) == "txt"
-        return source.kind == "corpus" or by_name or _is_plain_text(first_row(source), spec)
+        if source.kind == "corpus" or by_name:
+            return True
+        return _is_plain_text(*_in_row(first_row(source), spec))
 
     spec = read.manifest.training.dataset
     if read.manifest.training.config.overlong != "auto":
@@ -71,25 +109,18 @@ def are_plain_text(read: ReadManifest, *, fetch: bool = False) -> bool | None:
         return None
 
 
-def _is_plain_text(row: Row, spec: DatasetSpec) -> bool:
+def _in_row(row: Row, spec: DatasetSpec) -> tuple[Columns, Example | BadRow]:
     from expert.data.columns import columns_of
     from expert.data.formats import example_of
-    from expert.data.records import BadRow
 
     columns = columns_of(row, spec)
-    example = example_of(row, columns)
+    return columns, example_of(row, columns)
+
+
+def _is_plain_text(columns: Columns, example: Example | BadRow) -> bool:
+    from expert.data.records import BadRow
+
     return columns.kind == "text" if isinstance(example, BadRow) else not example.turns
-
-
-def _by_first_row(plan: RunPlan, spec: DatasetSpec) -> bool | None:
-    """What the first row is; None where it cannot be read here."""
-    from expert.data.records import DataError
-
-    try:
-        row = next(rows_here(plan, spec), None)
-        return None if row is None else _is_plain_text(row, spec)
-    except (DataError, OSError):  # moved or changed since the run
-        return None
 
 
 def rows_here(plan: RunPlan, spec: DatasetSpec) -> Iterator[Row]:

@@ -16,6 +16,7 @@ from expert.jobs.answer_writer import Tell, Writer, cut_at
 
 if TYPE_CHECKING:
     from expert.data.templates import Template
+    from expert.jobs.row_kind import FirstRow
     from expert.jobs.trained import Trained
     from expert.planning.run_plan import RunPlan
 
@@ -131,21 +132,22 @@ def ready(
     decides by the data. `tools` is a file that names them; None: those of the first row learnt.
     """
     from expert.jobs.choosing import choose
-    from expert.jobs.row_kind import trained_on_text
+    from expert.jobs.row_kind import FirstRow, trained_on_text
     from expert.jobs.run_places import find_trained
     from expert.jobs.trained import base_remark, load_trained, pick_device, read_plan
 
     folder = find_trained(run)
     plan = read_plan(folder)
     how, notes = settle_decoding(plan, decoding or {})
-    continues = trained_on_text(plan) if plain is None else plain
+    first = FirstRow(plan)
+    continues = trained_on_text(plan, first) if plain is None else plain
     if system and continues:
         raise CannotSample(
             "--system: a text that is continued has no system turn  (put it into the prompt)"
         )
     if not continues and any(not prompt.strip() for prompt in prompts):
         raise CannotSample("--prompt: is empty: there is nothing to answer  (write a question)")
-    offered, told = _offered(plan, tools, continues=continues)
+    offered, told = _offered(first, tools, continues=continues)
     choice = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
     remark = base_remark(folder, plan)
     loading(f"loading {plan.model.name} and {choice.name} of {folder.path}")
@@ -160,21 +162,22 @@ def ready(
     )
 
 
-def _offered(plan: RunPlan, file: Path | None, *, continues: bool) -> tuple[str, list[str]]:
+def _offered(first: FirstRow, file: Path | None, *, continues: bool) -> tuple[str, list[str]]:
     """The tools of a prompt, and what is to be said of them: a run that has learnt calls expects
     some."""
     from expert.data.tools import tool_names
-    from expert.jobs.offered_tools import tools_in, tools_learnt
+    from expert.jobs.offered_tools import tools_in
 
     if continues and file is not None:
         raise CannotSample("--tools: a text that is continued calls nothing  (leave it out)")
     if continues or file is not None:
         return (tools_in(file) if file is not None else ""), []
-    learnt = tools_learnt(plan)
-    if not learnt:
+    if not first.tools:
         return "", []
-    names = ", ".join(tool_names((), learnt))
-    return learnt, [f"asked with the tools of the first row: {names}  (--tools FILE for others)"]
+    names = ", ".join(tool_names((), first.tools))
+    return first.tools, [
+        f"asked with the tools of the first row: {names}  (--tools FILE for others)"
+    ]
 
 
 def settle_decoding(plan: RunPlan, asked: Mapping[str, Any]) -> tuple[Decoding, list[str]]:

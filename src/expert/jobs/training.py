@@ -72,6 +72,7 @@ def train(
     them may take long.
     """
     from expert.jobs.opening import planned_and_open, stream_of
+    from expert.jobs.run_rate import remember_run
     from expert.jobs.session import Session
     from expert.jobs.smollm2 import provide_model
     from expert.manifest.reader import ReadManifest, read_manifest
@@ -106,7 +107,10 @@ def train(
         with session:
             if checkpoint is not None:
                 session.resume(checkpoint, allow_changed=allow_changed)
-            return run_session(session)
+            result = run_session(session)
+            if result.final is not None:
+                remember_run(session, vram=vram)
+            return result
 
 
 def _over_before(plan: RunPlan, read: ReadManifest, data: RunData, resume: str) -> RunResult | None:

@@ -147,7 +147,7 @@ def unknown_keys(
         if (flat or only_at_top) and item.path == key and hint.startswith(_ASKS):
             problems.append(Problem(item.path, "unknown key", hint, item.line))
         elif closed or strict or item.from_command_line or meant:
-            right = f"did you mean {meant!r}?" if meant else hint
+            right = _asked(meant, item.from_command_line) if meant else hint
             listed = "expert manifest explain lists every key"
             other = listed if item.from_command_line else "remove it"
             fix = right or (_known(node) if closed else other)
@@ -230,7 +230,7 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
         return f"{_ASKS} {near!r}?"
     home = _other_home(key)
     if home:
-        return f"{key!r} belongs at {home!r}"
+        return f"{key!r} belongs {_place(key, home, is_override)}"
     if in_config or key in WORDS_OF_THEIR_OWN:
         return ""
     settings = list(schema()["$defs"]["TrainingConfig"]["properties"])
@@ -240,10 +240,27 @@ def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
     else:
         near = closest(key.replace("-", "_"), settings)
     if near and node.get("title") in {"Manifest", "Training", "DatasetSpec"}:
-        return f"did you mean '{CONFIG}.{CONFIG_ALIASES.get(near, near)}'?"
+        return _asked(f"{CONFIG}.{CONFIG_ALIASES.get(near, near)}", is_override)
     # Near enough to ask, not to refuse: too short, or near a name of another trainer.
     doubtful = slip_of(key, _LOOSE_NAMES) if node.get("title") in _TAKES_LOOSE_KEYS else None
-    return f"did you mean {(home_of(doubtful) or doubtful)!r}?" if doubtful else ""
+    return _asked(home_of(doubtful) or doubtful, is_override) if doubtful else ""
+
+
+def _asked(meant: str, is_override: bool) -> str:
+    """What was meant, as it can be written: --set takes a path, in a file it is no key."""
+    section, dot, key = meant.rpartition(".")
+    if is_override or not dot:
+        return f"{_ASKS} {meant!r}?"
+    return f"{_ASKS} {key!r} under {section}?"
+
+
+def _place(key: str, home: str, is_override: bool) -> str:
+    """Where a key belongs, in words that are not taken for a key themselves."""
+    section, dot, name = home.rpartition(".")
+    if is_override or not dot:
+        return f"at {home!r}"
+    where = f"in an entry of {section[:-2]}" if section.endswith("[]") else f"under {section}"
+    return where if name == key else f"{where}, as {name!r}"
 
 
 _ASKS = "did you mean"

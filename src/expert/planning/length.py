@@ -9,7 +9,7 @@ from fractions import Fraction
 from expert.core.words import counted
 from expert.planning.decisions import Ledger
 from expert.planning.kernels import LIKELY_SHARE_OF_PEAK
-from expert.planning.measurements import MeasuredRate, find_rate
+from expert.planning.measurements import MeasuredRate, find_rate, speed_settings
 from expert.planning.memory import OPTIMIZER_BYTES_PER_WEIGHT
 from expert.planning.situation import Situation
 from expert.planning.workload import Workload, flops_per_token
@@ -121,6 +121,7 @@ def likely_seconds(now: Situation, ledger: Ledger, work: Workload | None) -> flo
 def _rate_of_this(now: Situation, ledger: Ledger) -> MeasuredRate | None:
     """What was measured in a run like the one that is planned."""
     settled = {path: decision.value for path, decision in ledger.decisions.items()}
+    settled |= speed_settings(ledger.decisions, cores=None if now.on_gpu else now.target.cores)
     shape = now.resolved.shape
     wanted = {
         "card": now.card_key,
@@ -130,8 +131,16 @@ def _rate_of_this(now: Situation, ledger: Ledger) -> MeasuredRate | None:
         "max_seq_length": settled["data.max_seq_length"],
         "packing": settled["data.packing"],
         "parameters": shape.parameters if shape is not None else None,
+        "row_tokens": _row_tokens(now, int(settled["data.max_seq_length"])),
     }
     return find_rate(now.rates, wanted, settled)
+
+
+def _row_tokens(now: Situation, length: int) -> float | None:
+    """Mean tokens of a row; None where nobody knows, or where each is tokenised when it is due."""
+    if now.config.tokenize == "late":
+        return None
+    return length if now.is_char_model else now.survey.mean_tokens
 
 
 def settle_time(now: Situation, ledger: Ledger, work: Workload | None) -> None:

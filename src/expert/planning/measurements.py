@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -18,10 +18,12 @@ from pydantic import (
     PositiveInt,
     TypeAdapter,
     ValidationError,
-    field_validator,
+    model_validator,
 )
 
 from expert.core.files import write_text_atomically
+from expert.planning.decisions import Decision
+from expert.planning.threads import NAMES
 
 if sys.platform != "win32":
     import fcntl
@@ -36,6 +38,15 @@ REMEMBERED: dict[str, TypeAdapter[Any]] = {
     "optim.optimizer": TypeAdapter(Literal["adamw_torch", "adamw_torch_fused"]),
 }
 """By path of the plan, with what it may be: a file that somebody edited must break no plan."""
+# What else the speed of a run follows from, given card, model, base, length and packing.
+SPEED_OF_A_RUN = (
+    *("kernels.precision", "kernels.tf32", "kernels.fused_loss", "kernels.attention"),
+    *("kernels.compile", "kernels.checkpointing", "kernels.cuda_graphs", "kernels.deterministic"),
+    *("kernels.recomputed_blocks", "optim.optimizer", "batch.examples_per_update"),
+    *("adapter.rank", "adapter.target_modules", "data.trim", "loader.workers"),
+)
+ROWS_ALIKE = 1.25
+"""Longer rows have more attention and fill batches otherwise; a mean within a quarter is alike."""
 
 
 class MeasuredRate(BaseModel):
@@ -61,14 +72,17 @@ class MeasuredRate(BaseModel):
     """Times as fast as without it, by path of the plan."""
     threads: int | None = None
     """Of a CPU; None on a card, and in records from before this was kept."""
+    row_tokens: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Mean tokens of the rows of a run that told its rate: it holds for rows like these, and what
+    the run was set to was not found to be fastest. None: a ladder's."""
 
-    @field_validator("settings")
-    @classmethod
-    def _sound(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        for path, kind in REMEMBERED.items():
-            if path in settings:
-                kind.validate_python(settings[path], strict=True)
-        return settings
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        """What a ladder settles goes into plans; what a run was set to is only compared."""
+        for path, kind in REMEMBERED.items() if self.row_tokens is None else ():
+            if path in self.settings:
+                kind.validate_python(self.settings[path], strict=True)
+        return self
 
     def is_about(self, other: Mapping[str, Any]) -> bool:
         """Whether a record is of the same card, model and shape."""
@@ -104,6 +118,23 @@ def read_rates(path: Path) -> list[MeasuredRate]:
     return rates
 
 
+def speed_settings(
+    decisions: Mapping[str, Decision],
+    *,
+    cores: int | None,
+    environ: Mapping[str, str] = os.environ,
+) -> dict[str, Any]:
+    """What the rate of a run holds for, by path of the plan, or by name where it is not in it. Rows
+    at once follow from the rest, unless somebody has said how many. `cores`: of a CPU."""
+    told = {path: decisions[path].value for path in SPEED_OF_A_RUN if path in decisions}
+    at_once = decisions["batch.micro_batch"]
+    told["micro_batch_size"] = at_once.value if at_once.source == "manifest" else "auto"
+    if cores is not None:
+        told["cores"] = cores
+        told["threads"] = next((environ[name] for name in NAMES if environ.get(name)), "auto")
+    return told
+
+
 def find_rate(
     rates: Sequence[MeasuredRate], wanted: Mapping[str, Any], settled: Mapping[str, Any]
 ) -> MeasuredRate | None:
@@ -112,9 +143,15 @@ def find_rate(
     packing, or with other kernels, has another speed, and its time says nothing about this one."""
     for rate in reversed(rates):
         alike = all(settled.get(path, value) == value for path, value in rate.settings.items())
+        alike &= rate.row_tokens is None or rows_alike(rate.row_tokens, wanted.get("row_tokens"))
         if rate.is_about(wanted) and rate.settings and alike:
             return rate
     return None
+
+
+def rows_alike(measured: float, here: float | None) -> bool:
+    """Whether rows are about as long as those that a run was measured with."""
+    return here is not None and here <= ROWS_ALIKE * measured and measured <= ROWS_ALIKE * here
 
 
 def find_best(
@@ -130,7 +167,7 @@ def find_best(
     for rate in reversed(rates):
         same = (rate.card, rate.model, rate.adapter) == wanted
         same &= (rate.max_seq_length, rate.packing) == (max_seq_length, packing)
-        same &= rate.parameters == parameters
+        same &= rate.parameters == parameters and rate.row_tokens is None
         if same and rate.settings and quantization in ("auto", rate.quantization):
             return rate
     return None
@@ -186,7 +223,14 @@ def _to_forget(record: Any, model: str | None) -> bool:
 
 
 def _same(rate: MeasuredRate, record: Any) -> bool:
-    return isinstance(record, dict) and rate.is_about(record)
+    """Whether a record takes the place of another: ladders do of ladders, and runs of runs that
+    were set to the same and had rows as long."""
+    if not isinstance(record, dict) or not rate.is_about(record):
+        return False
+    rows = record.get("row_tokens")
+    if rate.row_tokens is None or not isinstance(rows, int | float):
+        return rate.row_tokens is None and rows is None
+    return record.get("settings") == rate.settings and rows_alike(rows, rate.row_tokens)
 
 
 def _records(path: Path) -> list[Any]:
