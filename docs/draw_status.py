@@ -154,6 +154,22 @@ def _way(case: Record) -> str:
     return f"compiled, {case['torch_compile_mode']}" if case["torch_compile"] else "not compiled"
 
 
+def rounding(record: Record) -> str:
+    """LoRA in bfloat16, as it is added here and as PEFT adds it, against float32."""
+    above, losses = record["above_float32"], record["losses"]
+    rows = [
+        (way, *(f"{100 * half:+.2f} %" for half in halves), f"{losses[way][-1]:.4f}")
+        for way, halves in above.items()
+    ]
+    count = len(losses["float32"])
+    text = (
+        f"{record['model']}, {count} updates of the same rows on a CPU; the last in float32 is "
+        f"{losses['float32'][-1]:.4f}."
+    )
+    head = ("arithmetic", "loss above float32's, first half", "second half", "last loss")
+    return f"### LoRA in bfloat16\n\n{text}\n\n{_table(head, rows)}"
+
+
 def preparation(record: Record) -> str:
     """Rows to packed tokens, against TRL's way."""
     rows = [
@@ -338,6 +354,7 @@ WRITERS: dict[str, Callable[[Record], str]] = {
     "small-updates-h200.json": small_updates,
     "experts-h200.json": four_experts,
     "experts-cpu.json": every_expert,
+    "lora-rounding-cpu.json": rounding,
     "data-preparation.json": preparation,
     "data-loading.json": loading,
     "memory-runs-h200.json": memory_runs,
