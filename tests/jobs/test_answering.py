@@ -218,19 +218,24 @@ def test_models_that_cannot_be_fixed_say_the_same(monkeypatch):
     assert answer_all(loaded("lora"), LENGTHS, WAYS["penalised"]) == expected
 
 
-def test_long_prompts_are_answered_few_at_once(monkeypatch):
+@pytest.mark.parametrize("tokens", [2, 60])
+def test_what_is_remembered_fits_into_its_share_of_the_memory(tokens, monkeypatch):
     """Forty prompts, one of which is long: its memory is not taken forty times."""
-    rows = 40
-    questions = [LENGTHS[0], *([LENGTHS[5]] * (rows - 1))]
-    work = answering._Work(loaded("lora"), questions, GREEDY, 0, pytest.fail)
-    assert len(work.prompts[work.order[0]]) > 4 * len(work.prompts[work.order[1]])
-    whole = 2**40
-    monkeypatch.setattr(answering, "_free_bytes", lambda device: whole)
-    most = answering._rows_that_fit(work, work.order)
-    share = 20 * whole // most  # memory for the long prompt twenty times
-    monkeypatch.setattr(answering, "_free_bytes", lambda device: share)
-    assert answering._rows_that_fit(work, work.order) in (19, 20)
-    assert answering._rows_that_fit(work, work.order[1:]) > rows
+    questions = [LENGTHS[0], *([LENGTHS[5]] * 39)]
+    how = replace(GREEDY, max_new_tokens=tokens)
+    work = answering._Work(loaded("lora"), questions, how, 0, pytest.fail)
+    free = 60_000_000
+    monkeypatch.setattr(answering, "_free_bytes", lambda device: free)
+    monkeypatch.setattr(answer_steps, "ROOM", {"cpu": 128})
+    for rows in (work.order, work.order[1:]):
+        some = rows[: answering._rows_that_fit(work, rows)]
+        assert len(some) > 1
+        batch = answering._Batch(work, some)
+        cache = batch._steps._cache
+        while cache.size < len(work.prompts[some[0]]) + tokens:
+            batch._steps._grow()
+        taken = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
+        assert taken <= answering.CACHE_SHARE * free
 
 
 def test_a_prompt_that_fills_the_context_is_refused_and_the_others_are_answered():

@@ -34,7 +34,7 @@ _SIZES = {
 
 
 def family_config(family: str, **changes: Any) -> Any:
-    """The config of a tiny model; `family` is qwen3, llama, mistral or gpt2."""
+    """The config of a tiny model; `family` is qwen3, llama, mistral, gemma2 or gpt2."""
     import transformers
 
     if family == "gpt2":
@@ -44,6 +44,9 @@ def family_config(family: str, **changes: Any) -> Any:
         return transformers.GPT2Config(**{**sizes, **ends, **no_dropout, **changes})
     if family == "llama":
         return transformers.LlamaConfig(**{**_SIZES, "tie_word_embeddings": False, **changes})
+    if family == "gemma2":
+        capped = {"head_dim": 16, "attn_logit_softcapping": 2.0, "sliding_window": 8}
+        return transformers.Gemma2Config(**{**_SIZES, **capped, **changes})
     if family == "mistral":
         return transformers.MistralConfig(**{**_SIZES, "head_dim": 16, **changes})
     return transformers.Qwen3Config(

@@ -66,7 +66,7 @@ class Paired(BaseModel):
         count = len(self.ratios)
         others = sum((ratio > 1) != (self.gain > 1) for ratio in self.ratios)
         ways = sum(math.comb(count, few) for few in range(others + 1))
-        return others == 0 or 2 * ways / 2**count <= BY_CHANCE
+        return others == 0 or 2 * ways / 2**count < BY_CHANCE
 
     @property
     def looks_slower(self) -> bool:

@@ -55,9 +55,10 @@ class Speaker:
         """How many tokens have a score."""
         return int(self.model.get_output_embeddings().weight.shape[0])
 
-    def begin(self, groups: Sequence[Group]) -> Steps:
-        """Read some prompts, longest first; all in one group where memory cannot be fixed."""
-        return FixedSteps(self, groups) if self.fixed else GrowingSteps(self, groups)
+    def begin(self, groups: Sequence[Group], room: int) -> Steps:
+        """Read some prompts, longest first, to be answered with so many tokens at most; all in one
+        group where memory cannot be fixed."""
+        return FixedSteps(self, groups, room) if self.fixed else GrowingSteps(self, groups)
 
     def cannot_record(self, reason: str) -> None:
         """Steps are launched kernel by kernel from here on: it is slower, and says the same."""
@@ -152,15 +153,15 @@ class GrowingSteps:
 class FixedSteps:
     """In memory that stays where it is, recorded where there is somebody who can."""
 
-    def __init__(self, speaker: Speaker, groups: Sequence[Group]) -> None:
+    def __init__(self, speaker: Speaker, groups: Sequence[Group], room: int) -> None:
         import torch
 
         from expert.model.fixed_cache import FixedCache
 
         self._speaker, device = speaker, speaker.device
-        self._room = ROOM.get(device.type, ROOM["cpu"])
         width = max(len(prompt) for group in groups for prompt in group) + speaker.lead
-        self._cache = cache = FixedCache(sum(map(len, groups)), width, self._room)
+        self._most = width + room
+        self._cache = cache = FixedCache(sum(map(len, groups)), width, self._more_room(width))
         self._mask = torch.zeros((cache.rows, 1, 1, cache.size), dtype=torch.bool, device=device)
         first, scores = 0, []
         for group in groups:
@@ -206,8 +207,12 @@ class FixedSteps:
         import torch.nn.functional as F
 
         self._forget()
-        self._cache.grow(self._room)
+        self._cache.grow(self._more_room(self._cache.filled))
         self._mask = F.pad(self._mask, (0, self._cache.size - self._mask.shape[3]))
+
+    def _more_room(self, filled: int) -> int:
+        at_once = ROOM.get(self._speaker.device.type, ROOM["cpu"])
+        return max(1, min(at_once, self._most - filled))
 
     def _forget(self) -> None:
         """What was recorded reads memory that is no longer used; the first step of a new shape is

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 MOST_ROWS = {"cpu": 128, "cuda": 512}
 """At once. 300 answers of 25 tokens took `tiny` 4.1 s on one CPU core with 128 rows, 4.0 s with 64,
-5.5 s with 32. Launching the kernels of a small model takes a card longer than running them
-(docs/LOG.md), however many rows there are: 512 is reckoned from that, not measured."""
+5.5 s with 32. A step of a small model takes a card as long for a few rows as for hundreds: 512 is
+reckoned from that, not measured."""
 NEAR = 0.5
 """Prompts that are read together are at least so long for the longest of them."""
 WORTH_A_PASS = 8192
@@ -198,7 +198,8 @@ class _Batch:
         """The row at each place of the batch; -1 where it has ended."""
         own = [work.prompts[row] for row in rows]
         self._tokens = Tokens(work.how, dict(zip(rows, own, strict=True)), work.seed, speaker)
-        self._steps = speaker.begin(_groups(work, own) if speaker.fixed else [own])
+        room = max(work.room[row] for row in rows)
+        self._steps = speaker.begin(_groups(work, own) if speaker.fixed else [own], room)
 
     def next_tokens(self) -> list[int]:
         """The next token of every place."""
@@ -239,34 +240,46 @@ def _encoded(texts: Sequence[str], encoder: Any) -> list[list[int]]:
 def _rows_that_fit(work: _Work, left: Sequence[int]) -> int:
     """As many rows as leave room for their keys and values; a model that does not tell its shape
     gets few. The first of them is the longest."""
-    loaded, device = work.trained.loaded, work.trained.device
-    config = loaded.causal_lm.config.get_text_config()
+    from expert.model.fixed_cache import even
+
+    token_bytes = _remembered_bytes(work)
+    if not token_bytes:
+        return 8
+    longest = len(work.prompts[left[0]]) + work.speaker.lead
+    most = longest + max(work.room[row] for row in left)
+    row_bytes = token_bytes * even(most)
+    # Scores are float32; sorted and added up to draw from, they are held about ten times.
+    row_bytes += work.speaker.vocabulary * 4 * (10 if work.how.temperature else 4)
+    fitting = max(1, int(CACHE_SHARE * _free_bytes(work.trained.device) / row_bytes))
+    return fitting if work.speaker.fixed else min(fitting, _rows_read_at_once(work, longest))
+
+
+def _remembered_bytes(work: _Work) -> int:
+    """Of keys and values a token; 0 where the model does not tell its shape."""
+    config = work.trained.loaded.causal_lm.config.get_text_config()
     heads = getattr(config, "num_attention_heads", None)
     layers = getattr(config, "num_hidden_layers", None)
     width = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else None)
     if not (heads and layers and width):
-        return 8
+        return 0
     groups = getattr(config, "num_key_value_heads", None) or heads
-    longest = len(work.prompts[left[0]]) + work.speaker.lead
-    most = longest + max(work.room[row] for row in left)
-    size = next(loaded.module.parameters()).element_size()
-    row_bytes = 2 * layers * groups * width * most * max(2, size)
-    # Scores are float32, and sorting them to draw takes as much again a few times.
-    row_bytes += 4 * loaded.causal_lm.get_output_embeddings().weight.shape[0] * 4
-    fitting = max(1, int(CACHE_SHARE * _free_bytes(device) / row_bytes))
-    return fitting if work.speaker.fixed else min(fitting, _rows_read_at_once(work, longest))
+    return 2 * int(layers) * int(groups) * int(width) * _number_bytes(work)
+
+
+def _number_bytes(work: _Work) -> int:
+    return max(2, next(work.trained.loaded.module.parameters()).element_size())
 
 
 def _rows_read_at_once(work: _Work, longest: int) -> int:
     """How many prompts of this length go through the model together."""
-    loaded, device = work.trained.loaded, work.trained.device
-    config = loaded.causal_lm.config.get_text_config()
-    size = max(2, next(loaded.module.parameters()).element_size())
+    config = work.trained.loaded.causal_lm.config.get_text_config()
+    size = _number_bytes(work)
     hidden = getattr(config, "hidden_size", 0) or 0
     inner = getattr(config, "intermediate_size", None) or 4 * hidden
-    # What one layer has at hand of a token, and its mask once as bits and once as numbers.
-    token_bytes = size * (8 * hidden + 3 * inner) + (1 + size) * longest
-    share = READING_SHARE * _free_bytes(device)
+    # What one layer has at hand of a token, its mask once as bits and once as numbers, and what
+    # all layers remember of it until that is put to the other rows'.
+    token_bytes = size * (8 * hidden + 3 * inner) + (1 + size) * longest + _remembered_bytes(work)
+    share = READING_SHARE * _free_bytes(work.trained.device)
     return max(1, int(share / max(1, longest * token_bytes)))
 
 
@@ -290,7 +303,8 @@ def _free_bytes(device: torch.device) -> int:
     import torch
 
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
     return int(psutil.virtual_memory().available)
 
 

@@ -322,7 +322,7 @@ def _say(trained: Trained, ids: list[int], how: Decoding, seed: int, writer: Wri
     from expert.jobs.token_choice import Tokens
 
     speaker = Speaker(trained)
-    steps = speaker.begin([[ids]])
+    steps = speaker.begin([[ids]], how.max_new_tokens)
     tokens = Tokens(how, {0: ids}, seed, speaker)
     while True:
         chosen = tokens.of(steps.scores)

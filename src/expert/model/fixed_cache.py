@@ -43,6 +43,8 @@ def _answering_attention(
     """SDPA; for one token a row without copying the keys that several heads share."""
     rows, heads, length, width = query.shape
     groups = key.shape[1]
+    if others.get("softcap") is not None:
+        return _capped(query, key, value, attention_mask, scaling, others["softcap"]), None
     if length > 1 or others.get("position_bias") is not None:
         plain = importlib.import_module("transformers.integrations.sdpa_attention")
         found: tuple[Tensor, None] = plain.sdpa_attention_forward(
@@ -53,6 +55,32 @@ def _answering_attention(
     asking = query.reshape(rows, groups, heads // groups, width)
     told = F.scaled_dot_product_attention(asking, key, value, attention_mask, scale=scaling)
     return told.reshape(rows, 1, heads, value.shape[-1]), None
+
+
+def _capped(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    cap: float,
+) -> Tensor:
+    """Attention whose scores are held below a cap, which SDPA knows nothing of, written out."""
+    times = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+    scores = query @ key.transpose(2, 3) * (scaling or query.shape[-1] ** -0.5)
+    scores = cap * torch.tanh(scores / cap)
+    if mask is None:
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+        mask = seen.tril(scores.shape[-1] - scores.shape[-2])
+    if mask.dtype == torch.bool:
+        # Not infinite: a place of padding sees nothing, and must be a number all the same.
+        least = max(torch.finfo(dtype).min for dtype in (scores.dtype, torch.float32))
+        scores = scores.masked_fill(~mask, least)
+    else:
+        scores = scores + mask
+    shares = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    return (shares @ value).transpose(1, 2).contiguous()
 
 
 def can_be_fixed(model: Any) -> bool:
@@ -70,7 +98,7 @@ class FixedCache:
     def __init__(self, rows: int, width: int, room: int) -> None:
         """For so many rows of at most so many tokens, with room for some more."""
         self.rows, self.filled = rows, width
-        self.size = _even(width + room)
+        self.size = even(width + room)
         self.place: Any = None
         """Where the next token goes: a number on the device, so that a recorded step finds it."""
         self.layers: list[Any] = []
@@ -107,7 +135,7 @@ class FixedCache:
 
     def grow(self, room: int) -> None:
         """Room for more tokens."""
-        more = _even(self.filled + room) - self.size
+        more = even(self.filled + room) - self.size
         self.size += more
         for layer in self.layers:
             layer.keys = F.pad(layer.keys, (0, 0, 0, more))
@@ -123,7 +151,8 @@ class FixedCache:
         return _layer_class()(room(keys), room(values), self.place)
 
 
-def _even(places: int) -> int:
+def even(places: int) -> int:
+    """So many places, and what is missing to whole blocks."""
     return -(-places // EVEN) * EVEN
 
 

@@ -5,7 +5,7 @@ back to W x wherever the change is less than 0.2 to 0.4 % of it: of changes of 0
 0.01 % 6 %. A fresh adapter does next to nothing, and a grown one less than it has learnt. Here W x
 is added to s B A x while it is still in float32, as matrix kernels do for nothing, and the sum is
 rounded once: bfloat16 then learns as float32 does (docs/benchmarks/lora-rounding-cpu.json). It is
-also two kernels less a layer.
+also two kernels less a layer. A bias, where a layer has one, is added afterwards and rounds again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from expert.model.added_product import AddedProduct, added_product
 from expert.model.dora import faster_class
 from expert.model.nf4 import is_doubly_quantised, nf4_added, parts_of
 from expert.model.quantised import int8_added, weight_only_class
@@ -52,19 +53,19 @@ def added_class(kind: str) -> type[Any]:
 
         def forward(self, x: Tensor, *args: Any, **more: Any) -> Tensor:
             plain = self.disable_adapters or self.merged or self.active_adapters != [self.adapter]
-            name, base = self.adapter, self.get_base_layer()
-            # What dropout leaves of DoRA's input goes through the base, too, beside all of it.
-            drops = self.training and not isinstance(self.lora_dropout[name], nn.Identity)
-            if plain or args or more or (drops and name in self.lora_magnitude_vector):
+            if plain or args or more or self._drops_of_dora():
                 whole: Tensor = super().forward(x, *args, **more)
                 return whole
+            name, base = self.adapter, self.get_base_layer()
             rows = x.reshape(-1, x.shape[-1])
             if self.product is _nf4 and len(rows) <= FEW_ROWS and not torch.is_grad_enabled():
                 few: Tensor = super().forward(x)
                 return few
             first, second = self.lora_A[name], self.lora_B[name]
             read = self.lora_dropout[name](self._cast_input_dtype(rows, first.weight.dtype))
-            result: Tensor = self.product(base, rows, second(first(read)), self.scaling[name])
+            result: Tensor = self.product(
+                base, rows, first(read), second.weight, self.scaling[name]
+            )
             if name in self.lora_magnitude_vector:
                 dora = self.lora_magnitude_vector[name]
                 above = dora.row_scale(base, first, second, self.scaling[name]) - 1
@@ -73,12 +74,19 @@ def added_class(kind: str) -> type[Any]:
                 result = result + base.bias.to(result.dtype)
             return result.view(*x.shape[:-1], result.shape[-1])
 
+        def _drops_of_dora(self) -> bool:
+            """What dropout leaves of DoRA's input goes through the base, too, beside all of it."""
+            drops = self.training and not isinstance(self.lora_dropout[self.adapter], nn.Identity)
+            return drops and self.adapter in self.lora_magnitude_vector
+
     return AddedLora
 
 
 def _is_known(layer: Any, adapter: str) -> bool:
     """Whether an adapter is LoRA as such, or DoRA with the norms of `settle_dora`."""
     dora = layer.lora_magnitude_vector
+    if layer.lora_B[adapter].bias is not None:
+        return False
     if adapter in dora:
         return isinstance(dora[adapter], faster_class())
     return adapter not in layer.lora_variant
@@ -101,30 +109,38 @@ def _product_of(base: Any) -> Any:
     return None
 
 
-def _plain(base: Any, rows: Tensor, added: Tensor, scaling: float) -> Tensor:
-    return _sum(rows, base.weight.t(), added, scaling)
+def _plain(base: Any, rows: Tensor, low: Tensor, second: Tensor, scaling: float) -> Tensor:
+    return _sum(rows, base.weight.t(), low, second, scaling)
 
 
-def _turned(base: Any, rows: Tensor, added: Tensor, scaling: float) -> Tensor:
-    return _sum(rows, base.weight, added, scaling)
+def _turned(base: Any, rows: Tensor, low: Tensor, second: Tensor, scaling: float) -> Tensor:
+    return _sum(rows, base.weight, low, second, scaling)
 
 
-def _sum(rows: Tensor, weight: Tensor, added: Tensor, scaling: float) -> Tensor:
+def _sum(rows: Tensor, weight: Tensor, low: Tensor, second: Tensor, scaling: float) -> Tensor:
     dtype = _computed_in(weight)
-    # In place: what B gave is needed by nobody else, and its memory becomes that of the sum.
-    return added.to(dtype).addmm_(rows.to(dtype), weight.to(dtype), beta=scaling)
+    given = (low.to(dtype), second.to(dtype), rows.to(dtype), weight.to(dtype), scaling)
+    # Inductor would take the sum apart again, and torch 2.9's would lose the factor: it is not
+    # shown what it compiles.
+    if torch.compiler.is_compiling():
+        whole: Tensor = added_product(*given)
+        return whole
+    run: Any = AddedProduct.apply
+    found: Tensor = run(*given)
+    return found
 
 
-def _int8(base: Any, rows: Tensor, added: Tensor, scaling: float) -> Tensor:
-    dtype = _computed_in(rows)
-    state = base.state
-    whole: Tensor = int8_added(added.to(dtype), rows.to(dtype), state.CB, state.SCB, scaling)
+def _int8(base: Any, rows: Tensor, low: Tensor, second: Tensor, scaling: float) -> Tensor:
+    dtype, state = _computed_in(rows), base.state
+    given = (low.to(dtype), second.to(dtype), rows.to(dtype))
+    whole: Tensor = int8_added(*given, state.CB, state.SCB, scaling)
     return whole
 
 
-def _nf4(base: Any, rows: Tensor, added: Tensor, scaling: float) -> Tensor:
+def _nf4(base: Any, rows: Tensor, low: Tensor, second: Tensor, scaling: float) -> Tensor:
     dtype = base.compute_dtype or _computed_in(rows)
-    whole: Tensor = nf4_added(added.to(dtype), rows.to(dtype), *parts_of(base), scaling)
+    given = (low.to(dtype), second.to(dtype), rows.to(dtype))
+    whole: Tensor = nf4_added(*given, *parts_of(base), scaling)
     return whole if torch.is_autocast_enabled(rows.device.type) else whole.to(rows.dtype)
 
 

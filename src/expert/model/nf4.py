@@ -12,21 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from expert.model.added_product import gradients_of_low, start
+
 
 @torch.library.custom_op("expert::nf4_added", mutates_args=())
 def nf4_added(
-    added: Tensor,
+    low: Tensor,
+    second: Tensor,
     x: Tensor,
     packed: Tensor,
     scales: list[Tensor],
     sizes: list[int],
     factor: float,
 ) -> Tensor:
-    """x @ W.T + factor * added, rounded once; W lives only while it is multiplied.
+    """x @ W.T + factor * low @ second.T, rounded once; W lives only while it is multiplied.
 
     `scales` and `sizes` are those of `parts_of`.
     """
-    return torch.addmm(added, x, _weight(packed, scales, sizes, x.dtype).t(), beta=factor)
+    weight = _weight(packed, scales, sizes, x.dtype)
+    return start(low, second).addmm_(x, weight.t(), beta=factor)
 
 
 @torch.library.custom_op("expert::nf4_input", mutates_args=())
@@ -38,14 +42,15 @@ def _gradient_of_input(
 
 @nf4_added.register_fake
 def _(
-    added: Tensor,
+    low: Tensor,
+    second: Tensor,
     x: Tensor,
     packed: Tensor,
     scales: list[Tensor],
     sizes: list[int],
     factor: float,
 ) -> Tensor:
-    return torch.empty_like(added)
+    return low.new_empty(low.shape[0], second.shape[0])
 
 
 @_gradient_of_input.register_fake
@@ -54,14 +59,16 @@ def _(gradient: Tensor, packed: Tensor, scales: list[Tensor], sizes: list[int]) 
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, _, packed, scales, ctx.sizes, ctx.factor = inputs
-    ctx.save_for_backward(packed, *scales)
+    low, second, _, packed, scales, ctx.sizes, ctx.factor = inputs
+    ctx.save_for_backward(low, second, packed, *scales)
 
 
-def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, Any, None, None]:
-    packed, *scales = ctx.saved_tensors
-    of_x = _gradient_of_input(gradient, packed, scales, ctx.sizes)
-    return gradient * ctx.factor, of_x, None, [None] * len(scales), None, None
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    low, second, packed, *scales = ctx.saved_tensors
+    of_low = gradients_of_low(gradient, low, second, ctx.factor, ctx.needs_input_grad)
+    wanted = ctx.needs_input_grad[2]
+    of_x = _gradient_of_input(gradient, packed, scales, ctx.sizes) if wanted else None
+    return *of_low, of_x, None, [None] * len(scales), None, None
 
 
 nf4_added.register_autograd(_backward, setup_context=_keep)

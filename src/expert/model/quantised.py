@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from expert.model.added_product import gradients_of_low, start
 from expert.model.errors import ModelError
 
 QUANTISED = ("int4", "int8")
@@ -77,11 +78,11 @@ def _gradient_of_input(gradient: Tensor, rows_int8: Tensor, scales: Tensor) -> T
 
 @torch.library.custom_op("expert::int8_added", mutates_args=())
 def int8_added(
-    added: Tensor, x: Tensor, rows_int8: Tensor, scales: Tensor, factor: float
+    low: Tensor, second: Tensor, x: Tensor, rows_int8: Tensor, scales: Tensor, factor: float
 ) -> Tensor:
-    """x @ W.T + factor * added, rounded once; all of them matrices."""
+    """x @ W.T + factor * low @ second.T, rounded once; all of them matrices."""
     weight = dequantised(rows_int8, scales, x.dtype)
-    return torch.addmm(added, x, weight.t(), beta=factor)
+    return start(low, second).addmm_(x, weight.t(), beta=factor)
 
 
 @int8_linear.register_fake
@@ -90,8 +91,10 @@ def _(x: Tensor, rows_int8: Tensor, scales: Tensor) -> Tensor:
 
 
 @int8_added.register_fake
-def _(added: Tensor, x: Tensor, rows_int8: Tensor, scales: Tensor, factor: float) -> Tensor:
-    return torch.empty_like(added)
+def _(
+    low: Tensor, second: Tensor, x: Tensor, rows_int8: Tensor, scales: Tensor, factor: float
+) -> Tensor:
+    return low.new_empty(low.shape[0], second.shape[0])
 
 
 @_gradient_of_input.register_fake
@@ -110,19 +113,19 @@ def _int8_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
 int8_linear.register_autograd(_int8_backward, setup_context=_keep_weight)
 
 
-def _keep_weight_and_factor(
-    ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, float], output: Tensor
-) -> None:
-    ctx.save_for_backward(inputs[2], inputs[3])
-    ctx.factor = inputs[4]
+def _keep_factors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    low, second, _, rows_int8, scales, ctx.factor = inputs
+    ctx.save_for_backward(low, second, rows_int8, scales)
 
 
-def _added_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-    of_x = _gradient_of_input(gradient, *ctx.saved_tensors)
-    return gradient * ctx.factor, of_x, None, None, None
+def _added_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
+    low, second, *weight = ctx.saved_tensors
+    of_low = gradients_of_low(gradient, low, second, ctx.factor, ctx.needs_input_grad)
+    of_x = _gradient_of_input(gradient, *weight) if ctx.needs_input_grad[2] else None
+    return *of_low, of_x, None, None, None
 
 
-int8_added.register_autograd(_added_backward, setup_context=_keep_weight_and_factor)
+int8_added.register_autograd(_added_backward, setup_context=_keep_factors)
 
 
 def dequantised(rows_int8: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
