@@ -223,6 +223,16 @@ def test_an_export_that_says_something_else_is_refused_and_leaves_nothing(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_adapter_that_says_something_else_is_refused_with_what_else_there_is(
+    tmp_path, monkeypatch
+):
+    from peft import PeftModel
+
+    monkeypatch.setattr(PeftModel, "from_pretrained", lambda base, folder: base)
+    with pytest.raises(CannotExport, match=r"nothing was written  \(try --merged --dtype fp32\)"):
+        exported(finished("lora"), tmp_path / "out", kind="adapter")
+
+
 def test_logits_that_are_no_numbers_are_never_let_pass():
     good, bad = torch.zeros(2, 3), torch.full((2, 3), torch.nan)
     found = compare([good, good], [good, bad])
