@@ -48,7 +48,7 @@ class Speaker:
         config = self.model.config.get_text_config()
         self.context: int = getattr(config, "max_position_embeddings", None) or ENDLESS
         self.fixed = can_be_fixed(self.model)
-        self.record: Recorder | None = recorder_of(self.device) if self.fixed else None
+        self._can_record = True
 
     @property
     def vocabulary(self) -> int:
@@ -60,9 +60,14 @@ class Speaker:
         group where memory cannot be fixed."""
         return FixedSteps(self, groups, room) if self.fixed else GrowingSteps(self, groups)
 
+    def recorder(self) -> Recorder | None:
+        """Who records the steps of a batch. Each has its own: where memory ran out while one was
+        recording, its own is not to be trusted any more."""
+        return recorder_of(self.device) if self._can_record else None
+
     def cannot_record(self, reason: str) -> None:
         """Steps are launched kernel by kernel from here on: it is slower, and says the same."""
-        self.record = None
+        self._can_record = False
         self._note(f"answers took longer than they might, as a step {reason}")
 
 
@@ -159,6 +164,7 @@ class FixedSteps:
         from expert.model.fixed_cache import FixedCache
 
         self._speaker, device = speaker, speaker.device
+        self._record = speaker.recorder()
         width = max(len(prompt) for group in groups for prompt in group) + speaker.lead
         self._most = width + room
         self._cache = cache = FixedCache(sum(map(len, groups)), width, self._more_room(width))
@@ -182,14 +188,14 @@ class FixedSteps:
 
     @property
     def clear_below(self) -> float:
-        return CLEAR_BELOW if self._speaker.record is None else CLEAR_RECORDED_BELOW
+        return CLEAR_BELOW if self._record is None else CLEAR_RECORDED_BELOW
 
     def go_on(self, tokens: Tensor) -> None:
         if self._cache.is_full:
             self._grow()
         self._tokens.copy_(tokens[:, None])
-        if self._replay is None and self._speaker.record is not None and self._warm:
-            self._record_it(self._speaker.record)
+        if self._replay is None and self._record is not None and self._warm:
+            self._record_it(self._record)
         if self._replay is not None:
             self._replay()
         else:
@@ -227,6 +233,7 @@ class FixedSteps:
         try:
             (scores,), self._replay = recorded(lambda: list(self._step()), record)
         except GraphsUnavailable as error:
+            self._record = None
             self._speaker.cannot_record(str(error))
             return
         assert scores is not None

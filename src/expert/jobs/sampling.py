@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import secrets
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from expert.jobs.answer_writer import Tell, Writer, cut_at
 
 if TYPE_CHECKING:
     from expert.data.templates import Template
+    from expert.jobs.answer_steps import Speaker
     from expert.jobs.row_kind import FirstRow
     from expert.jobs.trained import Trained
     from expert.planning.run_plan import RunPlan
@@ -108,7 +108,7 @@ def sample(
         plain=loaded.plain,
         seed=loaded.seed,
         decoding=loaded.decoding,
-        notes=(*(each.note for each in done if each.note), *loaded.notes),
+        notes=(*dict.fromkeys(each.note for each in done if each.note), *loaded.notes),
         samples=tuple(done),
     )
 
@@ -292,14 +292,17 @@ def generate(trained: Trained, prompt: str, text: str, how: Decoding, work: Work
 
     from expert.data.encoder import TextEncoder
     from expert.data.records import Segment
+    from expert.jobs.answer_steps import Speaker
 
     encoder, template = trained.encoder, trained.template
     assert isinstance(encoder, TextEncoder)
     assert template is not None
+    notes: list[str] = []
+    speaker = Speaker(trained, notes.append)
     ids = encoder.encode([[Segment(text, learn=False)]]).ids.tolist()
     if not ids:
         raise CannotSample("--prompt: an empty text has nothing to be continued  (write a word)")
-    room = _room_left(trained, len(ids))
+    room = _room_left(speaker, len(ids), trained.plan.model.name)
     fitting = replace(how, max_new_tokens=min(how.max_new_tokens, room))
     ends = end_tokens(encoder, template)
     stops = list(how.stop_sequences)
@@ -308,20 +311,22 @@ def generate(trained: Trained, prompt: str, text: str, how: Decoding, work: Work
     writer = Writer(encoder.tokenizer, ends, stops, work.tell, strip=not work.plain)
     work.begin(prompt, work.plain)
     with torch.inference_mode():
-        _say(trained, ids, fitting, work.seed, writer)
-    cut = not writer.ended and room < how.max_new_tokens
-    note = f"cut after {counted(room, 'token')}: there the model's context is full" if cut else ""
+        _say(speaker, ids, fitting, work.seed, writer)
+    if not writer.ended and room < how.max_new_tokens:
+        notes.append(f"cut after {counted(room, 'token')}: there the model's context is full")
     return Sample(
-        prompt=prompt, text=writer.text(), tokens=len(writer.ids), ended=writer.ended, note=note
+        prompt=prompt,
+        text=writer.text(),
+        tokens=len(writer.ids),
+        ended=writer.ended,
+        note="; ".join(notes),
     )
 
 
-def _say(trained: Trained, ids: list[int], how: Decoding, seed: int, writer: Writer) -> None:
+def _say(speaker: Speaker, ids: list[int], how: Decoding, seed: int, writer: Writer) -> None:
     """Token by token until the answer has ended, or is as long as it may be."""
-    from expert.jobs.answer_steps import Speaker
     from expert.jobs.token_choice import Tokens
 
-    speaker = Speaker(trained)
     steps = speaker.begin([[ids]], how.max_new_tokens)
     tokens = Tokens(how, {0: ids}, seed, speaker)
     while True:
@@ -334,21 +339,16 @@ def _say(trained: Trained, ids: list[int], how: Decoding, seed: int, writer: Wri
     writer.end()
 
 
-def _room_left(trained: Trained, prompt_tokens: int) -> int:
+def _room_left(speaker: Speaker, prompt_tokens: int, model: str) -> int:
     """Tokens that an answer may have; what a model has not learnt to look back to is no context."""
-    config = trained.loaded.causal_lm.config
-    context: int | None = getattr(config, "max_position_embeddings", None)
-    if context is None:
-        return sys.maxsize
-    soft = trained.loaded.soft_prompts
-    taken = prompt_tokens + (len(soft.rows()) if soft is not None else 0)
-    if taken >= context:
+    taken = prompt_tokens + speaker.lead
+    if taken >= speaker.context:
         raise CannotSample(
             f"--prompt: has {taken:,} tokens as the model is given it, and the context of "
-            f"{trained.plan.model.name} is {context:,} with the answer  (shorten it, or train an "
-            "expert of a model with a longer context)"
+            f"{model} is {speaker.context:,} with the answer  (shorten it, or train an expert of a "
+            "model with a longer context)"
         )
-    return context - taken
+    return speaker.context - taken
 
 
 def generation_config(how: Decoding, ends: Sequence[int]) -> Any:

@@ -1,7 +1,7 @@
 """LoRA and DoRA that are added inside the product of the base layer, before that is rounded.
 
 PEFT rounds W x to the dtype of the model and adds s B A x to it. In bfloat16 that sum is rounded
-back to W x wherever the change is less than 0.2 to 0.4 % of it: of changes of 0.1 % 56 % arrive, of
+back to W x wherever the change is less than 0.2 to 0.4 % of it: of changes of 0.1 % 55 % arrive, of
 0.01 % 6 %. A fresh adapter does next to nothing, and a grown one less than it has learnt. Here W x
 is added to s B A x while it is still in float32, as matrix kernels do for nothing, and the sum is
 rounded once: bfloat16 then learns as float32 does (docs/benchmarks/lora-rounding-cpu.json). It is
