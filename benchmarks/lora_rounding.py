@@ -60,8 +60,8 @@ def manifest_of(place: Path, args: argparse.Namespace) -> Path:
     return file
 
 
-def losses(manifest: Path, way: str) -> list[float]:
-    """Of every update; each way in a process of its own."""
+def learnt(manifest: Path, way: str) -> list[dict[str, Any]]:
+    """Every update; each way in a process of its own."""
     runs = manifest.parent / way.replace(", ", "-")
     command = [sys.executable, __file__, "--train", str(manifest), "--output", str(runs)]
     for key, value in WAYS[way].items():
@@ -69,7 +69,13 @@ def losses(manifest: Path, way: str) -> list[float]:
     subprocess.run(command, check=True, env={**os.environ, AS_PEFT: str(int("PEFT" in way))})
     (events,) = runs.glob("*/events.jsonl")
     found = map(json.loads, events.read_text(encoding="utf-8").splitlines())
-    return [event["loss"] for event in found if event["event"] == "step"]
+    return [event for event in found if event["event"] == "step"]
+
+
+def tokens_per_second(steps: list[dict[str, Any]]) -> float:
+    """Of the second half of the updates: the first ones compile."""
+    late = steps[len(steps) // 2 :]
+    return float(sum(each["tokens"] for each in late) / sum(each["seconds"] for each in late))
 
 
 def arrived() -> dict[str, dict[str, float]]:
@@ -125,15 +131,26 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         manifest = manifest_of(Path(place), args)
-        found = {way: losses(manifest, way) for way in WAYS}
-    results: dict[str, Any] = {"losses": found, "above_float32": {}, "arrives": arrived()}
+        steps = {way: learnt(manifest, way) for way in WAYS}
+    found = {way: [step["loss"] for step in each] for way, each in steps.items()}
+    rates = {way: tokens_per_second(each) for way, each in steps.items()}
+    results: dict[str, Any] = {
+        "losses": found,
+        "above_float32": {},
+        "arrives": arrived(),
+        "tokens_per_second": rates,
+    }
     for way in list(WAYS)[1:]:
         pairs = zip(found[way], found["float32"], strict=True)
         above = [one / other - 1 for one, other in pairs]
         halves = (above[1 : len(above) // 2], above[len(above) // 2 :])
         results["above_float32"][way] = [statistics.fmean(half) for half in halves]
         words = " and ".join(f"{statistics.fmean(half):+.2%}" for half in halves)
-        print(f"{way:16} {words} of float32's loss in the first and the second half", flush=True)
+        print(
+            f"{way:16} {words} of float32's loss in the first and the second half, "
+            f"{rates[way]:,.0f} tokens/s",
+            flush=True,
+        )
     facts = {"environment": environment(), "model": args.model, "rows": args.rows.name}
     write_text_atomically(args.out, json.dumps({**facts, **results}, indent=1) + "\n")
 

@@ -15,6 +15,8 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from transformers import AutoModelForCausalLM
 
 import expert
 from expert.core.events import read_events
+from expert.model import adapters
 
 LORA = {"adapter_type": "lora", "rank": 16, "alpha": 32}
 ALL_LINES = {"logging_steps": 1, "trackers": ["tensorboard"]}
@@ -35,6 +38,7 @@ CASES: list[tuple[str, str, int, dict[str, Any]]] = [
     ("0.6b flex compiled", "qwen3-0.6b", 16, {**FAST, "attention": "flex"}),
     ("0.6b flex, few lines", "qwen3-0.6b", 16, {**FAST, "attention": "flex", "logging_steps": 20}),
     ("0.6b flex, all lines", "qwen3-0.6b", 16, {**FAST, "attention": "flex", **ALL_LINES}),
+    ("0.6b flex, PEFT's sum", "qwen3-0.6b", 16, {**FAST, "attention": "flex", "as_peft": True}),
     ("0.6b flash eager", "qwen3-0.6b", 16, {**FAST, "torch_compile": False}),
     ("8b flash compiled", "llama-8b", 8, FAST),
     ("8b flex compiled", "llama-8b", 8, {**FAST, "attention": "flex"}),
@@ -80,6 +84,7 @@ def run_case(
     settings = dict(settings)
     base = {"name": str(models), "quantization": settings.pop("base", "none")}
     vram = settings.pop("vram", None)
+    as_peft = settings.pop("as_peft", False)
     manifest = {
         "name": "speed",
         "base_model": base,
@@ -105,17 +110,28 @@ def run_case(
     index = expert.prepare(folder / "manifest.json").train.index
     examples = round((rows or 8) * index.examples / index.bins)
     began = time.perf_counter()
-    done = expert.train(
-        folder / "manifest.json",
-        overrides=(f"training.config.batch_size={examples}",),
-        vram=vram,
-    )
+    with added_by_peft() if as_peft else nullcontext():
+        done = expert.train(
+            folder / "manifest.json",
+            overrides=(f"training.config.batch_size={examples}",),
+            vram=vram,
+        )
     seconds = time.perf_counter() - began
     facts = facts_of(done.folder)
     shutil.rmtree(folder)
     gc.collect()
     torch.cuda.empty_cache()
     return {"case": name, "shape": shape, "settings": settings, "seconds": seconds, **facts}
+
+
+@contextmanager
+def added_by_peft() -> Iterator[None]:
+    """LoRA is added to a product that is rounded already, as PEFT does it."""
+    settle, adapters.settle_lora = adapters.settle_lora, lambda wrapped, adapter: None
+    try:
+        yield
+    finally:
+        adapters.settle_lora = settle
 
 
 def facts_of(folder: Path) -> dict[str, Any]:

@@ -95,6 +95,7 @@ def make_setting(folder: Path) -> Setting:
         "rank": 16,
         "alpha": 32,
         "max_seq_length": LENGTH,
+        "batch_size": len(TEXTS),  # of fewer, shorter sequences would be made
         "train_on_prompt": True,
         "device": DEVICE,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from expert.data.records import Example, Turn
 from expert.jobs import answer_steps, answering
@@ -12,8 +13,9 @@ from expert.jobs.planning import plan as plan_job
 from expert.jobs.trained import load_base
 from expert.manifest.reader import read_manifest
 from expert.model import fixed_cache
+from expert.parallel.graphs import CudaRecorder
 from expert.planning.resolve import SMOLLM2
-from tests.gpu.real_model import DEVICE, ON_CARD, needs_card, note, the_device
+from tests.gpu.real_model import DEVICE, ON_CARD, needs_card, note, real_folder, the_device
 from tests.jobs.runs import write_expert
 from tests.jobs.test_answering import GREEDY
 
@@ -30,28 +32,72 @@ WAYS = {
 
 
 def the_base(folder, model, **config):
+    if model == SMOLLM2:
+        real_folder()
     read = read_manifest(write_expert(folder, model, {"device": DEVICE, **config}))
     return load_base(plan_job(read), device=the_device())
 
 
+MODELS = {"tiny": ("tiny", {}), "NF4": ("tiny", {"quantization": "int4"}), "smollm2": (SMOLLM2, {})}
+
+
+def alike(some, others):
+    return sum(one.text == other.text for one, other in zip(some, others, strict=True)) / len(some)
+
+
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    ("model", "config"),
-    [("tiny", {}), ("tiny", {"quantization": "int4"}), (SMOLLM2, {})],
-    ids=["tiny", "NF4", "smollm2"],
-)
-def test_recorded_answers_are_those_that_are_run(
-    tmp_path, request, monkeypatch, model, config, way
-):
+@pytest.mark.parametrize("kind", MODELS)
+def test_recorded_answers_are_those_that_are_run(tmp_path, request, monkeypatch, kind, way):
+    model, config = MODELS[kind]
     base = the_base(tmp_path, model, **config)
     recorded = answering.answer_all(base, QUESTIONS, WAYS[way], note=pytest.fail)
     monkeypatch.setattr(answer_steps, "recorder_of", lambda device: None)
-    run = answering.answer_all(base, QUESTIONS, WAYS[way])
-    monkeypatch.setattr(fixed_cache, "can_be_fixed", lambda model: False)
-    growing = answering.answer_all(base, QUESTIONS, WAYS[way])
-    alike = sum(one.text == other.text for one, other in zip(run, growing, strict=True))
-    note("answers.jsonl", request.node.name, {"alike with a growing cache": alike / len(run)})
-    assert recorded == run
+    run, again = (answering.answer_all(base, QUESTIONS, WAYS[way]) for _ in range(2))
+    shares = {"recorded": alike(recorded, run), "run again": alike(again, run)}
+    note("answers.jsonl", request.node.name, shares)
     assert len({each.text for each in run}) > 3
-    # In bf16 padding rounds otherwise, and what is a tie but for that goes another way from there.
-    assert alike >= len(run) / 2 or not ON_CARD
+    # Where kernels add in an order of their own each time, drawn words differ between two runs too.
+    assert recorded == run or (run != again and shares["recorded"] >= shares["run again"] / 2)
+
+
+@pytest.mark.parametrize("model", ["tiny", SMOLLM2])
+def test_answers_from_memory_that_stays_are_those_of_a_cache_that_grows(
+    tmp_path, request, monkeypatch, model
+):
+    # In float32: in bf16 padding rounds otherwise, and what is a tie but for that goes another way
+    # from there (SmolLM2, 160 tokens: 40 % of the answers are alike on an H200).
+    base = the_base(tmp_path, model, bf16=False, tf32=False)
+    fixed = answering.answer_all(base, QUESTIONS, WAYS["greedy"])
+    monkeypatch.setattr(fixed_cache, "can_be_fixed", lambda model: False)
+    growing = answering.answer_all(base, QUESTIONS, WAYS["greedy"])
+    note("answers.jsonl", request.node.name, {"alike": alike(fixed, growing)})
+    assert alike(fixed, growing) > 0.9
+
+
+class CrampedOnce(CudaRecorder):
+    """Has no memory but what torch holds already while it records for the first time."""
+
+    failed = 0
+
+    def __call__(self, run):
+        if CrampedOnce.failed:
+            return super().__call__(run)
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1e-6)
+        try:
+            return super().__call__(run)
+        except torch.OutOfMemoryError:
+            CrampedOnce.failed += 1
+            raise
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.skipif(not ON_CARD, reason="only a card records")
+def test_answers_go_on_with_fewer_rows_where_memory_ran_out_while_recording(tmp_path, monkeypatch):
+    base = the_base(tmp_path, "tiny")
+    half = answering.answer_all(base, QUESTIONS, WAYS["greedy"], rows=len(QUESTIONS) // 2)
+    monkeypatch.setattr(CrampedOnce, "failed", 0)
+    monkeypatch.setattr(answer_steps, "recorder_of", lambda device: CrampedOnce())
+    assert answering.answer_all(base, QUESTIONS, WAYS["greedy"], note=pytest.fail) == half
+    assert CrampedOnce.failed == 1

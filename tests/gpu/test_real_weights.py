@@ -95,9 +95,9 @@ BOUNDS = {
 }
 # Sums in another order, 2^-24 in each of some thousand steps. Torch's log_softmax adds to it: on a
 # CPU its loss is off by 7e-6 a token (compared with float64; the fused loss by 1e-7), and the
-# gradients of the adapter by 8e-5.
+# gradients of the adapter by 8e-5; on an H200 these were apart by 2.0e-4.
 REORDERED = 1000 * 2**-24
-LOG_SOFTMAX = Bound(logits=REORDERED, gradient=2e-4, loss=2e-5)
+LOG_SOFTMAX = Bound(logits=REORDERED, gradient=4e-4, loss=2e-5)
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,11 @@ from expert.data.records import Example, Turn
 from expert.jobs import answer_steps, answering
 from expert.jobs.answering import answer_all
 from expert.jobs.choosing import BASE, NothingTrained, choose
+from expert.jobs.row_losses import row_losses
 from expert.jobs.sampling import Decoding, generation_config, sample
 from expert.jobs.trained import load_base, load_trained, read_plan
 from expert.model import fixed_cache
+from expert.training import evaluation
 from tests.jobs.runs import WORDS
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.parallel.again import Again
@@ -144,6 +146,37 @@ def test_what_does_not_fit_is_halved_and_nothing_is_lost(monkeypatch):
     assert [(each.text, each.tokens, each.ended) for each in found] == expected
     assert {8, 4, 2} <= set(sizes)
     assert told[-1] == (8, 8)
+
+
+@pytest.fixture
+def cudnn():
+    """cuDNN's attention, as it was afterwards."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def failing_cudnn():
+    if torch.backends.cuda.cudnn_sdp_enabled():
+        raise RuntimeError("Expected mha_graph.execute(handle).is_good() to be true")
+
+
+def test_where_cudnns_kernel_fails_answers_and_losses_come_from_others(monkeypatch, cudnn):
+    said = (Turn("assistant", "cat"),)
+    rows = [Example((*question(p).turns, *said)) for p in PROMPTS]
+    expected, losses = asked("lora", GREEDY), row_losses(loaded("lora"), rows)
+    for module, name in ((answer_steps, "read"), (evaluation, "evaluate")):
+        own = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, own=own: failing_cudnn() or own(*given))
+    told: list[str] = []
+    found = answer_all(loaded("lora"), [question(p) for p in PROMPTS], GREEDY, note=told.append)
+    assert [(each.text, each.tokens, each.ended) for each in found] == expected
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    assert row_losses(loaded("lora"), rows, note=told.append) == losses
+    assert [text.partition(":")[0] for text in told] == [
+        "cuDNN's attention kernel failed to run"
+    ] * 2
 
 
 LENGTHS = [question(f"say {'cat and ' * count}dog") for count in (20, 19, 5, 14, 1, 0, 2, 6)]

@@ -109,6 +109,15 @@ def test_all_sequences_of_an_update_go_at_once_where_they_fit_once_they_are_coun
     assert settled_by_data(before, data_order(before, split), split).batch == made.batch
 
 
+@pytest.mark.parametrize("packing", [True, False])
+def test_no_batch_has_room_for_more_sequences_than_an_update_has(tmp_path, packing):
+    config = {"batch_size": 12, "max_seq_length": 128, "packing": packing, "micro_batch_size": 99}
+    read = read_manifest(an_expert(tmp_path, model="tiny", **config))
+    made, _, _ = planned_and_open(read, lambda *_: None)
+    assert made.batch.micro_batch == made.batch.sequences_per_update
+    assert made.batch.accumulation == 1
+
+
 def test_a_run_of_short_rows_recomputes_nothing_for_the_length_they_might_have_had(tmp_path):
     manifest = an_expert(tmp_path, model="tiny", batch_size=8, max_seq_length=4096)
     read, card = read_manifest(manifest), machine(gpu("NVIDIA GeForce RTX 3060", 12, (8, 6)))

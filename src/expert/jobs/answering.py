@@ -20,7 +20,7 @@ reckoned from that, not measured."""
 NEAR = 0.5
 """Prompts that are read together are at least so long for the longest of them."""
 WORTH_A_PASS = 8192
-"""Tokens and padding; fewer are read together however long they are: another pass has to be
+"""Tokens and padding; again are read together however long they are: another pass has to be
 launched, too."""
 CACHE_SHARE = 0.4
 """Of the memory that is free, for keys and values."""
@@ -63,6 +63,7 @@ def answer_all(
     may come out otherwise. `rows`: so many at once; None: as many as fit.
     """
     from expert.jobs.healing import is_out_of_memory
+    from expert.model.attention import without_cudnn
 
     work = _Work(trained, questions, how, seed, note)
     done = len(questions) - len(work.order)
@@ -70,18 +71,22 @@ def answer_all(
     left = list(work.order)
     while left:
         at_once = min(most, len(left)) if rows else min(most, _rows_that_fit(work, left))
-        some, failed = left[:at_once], False
+        some, again = left[:at_once], 0
         try:
             for _ in work.answer(some):
                 done += 1
                 tell(done, len(questions))
         except RuntimeError as error:
-            if not is_out_of_memory(error) or at_once == 1:
+            if told := without_cudnn(error):
+                note(told)
+                again = at_once
+            elif is_out_of_memory(error) and at_once > 1:
+                again = at_once // 2
+            else:
                 raise
-            failed = True
-        if failed:  # out here, where the traceback holds no tensors any more
+        if again:  # out here, where the traceback holds no tensors any more
             done -= work.forget(some)
-            most = max(1, at_once // 2)
+            most = again
             _empty_cache(trained.device)
             continue
         left = left[at_once:]

@@ -110,12 +110,12 @@ def settled_by_stream(plan: RunPlan, sequences: int) -> RunPlan:
 
 def _batches_of(plan: RunPlan, sequences: int, most: int) -> dict[str, int]:
     """How so many sequences of an update are divided into batches of at most so many; as the
-    manifest says where it does."""
+    manifest says where it does, but no batch has room for more than there are."""
     import math
 
     from expert.planning.fitting import even_split
 
-    micro = plan.batch.micro_batch
+    micro = min(plan.batch.micro_batch, sequences)
     if _source_of(plan, "batch.micro_batch") != "manifest":
         micro, _ = even_split(sequences, most)
     return {

@@ -43,6 +43,7 @@ def failure_of(
 ) -> Failure | None:
     """What an exception means for the plan; None where another plan would not help."""
     from expert.jobs.building import DoesNotRun
+    from expert.model.attention import CUDNN_FAILED
     from expert.model.attention import KernelUnavailable as AttentionUnavailable
     from expert.parallel.graphs import GraphsUnavailable
     from expert.training import recovery
@@ -55,7 +56,7 @@ def failure_of(
     for one in _chain(error):
         if isinstance(one, DoesNotRun):
             return one.failure
-        if isinstance(one, AttentionUnavailable):
+        if isinstance(one, AttentionUnavailable) or CUDNN_FAILED in str(one):
             return recovery.KernelUnavailable(kernel="attention", reason=str(one))
         if isinstance(one, GraphsUnavailable):
             return recovery.KernelUnavailable(kernel="cuda_graphs", reason=str(one))

@@ -18,11 +18,16 @@ Tell = Callable[[int, int], None]
 
 
 def row_losses(
-    trained: Trained, examples: Sequence[Example], *, tell: Tell = lambda done, of: None
+    trained: Trained,
+    examples: Sequence[Example],
+    *,
+    tell: Tell = lambda done, of: None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> EvalResult:
     """Means over all target tokens of the rows; every token counts the same. No logits are kept."""
     from expert.jobs.feeding import split_batches
     from expert.jobs.healing import is_out_of_memory
+    from expert.model.attention import without_cudnn
     from expert.training.evaluation import evaluate, means_of
 
     plan = trained.plan
@@ -32,17 +37,21 @@ def row_losses(
     with tempfile.TemporaryDirectory(prefix="expert-rows-") as place, _evaluating(trained):
         split, engine = _prepared(trained, examples, Path(place)), _engine(trained)
         while True:
-            failed = False
+            again = 0
             try:
                 with split_batches(alone, split, rows=rows, device=trained.device) as batches:
                     sums = evaluate(engine, _counted(batches, len(examples), tell))
             except RuntimeError as error:
-                if not is_out_of_memory(error) or rows == 1:
+                if told := without_cudnn(error):
+                    note(told)
+                    again = rows
+                elif is_out_of_memory(error) and rows > 1:
+                    again = rows // 2
+                else:
                     raise
-                failed = True
-            if not failed:
+            if not again:
                 break
-            rows //= 2
+            rows = again
         del split  # its tokens are mapped from the folder that goes
     assert sums is not None
     return means_of(

@@ -318,6 +318,7 @@ def _ask(trained: Trained, run: str, task: _Task) -> Reached:
         trained,
         task.test.examples,
         tell=lambda done, of: task.tell(f"{name}: loss on held-out rows", done, of),
+        note=task.found.append,
     )
     began = time.monotonic()
     answers = _answers(trained, task)

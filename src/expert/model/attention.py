@@ -33,6 +33,9 @@ with contextlib.suppress(ImportError):  # before torch 2.10
     _VARLEN_ATTN = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     _VARLEN_TAKES = frozenset(inspect.signature(_VARLEN_ATTN).parameters)
 
+CUDNN_FAILED = "mha_graph"
+"""In what torch says where cuDNN's kernel failed."""
+
 AttentionKind = Literal["eager", "sdpa", "flash", "flex"]
 
 # What transformers calls them. No mask function is registered under these names, so transformers
@@ -51,6 +54,18 @@ class KernelUnavailable(ExpertError):
     def __init__(self, kind: str, what: str, instead: str) -> None:
         self.kind = kind
         super().__init__(f"attention '{kind}': {what}  ({instead})")
+
+
+def without_cudnn(error: BaseException) -> str:
+    """Whether cuDNN's kernel, which is one of those behind SDPA on Hopper cards, failed to run:
+    then torch chooses another from here on, and what to tell of it is returned; else nothing.
+
+    Seen once on an H200, with six runs on it, and not again with the same run alone.
+    """
+    if CUDNN_FAILED not in str(error) or not torch.backends.cuda.cudnn_sdp_enabled():
+        return ""
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    return "cuDNN's attention kernel failed to run: torch's own kernels were used instead"
 
 
 def register_attention() -> None:

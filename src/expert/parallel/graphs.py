@@ -59,23 +59,37 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        # A pool that no graph uses any more is given up, though a tensor still lies in it, and to
+        # record into it again is an error (torch 2.11).
+        self._keeps_pool: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, run: Callable[[], Made]) -> tuple[Made, Replay]:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        made: Made = []
+        failed: BaseException | None = None
         try:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                made = run()
-        except BaseException:
+                try:
+                    made = run()
+                except BaseException as error:  # noqa: BLE001 - raised below
+                    failed = error  # memory ran out, say; the recording itself may still end well
+        except BaseException as error:  # noqa: BLE001 - raised below
             self._tidy_up(graph, stream)
-            raise
+            failed = failed or error
+        try:
+            if failed is not None:
+                raise failed
+        finally:
+            del failed  # the error knows this frame: with it here, its tensors would stay
+        self._keeps_pool = graph
         return made, graph.replay
 
     def _tidy_up(self, graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
-        """Let the process go on after a recording that failed, which torch 2.11 does not see to.
+        """Let the process go on after a recording that could not be ended: torch 2.11 leaves it.
 
-        Where the end of a recording fails, the stream of the recording stays the current one, the
-        allocator goes on giving from the pool, and the generator believes that it is recorded and
-        refuses to draw. One short recording that ends well frees the generator.
+        The stream of the recording stays the current one, the allocator goes on giving from the
+        pool, and the generator believes that it is recorded and refuses to draw. One short
+        recording that ends well frees the generator.
         """
         _FAILED.append(graph)
         torch.cuda.set_stream(stream)

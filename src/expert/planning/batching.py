@@ -141,9 +141,7 @@ def _settle_micro_batch(
     if now.config.micro_batch_size != "auto":
         micro, because, source = largest, "set in the manifest", "manifest"
         if micro > most:
-            ledger.warn(
-                path, f"an update has only {counted(most, 'sequence')}; the rest stays empty"
-            )
+            ledger.warn(path, f"an update has only {counted(most, 'sequence')}: no more at once")
     elif sequences is None:
         micro = largest
         because = f"as many as fit {gib:.1f} GiB; fewer where an update has fewer"

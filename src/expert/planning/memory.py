@@ -52,9 +52,10 @@ class Calibration:
     """CUDA context, library handles and loaded kernels: 751-843 MiB, median 835."""
     slack: float = 0.05
     """What the caching allocator holds beyond the peak: median 2.7 %, nine in ten below 7 %."""
-    dora_outputs: float = 1.57
+    dora_outputs: float = 0.25
     """Copies of each adapted output that a compiled DoRA block keeps, by one run (8B on NF4, r=14,
-    docs/benchmarks/training-speed-h200.json). Uncompiled 2, of PEFT's DoRA and not of ours."""
+    docs/benchmarks/training-speed-h200.json). Uncompiled 1, which is counted: each output before it
+    is scaled."""
     int8_inputs: float = 1.4
     """bitsandbytes keeps an 8-bit copy of each input, and scales, which recomputing cannot free."""
     resting: float = 1.0
@@ -229,7 +230,7 @@ def _adapter_elements(work: Workload, calibration: Calibration) -> float:
         return float(sum(out for name, (_, out) in sizes.items() if name != "down_proj"))
     elements = float(work.rank * len(sizes))
     if work.adapter == "dora":
-        copies = calibration.dora_outputs if work.compiled else 2
+        copies = calibration.dora_outputs if work.compiled else 1
         elements += copies * sum(out for _, out in sizes.values())
     return elements
 
