@@ -35,7 +35,8 @@ def _training_speed() -> list[dict[str, Any]]:
     for run in stored["runs"]:
         for result in run["results"]:
             model = find_known_model(MODELS.get(result["shape"], result["shape"]))
-            if model is None or result["fallbacks"] or "vram" in result:
+            of_peft = "PEFT" in result["case"]  # measured for comparison
+            if model is None or result["fallbacks"] or "vram" in result or of_peft:
                 continue
             found.append(
                 {

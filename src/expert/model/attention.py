@@ -62,9 +62,10 @@ def without_cudnn(error: BaseException) -> str:
 
     Seen once on an H200, with six runs on it, and not again with the same run alone.
     """
-    if CUDNN_FAILED not in str(error) or not torch.backends.cuda.cudnn_sdp_enabled():
+    switches: Any = torch.backends.cuda
+    if CUDNN_FAILED not in str(error) or not switches.cudnn_sdp_enabled():
         return ""
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    switches.enable_cudnn_sdp(False)
     return "cuDNN's attention kernel failed to run: torch's own kernels were used instead"
 
 

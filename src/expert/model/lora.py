@@ -4,8 +4,9 @@ PEFT rounds W x to the dtype of the model and adds s B A x to it. In bfloat16 th
 back to W x wherever the change is less than 0.2 to 0.4 % of it: of changes of 0.1 % 55 % arrive, of
 0.01 % 6 %. A fresh adapter does next to nothing, and a grown one less than it has learnt. Here W x
 is added to s B A x while it is still in float32, as matrix kernels do for nothing, and the sum is
-rounded once: bfloat16 then learns as float32 does (docs/benchmarks/lora-rounding-cpu.json). It is
-also two kernels less a layer. A bias, where a layer has one, is added afterwards and rounds again.
+rounded once: bfloat16 then learns as float32 does (docs/benchmarks/lora-rounding-h200.json). It is
+also two kernels less a layer: 0.6B, compiled, makes 122,994 tokens/s on an H200 instead of 115,686.
+A bias, where a layer has one, is added afterwards and rounds again.
 """
 
 from __future__ import annotations

@@ -1,0 +1,380 @@
+"""The tables of STATUS.md: one function for each record of docs/benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+GB = 1e9
+SHAPES = {"qwen3-0.6b": "Qwen3-0.6B", "llama-8b": "Llama-3.1-8B"}
+AS_PEFT = "PEFT's sum"
+
+Record = dict[str, Any]
+
+
+def training_speed(record: Record) -> str:
+    """Whole runs through `expert train`: of each case the newest."""
+    newest = {one["case"]: one for run in record["runs"] for one in run["results"]}
+    rows = [
+        (
+            SHAPES[one["shape"]],
+            case,
+            f"{one['tokens_per_second']:,.0f}",
+            f"{one['gpu_utilization']:.0f} %",
+            f"{100 * one['data_wait']:.4f} %",
+            f"{100 * one['mfu']:.0f} %",
+            f"{one.get('most_process_bytes', one['peak_reserved_bytes']) / GB:.1f} GB",
+        )
+        for case, one in newest.items()
+        if not case.endswith((" lines", AS_PEFT))  # told below
+    ]
+    head = ("shape", "case", "tokens/s", "GPU use", "waits for data", "of the peak", "memory")
+    versions = record["runs"][0]["environment"]
+    text = (
+        "LoRA (one case: DoRA) on all projections, real rows at length 2048, random weights of the "
+        "real shape. Padding does not count as tokens. Memory is that of the process where it was "
+        "recorded, else what the allocator held. `in 24GB` and `in 32GB` were held to that with "
+        "`--vram`."
+    )
+    parts = [f"### Training on one {_card(versions)}", text, _table(head, rows)]
+    parts += [*map(_beside_peers, record["runs"]), *map(_rounded_once, record["runs"])]
+    parts += [_cost_of_lines(record)]
+    return "\n\n".join(filter(None, parts))
+
+
+def _beside_peers(run: Record) -> str:
+    """What others made of the same model and rows in the same sitting."""
+    ours = {one["case"]: one["tokens_per_second"] for one in run["results"]}
+    told = []
+    for peer in run.get("peers", []):
+        name, rate = peer["peer"], peer["tokens_per_second"]
+        told.append(
+            f"{name.upper()} {peer['versions'][name]} with the same model, adapter, base and rows, "
+            f"in the same sitting ({_settings(peer['settings'])}): {rate:,.0f} tokens/s. "
+            f"`{peer['beside']}` is {ours[peer['beside']] / rate:.2f} times as fast."
+        )
+    return "\n\n".join(told)
+
+
+def _rounded_once(run: Record) -> str:
+    """What it costs to add LoRA before the product is rounded: in the same sitting."""
+    rates = {one["case"]: one["tokens_per_second"] for one in run["results"]}
+    told = []
+    for case in rates:
+        ours = case.replace(f", {AS_PEFT}", " compiled")
+        if case.endswith(AS_PEFT) and ours in rates:
+            told.append(
+                f"LoRA added inside the product, which rounds once, against LoRA added as PEFT "
+                f"does it, in one sitting: {rates[ours]:,.0f} and {rates[case]:,.0f} tokens/s "
+                f"(`{ours}`)."
+            )
+    return "\n\n".join(told)
+
+
+def _settings(values: Record) -> str:
+    on = [name for name, value in values.items() if value is True]
+    return ", ".join([*on, *(f"{k} {v}" for k, v in values.items() if not isinstance(v, bool))])
+
+
+def _cost_of_lines(record: Record) -> str:
+    """A line and TensorBoard for every update, against one for twenty."""
+    rates = {
+        one["case"].partition(", ")[2]: one["tokens_per_second"]
+        for run in record["runs"]
+        for one in run["results"]
+    }
+    few, many = rates.get("few lines"), rates.get("all lines")
+    if few is None or many is None:
+        return ""
+    return (
+        f"A line and TensorBoard's values for every update changed the rate by "
+        f"{100 * (many / few - 1):+.1f} %, against a line for every 20."
+    )
+
+
+def char_gpt(record: Record) -> str:
+    """The character GPT: speed at two sizes, and the loss of every seed."""
+    speed = [
+        (
+            f"{one['batch']} blocks, {_way(one)}",
+            f"{one['samples_per_second']:,.0f}",
+            f"{one['milliseconds']:.1f}",
+            f"{one['gpu_utilization']:.0f} %",
+        )
+        for one in record["speed"]
+    ]
+    loss = [
+        (one["seed"], f"{one['best_validation_loss']:.3f}", f"{one['at_update']:,}")
+        for one in record["loss"]
+    ]
+    return "\n\n".join(
+        [
+            f"### The character GPT on one {_card(record['environment'])}",
+            _table(("an update", "samples/s", "ms", "GPU use"), speed),
+            _table(("seed", "best validation loss", "at update"), loss),
+        ]
+    )
+
+
+def _way(case: Record) -> str:
+    """How a case of the character GPT was run: as planned where nothing else was asked for."""
+    if case.get("torch_compile") is None:
+        return "as planned"
+    return f"compiled, {case['torch_compile_mode']}" if case["torch_compile"] else "not compiled"
+
+
+def rounding(record: Record) -> str:
+    """LoRA in bfloat16, as it is added here and as PEFT adds it, against float32."""
+    above, losses = record["above_float32"], record["losses"]
+    rates = record.get("tokens_per_second", {})
+    rows = [
+        (
+            way,
+            *(f"{100 * half:+.2f} %" for half in halves),
+            f"{losses[way][-1]:.4f}",
+            *([f"{rates[way]:,.0f}"] if rates else []),
+        )
+        for way, halves in above.items()
+    ]
+    count, where = len(losses["float32"]), _place(record["environment"])
+    text = (
+        f"{record['model']}, {count} updates of the same rows; the last in float32 is "
+        f"{losses['float32'][-1]:.4f}."
+    )
+    head = ("arithmetic", "loss above float32's, first half", "second half", "last loss")
+    head += ("tokens/s",) if rates else ()
+    return f"### LoRA in bfloat16 on {where}\n\n{text}\n\n{_table(head, rows)}"
+
+
+def answers(record: Record) -> str:
+    """What `validate` and `sample` do: many prompts answered, in each way there is."""
+    ways = ("growing", "fixed", "recorded")
+    rows = [
+        (
+            one["rows"],
+            way,
+            f"{one[way]['tokens_per_second']:,.0f}",
+            f"{one[way]['times_as_fast']:.2f}",
+            f"{one[way]['same_answers']} of {one['prompts']}",
+        )
+        for one in record["results"]
+        for way in ways
+        if way in one
+    ]
+    text = (
+        f"{record['model']}: prompts padded to the longest and a cache that grows; read by their "
+        "own lengths into memory that stays; the same, a step recorded as a CUDA graph."
+    )
+    head = ("rows", "way", "tokens/s", "times as fast", "the same answers")
+    where = _place(record["environment"])
+    return f"### Answers on {where}\n\n{text}\n\n{_table(head, rows)}"
+
+
+def preparation(record: Record) -> str:
+    """Rows to packed tokens, against TRL's way."""
+    rows = [
+        (
+            one["data"],
+            f"{one['expert']['tokens']:,}",
+            f"{one['expert']['seconds']:.2f} s",
+            f"{one['trl']['seconds']:.2f} s",
+            f"{one['ratio']:.1f}",
+            f"{100 * one['expert']['fill']:.1f} %",
+        )
+        for one in record["results"]
+    ]
+    versions = record["environment"]["versions"]
+    text = (
+        f"On {record['environment']['cores']} cores, without fixed costs, the best of each side's "
+        f"runs; TRL {versions['trl']} with the number of processes that suited it best."
+    )
+    head = ("data", "tokens", "Expert", "TRL", "times as fast", "filled")
+    return f"### Preparing data\n\n{text}\n\n{_table(head, rows)}"
+
+
+def loading(record: Record) -> str:
+    """Feeding from prepared tokens, and what a row costs in memory."""
+    rows = []
+    for one in record["results"]:
+        for times in ("1x", "4x", "10x"):
+            warm = one[times]["warm"]
+            rows.append(
+                (
+                    one["data"],
+                    f"{warm['rows']:,}",
+                    f"{one[times]['cold']['first_batch_seconds']:.1f} s",
+                    f"{warm['first_batch_seconds']:.2f} s",
+                    f"{warm['tokens_per_second'] / 1e6:.0f} M",
+                    f"{warm['peak_anonymous_bytes'] / GB:.3f} GB",
+                )
+            )
+    head = ("data", "rows", "first batch, new", "first batch, prepared", "tokens/s fed", "memory")
+    return (
+        f"### Feeding prepared data\n\nOn {record['environment']['cores']} cores, after imports."
+        f"\n\n{_table(head, rows)}"
+    )
+
+
+def memory_runs(record: Record) -> str:
+    """Peaks of whole runs: what the process held, by case and sequences at once."""
+    cases: dict[tuple[str, str], list[str]] = {}
+    for one in record["results"]:
+        peaks = cases.setdefault((one["case"], one["segments"]), [])
+        peaks.append(f"{one['rows']}: {one['measured_bytes'] / GB:.1f}")
+    rows = [(case, segments, ", ".join(peaks)) for (case, segments), peaks in cases.items()]
+    head = ("case", "allocator's segments", "sequences of 2048 at once: GB")
+    text = (
+        "What the driver counts for the process at the peak. Without `recomputed` every activation "
+        "is kept. Segments grow by default; `fixed` is torch's own default."
+    )
+    title = f"### Memory of runs on one {_card(record['environment'])}"
+    return f"{title}\n\n{text}\n\n{_table(head, rows)}"
+
+
+def memory_plans(record: Record) -> str:
+    """Plans against what their runs took, for runs that calibrated nothing."""
+    held = [one for one in record["results"] if one["role"] != "calibrates" and "error" not in one]
+    rows = [
+        (
+            one["case"],
+            one["rows"],
+            f"{one['planned_bytes'] / GB:.1f} GB",
+            f"{one['measured_bytes'] / GB:.1f} GB",
+            f"{one['planned_bytes'] / one['measured_bytes'] - 1:+.1%}",
+        )
+        for one in held
+    ]
+    head = ("case", "sequences of 2048 at once", "planned", "measured", "plan against run")
+    text = (
+        "Of every kind of run one calibrates the plans of its kind; these are others. Measured: "
+        "what the driver counts for the process at the peak."
+    )
+    title = f"### Plans of memory on one {_card(record['environment'])}"
+    return f"{title}\n\n{text}\n\n{_table(head, rows)}"
+
+
+def planted_faults(record: Record) -> str:
+    """Runs with something wrong, diagnosed from their run folders."""
+    rows = [
+        (
+            one["fault"],
+            f"`{one['expects']}`" if one["expects"] else "nothing",
+            "yes" if one["ok"] else "no",
+            one.get("verdict", ""),
+        )
+        for one in record["results"]
+    ]
+    head = ("planted", "to be found", "found", "verdict")
+    title = f"### Planted faults on one {_card(record['environment'])}"
+    note = record["environment"].get("note", "")
+    return f"{title}\n\n{note[:1].upper()}{note[1:]}\n\n{_table(head, rows)}"
+
+
+def every_expert(record: Record) -> str:
+    """The four experts with the built-in model."""
+    rows = [
+        (
+            one["expert"],
+            f"{one['tuned']['accuracy']:.1%}",
+            " to ".join(f"{end:.1%}" for end in one["tuned"]["interval"]),
+            one["tuned"]["passed"] + one["tuned"]["failed"] + one["tuned"]["without_oracle"],
+            f"{one['base']['accuracy']:.1%}",
+            f"{one['tuned']['rows']['loss']:.4f}",
+        )
+        for one in record["results"]
+    ]
+    head = ("expert", "right", "95 % interval", "of", "the base alone", "loss")
+    text = (
+        f"`{record['model']}`, {record['rows']:,} rows each, on a CPU, as `make experts` trains "
+        "and judges them: held-out questions, answers judged by parsers and databases."
+    )
+    return f"### The four experts with {record['model']}\n\n{text}\n\n{_table(head, rows)}"
+
+
+def four_experts(record: Record) -> str:
+    """Optimised against plain: speed, and quality on the same rows."""
+    rows = []
+    for one in record["results"]:
+        if "judged" not in one.get("optimised", {}):
+            continue
+        fast, slow = one["optimised"], one["plain"]
+        rows.append(
+            (
+                one["pair"],
+                f"{fast['tokens_per_second']:,.0f}",
+                f"{slow['tokens_per_second']:,.0f}",
+                f"{one['times_as_fast']:.1f}",
+                f"{fast['judged']['right']:.1%} / {slow['judged']['right']:.1%}",
+                _both(one, "token_accuracy", ".2%"),
+                _both(one, "loss", ".4f"),
+            )
+        )
+    head = ("rows", "tokens/s", "plain", "times as fast", "right", "tokens right", "loss")
+    text = (
+        f"{record['model']}: the manifests as they are against the first rung of the ladder, four "
+        f"rows at once; both learn the same rows and answer the same {record['judged_rows']} "
+        "held-out ones. Rates of some updates, alone on the card. Of both: as the manifest says / "
+        "the plain way."
+    )
+    title = f"### The experts on one {_card(record['environment'])}"
+    return f"{title}\n\n{text}\n\n{_table(head, rows)}"
+
+
+def _both(one: Record, what: str, style: str) -> str:
+    fast, slow = (one[side]["judged"]["rows"][what] for side in ("optimised", "plain"))
+    return f"{fast:{style}} / {slow:{style}}"
+
+
+def small_updates(record: Record) -> str:
+    """What launching costs: the same updates run, compiled, and recorded."""
+    plain = {o["case"]: o["milliseconds"] for o in record["results"] if o["way"] == "run"}
+    rows = [
+        (
+            one["case"],
+            one["way"],
+            f"{one['tokens_per_second']:,.0f}",
+            f"{one['milliseconds']:.1f}",
+            f"{plain[one['case']] / one['milliseconds']:.1f}",
+            f"{one['loss']:.4f}",
+        )
+        for one in record["results"]
+    ]
+    head = ("an update", "way", "tokens/s", "ms", "times as fast", "loss")
+    text = (
+        "Updates so small that a card waits for its host, which launches thousands of kernels: "
+        "run, recorded as CUDA graphs, compiled, both. Made-up rows, random weights."
+    )
+    title = f"### Small updates on one {_card(record['environment'])}"
+    return f"{title}\n\n{text}\n\n{_table(head, rows)}"
+
+
+WRITERS: dict[str, Callable[[Record], str]] = {
+    "training-speed-h200.json": training_speed,
+    "char-gpt-h200.json": char_gpt,
+    "small-updates-h200.json": small_updates,
+    "experts-h200.json": four_experts,
+    "experts-cpu.json": every_expert,
+    "lora-rounding-h200.json": rounding,
+    "lora-rounding-cpu.json": rounding,
+    "answers-h200.json": answers,
+    "answers-cpu.json": answers,
+    "data-preparation.json": preparation,
+    "data-loading.json": loading,
+    "memory-runs-h200.json": memory_runs,
+    "memory-plans-h200.json": memory_plans,
+    "planted-faults-h200.json": planted_faults,
+}
+
+
+def _place(environment: Record) -> str:
+    return f"one {_card(environment)}" if environment.get("card") else "a CPU"
+
+
+def _card(environment: Record) -> str:
+    torch = environment.get("torch") or environment["versions"]["torch"]
+    return f"{environment['card']} (torch {torch}, {environment['date'][:10]})"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
