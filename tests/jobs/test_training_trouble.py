@@ -173,16 +173,17 @@ def test_the_end_is_saved_although_the_last_update_is_passed_over(base, tmp_path
 
 
 def test_a_loss_that_leaps_is_undone_and_the_rest_is_learnt(base, clean, tmp_path, monkeypatch):
-    inject(monkeypatch, at({27}, lambda loss: loss * 10))
+    inject(monkeypatch, at(range(27, 32), lambda loss: loss * 10))
     manifest = write_expert(tmp_path, base, LONG)
     done = run(manifest)
     spike = events_of(done.folder, "spike")[0]
     assert (spike["step"], spike["policy"]) == (28, "rollback")
     assert spike["loss"] > 5 * spike["median"]
     told = events_of(done.folder, "rolled_back")
-    assert [(e["from_step"], e["to_step"], e["skipped"]) for e in told] == [(28, 25, [[27, 27]])]
+    # The checkpoint after 30 updates is one of weights that are broken: it is not gone back to.
+    assert [(e["from_step"], e["to_step"], e["skipped"]) for e in told] == [(32, 25, [[26, 31]])]
     steps = [event["step"] for event in events_of(done.folder, "step")]
-    assert steps == [*range(1, 29), 26, 27, *range(29, 37)]
+    assert steps == [*range(1, 33), 26, *range(33, 37)]
     rates = {event["step"]: event["rate"] for event in events_of(done.folder, "step")}
     planned = {event["step"]: event["rate"] for event in events_of(clean, "step")}
     assert rates[26] == pytest.approx(planned[26] * 0.5 * 1 / 5)  # five: 11 updates are left
@@ -195,12 +196,12 @@ def test_a_loss_that_leaps_is_undone_and_the_rest_is_learnt(base, clean, tmp_pat
     # A run that is resumed after the rollback passes the window over too, and ends the same.
     again = copied(done.folder, tmp_path / "again")
     monkeypatch.undo()
-    resumed = run(manifest, resume=str(again / "checkpoints" / "step-000030"))
-    rest = {step: loss for step, loss in losses_of(done.folder).items() if step > 30}
+    resumed = run(manifest, resume=str(again / "checkpoints" / "step-000035"))
+    rest = {step: loss for step, loss in losses_of(done.folder).items() if step > 35}
     assert losses_of(resumed.folder) == rest
     assert weights_of(resumed.folder) == weights_of(done.folder)
-    state = json.loads((again / "checkpoints" / "step-000030" / "state.json").read_text())["state"]
-    assert state["state"]["skipped"] == [[27, 27]]
+    state = json.loads((again / "checkpoints" / "step-000035" / "state.json").read_text())["state"]
+    assert state["state"]["skipped"] == [[26, 31]]
     assert state["state"]["rollbacks"] == 1
     # The end of the curve is the plan's, which may be longer when the run is resumed.
     assert sorted(state["state"]["schedule"]) == [
@@ -224,7 +225,7 @@ def test_leaps_without_end_stop_the_run_after_so_many_rollbacks(base, tmp_path, 
 
 
 def test_a_leap_is_only_told_where_the_manifest_says_so(base, clean, tmp_path, monkeypatch):
-    inject(monkeypatch, lambda loss, batch, now: loss * (10 if now.update == 27 else 1))
+    inject(monkeypatch, lambda loss, batch, now: loss * (10 if now.update in range(27, 33) else 1))
     done = run(write_expert(tmp_path, base, LONG | {"on_loss_spike": "ignore"}))
     assert [event["policy"] for event in events_of(done.folder, "spike")] == ["ignore"]
     assert events_of(done.folder, "rolled_back") == []

@@ -153,7 +153,11 @@ def test_a_leap_is_trouble_and_what_is_not_finite_leaves_no_trace_in_the_watch()
     for step in range(30):
         take(recorder, clock, step, 2.0 + 0.01 * (step % 3))
     take(recorder, clock, 30, math.nan, applied=False)
-    (trouble,) = take(recorder, clock, 31, 20.0)
+    stays = recorder.spikes.test.stays
+    assert [take(recorder, clock, step, 20.0) for step in range(31, 30 + stays)] == [[]] * (
+        stays - 1
+    )
+    (trouble,) = take(recorder, clock, 30 + stays, 20.0)
     assert isinstance(trouble.what, LossSpike)
     assert (trouble.what.step, trouble.what.loss) == (31, 20.0)
 
@@ -221,5 +225,5 @@ def test_what_is_kept_of_a_recorder_holds_the_sums_of_the_epoch():
     recorder, clock = made([])
     take(recorder, clock, 0, loss=3.0)
     kept = recorder.state()
-    assert (kept["skips"], kept["losses"]) == (0, {"history": [[0, 3.0]]})
+    assert (kept["skips"], kept["losses"]) == (0, {"history": [[0, 3.0]], "high": []})
     assert (kept["sums"]["epoch"]["loss_sum"], kept["sums"]["run"]["loss_targets"]) == (30.0, 10)

@@ -253,10 +253,17 @@ def _kept(session: Session, step: int) -> str:
 
 
 def _roll_back(session: Session, trouble: Trouble, policy: Stability) -> None:
-    """The last checkpoint, without the updates from the trouble on, and with a lower rate."""
+    """The last good checkpoint, without the updates of the trouble, and with a lower rate."""
+    from expert.training.checkpoint import put_aside_after
+    from expert.training.recovery import LossSpike
     from expert.training.schedule import after_rollback, rollbacks_of
 
     first, last = trouble.what.step, max(trouble.what.step, session.state.done - 1)
+    if isinstance(trouble.what, LossSpike):
+        # A loss is that of the weights before its update: those at the first high loss were broken
+        # already, most likely by the update before.
+        first = max(0, first - 1)
+        put_aside_after(session.checkpoints.folder, first)
     skipped = session.state.skipped.with_window(first, last)
     rollbacks = session.state.rollbacks + 1
     schedule = session.loop_plan().schedule

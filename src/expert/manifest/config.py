@@ -216,8 +216,9 @@ class TrainingConfig(StrictSection):
     max_skipped_updates: Count = 5
     """Updates in a row that may be left out because a gradient was not finite, before stopping."""
     on_loss_spike: Literal["rollback", "ignore"] = "rollback"
-    """When the loss leaps far above its own noise: go back to the last checkpoint, leave the rows
-    out and go on with half the rate after a new warm-up; or only report it."""
+    """When the loss leaps far above its own noise and stays there: go back to the last checkpoint
+    before it, leave the rows out and go on with half the rate after a new warm-up; or only report
+    it."""
     max_rollbacks: CountFromZero = 3
     """Times a run may go back to a checkpoint by itself, before stopping."""
     output_dir: Text | None = None
