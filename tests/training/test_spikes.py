@@ -102,7 +102,7 @@ def test_a_leap_that_does_not_stay_is_no_spike(length):
 
 
 def test_rows_that_are_not_learnt_yet_leap_alone_when_the_others_are():
-    # As make demo was: one of the 16 rows of an update in twenty costs 1.2 nats, the others nothing.
+    # As make demo was: in one update of twenty a row of 16 costs 1.2 nats, the others nothing.
     draw = random.Random(11)
     losses = [0.001 + (1.2 / 16 if draw.random() < 0.05 else 0.0) for _ in range(5000)]
     assert len(alarms_at_once(losses)) > 50  # or it would prove nothing
