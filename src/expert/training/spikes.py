@@ -30,7 +30,7 @@ class Spike:
 
 @dataclass(frozen=True, kw_only=True)
 class SpikeTest:
-    """What counts as a spike: all of `z`, `rise` and `least_rise` must be exceeded, `stays` times."""
+    """What counts as a spike: `z`, `rise` and `least_rise` are all exceeded, `stays` times."""
 
     window: int = 50
     least_history: int = 25
