@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def test_a_recording_that_cannot_be_ended_is_tidied_up_and_the_first_error_told(
 
 def test_a_pool_keeps_a_graph_as_long_as_its_recorder_is_there(ends):
     recorder = CudaRecorder()
-    _, replay = recorder(list)
+    replay: Any = recorder(list)[1]
     graph = weakref.ref(replay.__self__)
     del replay
     assert graph() is not None
