@@ -10,6 +10,7 @@ special about it:
     <!-- file: dates/rows.jsonl -->       its text is written to this file
     <!-- exits with 2 -->                 its last command ends with this code
     <!-- output differs: the reason -->   it runs, and what it prints is not compared
+    <!-- the same numbers: the reason --> numbers are compared, too
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from textwrap import dedent
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ("expert", "expert-cli", "python", "python3", "make")
-NOTES = ("not run", "slow", "file", "output differs")
+SAME_NUMBERS = "the same numbers"
+NOTES = ("not run", "slow", "file", "output differs", SAME_NUMBERS)
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SET_IN = re.compile(r"^    \S.*\n(?:    .*\n)*", re.MULTILINE)
 COMMENT = re.compile(r"<!-- (.*?) -->")
@@ -116,14 +118,16 @@ def needs_a_shell(command: str) -> bool:
     return any(sign in bare for sign in "|>&;*")
 
 
-def missing_lines(shown: tuple[str, ...], printed: str) -> list[str]:
-    """Lines that are shown and were not printed, in this order; … stands for anything."""
-    real = [_plain(line) for line in printed.splitlines()]
+def missing_lines(shown: tuple[str, ...], printed: str, *, numbers: bool = False) -> list[str]:
+    """Lines that are shown and were not printed, in this order; … stands for anything, and one
+    number for another unless `numbers` are to be the same."""
+    plain = _words if numbers else _plain
+    real = [plain(line) for line in printed.splitlines()]
     missing, place = [], 0
     for line in shown:
         if not line.strip() or line.strip() == "…":
             continue
-        pattern = ".*".join(re.escape(part.strip()) for part in _plain(line).split("…"))
+        pattern = ".*".join(re.escape(part.strip()) for part in plain(line).split("…"))
         hits = (n for n in range(place, len(real)) if re.search(pattern, real[n]))
         hit = next(hits, None)
         if hit is None:
@@ -134,4 +138,8 @@ def missing_lines(shown: tuple[str, ...], printed: str) -> list[str]:
 
 
 def _plain(line: str) -> str:
-    return " ".join(BAR.sub("", NUMBER.sub("#", line)).split())
+    return _words(NUMBER.sub("#", line))
+
+
+def _words(line: str) -> str:
+    return " ".join(BAR.sub("", line).split())

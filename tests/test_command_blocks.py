@@ -18,6 +18,7 @@ from tests.cli.running import Runner
 from tests.command_blocks import (
     NOTES,
     ROOT,
+    SAME_NUMBERS,
     Block,
     blocks_of,
     documents,
@@ -75,7 +76,8 @@ class Reader:
         here = cpu_here()
         if here is not None and "output differs" not in block.notes:
             shown = tuple(line.replace(CPU_OF_THE_DOCUMENTS, here) for line in block.output)
-            assert not missing_lines(shown, printed), f"{where}: was not printed\n{printed}"
+            missing = missing_lines(shown, printed, numbers=SAME_NUMBERS in block.notes)
+            assert not missing, f"{where}: was not printed: {missing}\n{printed}"
 
     def do(self, command: str) -> tuple[int, str]:
         words = words_of(command)
@@ -220,6 +222,13 @@ def test_a_line_that_is_shown_and_not_printed_is_a_failure(reader):
 )
 def test_numbers_may_differ_and_words_may_not(shown, printed, missing):
     assert missing_lines(shown, printed) == missing
+
+
+def test_numbers_are_compared_where_a_document_says_so():
+    assert missing_lines(("66 steps",), "82 steps\n", numbers=True) == ["66 steps"]
+    assert (
+        missing_lines(("82 steps, … parameters",), "82 steps, 9 parameters\n", numbers=True) == []
+    )
 
 
 def test_comments_above_a_block_are_read_and_outputs_told_from_commands():
