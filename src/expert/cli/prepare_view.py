@@ -55,9 +55,8 @@ def show_prepared(data: PreparedData, console: Console) -> None:
     for text in filter(None, (*made.values(), *(doubt.text for doubt in data.doubts))):
         say(console, f"warning: {text}", "yellow")
     columns = ("", *(split.name for split in data.splits()))
-    rows = [[_facts(split) for split in data.splits()]]
-    names = list(rows[0][0])
-    table = [[name, *(facts[name] for facts in rows[0])] for name in names]
+    facts = [_facts(split) | _drawn(split, data.train) for split in data.splits()]
+    table = [[name, *(each[name] for each in facts)] for name in facts[0]]
     show_sheet(Sheet(columns, [table]), console)
     _show_histogram(data.train, console)
 
@@ -108,6 +107,14 @@ def _facts(split: PreparedSplit) -> dict[str, str]:
         "examples per sequence": f"{packed.examples_per_bin:.2f}",
         "padding avoided": _padding_avoided(packed),
     }
+
+
+def _drawn(split: PreparedSplit, train: PreparedSplit) -> dict[str, str]:
+    """What is told of rows that were read as training rows and held out of them."""
+    folders = [[each.folder for each in one.folders] for one in (split, train)]
+    if split is train or folders[0] != folders[1]:
+        return {}
+    return {"rows read": "drawn from train", "bad rows": "–", "left out": "–"}
 
 
 def _padding_avoided(packed: PackStatistics) -> str:
