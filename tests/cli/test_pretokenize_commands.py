@@ -19,6 +19,8 @@ def test_pretokenize_tells_hit_or_miss_and_shows_the_counts(run, tmp_path):
 
 
 def test_rows_that_are_held_out_of_the_training_rows_are_not_counted_twice(run, tmp_path):
+    from tests.jobs.test_preparing import an_expert
+
     told = run("pretokenize", "--manifest", str(an_expert(tmp_path))).out
     (line,) = [line for line in told.splitlines() if line.startswith("rows read")]
     assert line.split(maxsplit=3)[2:] == ["120", "drawn from train"]
