@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -69,16 +67,6 @@ def test_a_few_of_the_rows_do_not_take_the_place_of_all_of_them():
     validate(learnt(), device="cpu", limit=2, checkpoint="6")
     assert len(written(learnt())["cases"]) == 4
     kept.unlink()
-
-
-def test_a_state_that_learnt_on_since_is_judged_anew_by_a_few_rows():
-    validate(learnt(), device="cpu")
-    marker, later = learnt() / "final" / "DONE", time.time() + 60
-    then = marker.stat().st_mtime
-    os.utime(marker, (later, later))
-    validate(learnt(), device="cpu", limit=4)
-    os.utime(marker, (then, then))  # other tests judge this run too
-    assert len(written(learnt())["cases"]) == 4
 
 
 def test_a_gate_that_a_few_of_the_rows_passed_is_not_enough_for_an_export(tmp_path):
