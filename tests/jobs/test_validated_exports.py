@@ -82,6 +82,31 @@ def test_a_gate_that_a_few_of_the_rows_passed_is_not_enough_for_an_export(tmp_pa
     assert export(copy, tmp_path / "two", device="cpu").judged == "50 cases, a part of 4000"
 
 
+def test_an_export_names_a_bar_that_is_lower_than_usual(tmp_path):
+    found = {
+        "gate": {"passed": True, "reasons": []},
+        "checkpoint": "final",
+        "cases": [{}] * 200,
+        "accuracy": 0.12,
+        "settings": {"min_accuracy": 0.1},
+    }
+    copy = with_validation(tmp_path, found)
+    done = export(copy, tmp_path / "out", device="cpu")
+    assert done.judged == "accuracy 12.0% of 200 cases, asked for at least 10%"
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "| quality gate | passed (final), asked for at least 10% |" in card
+    usual = {**found, "accuracy": 1.0, "cases": [{}], "settings": {"min_accuracy": 0.95}}
+    (copy / "validation.json").write_text(json.dumps(usual), encoding="utf-8")
+    assert export(copy, tmp_path / "two", device="cpu").judged == "accuracy 100.0% of 1 case"
+
+
+def test_a_bar_that_is_no_number_is_no_pass(tmp_path):
+    gate = {"passed": True, "reasons": []}
+    found = {"gate": gate, "checkpoint": "final", "settings": {"min_accuracy": "low"}}
+    with pytest.raises(CannotExport, match="the file cannot be read"):
+        export(with_validation(tmp_path, found), tmp_path / "out", device="cpu")
+
+
 def test_the_card_and_the_export_say_how_well_it_answers(tmp_path):
     from expert.cli.run_commands import exported_lines
 

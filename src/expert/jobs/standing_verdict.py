@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from expert.jobs.test_sets import TestSet
 
 PARTIAL = "validation-partial.json"
-ENOUGH_OF_A_PART = 50
-"""Cases of a part, spread over the whole, that speak for it: with all of 50 right the true share is
-above 92.9 % (Wilson, 95 %), with all of 5 above 56.6 %."""
+ENOUGH_CASES = 50
+"""So many cases tell something, as a set and as a part spread over one: with all of 50 right the
+true share is above 92.9 % (Wilson, 95 %), with all of 5 above 56.6 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class Verdict:
     @property
     def is_too_small(self) -> bool:
         """Whether so few of the cases were judged that a pass says little."""
-        few = (self.rows or 0) < ENOUGH_OF_A_PART
+        few = (self.rows or 0) < ENOUGH_CASES
         return few and self.of is not None and self.cases != 0
 
     def in_words(self) -> str:

@@ -123,7 +123,7 @@ def validate(
         settings=_settings(demands, task, limit),
         partial=test.partial,
         file=file,
-        notes=tuple(filter(None, (*_notes(task), *task.found, remark, untold, kept))),
+        notes=tuple(filter(None, (*_notes(task, reached), *task.found, remark, untold, kept))),
         seconds=time.monotonic() - began,
     )
     folder.write_json(file.name, done.as_dict())
@@ -164,10 +164,11 @@ def _refuse_unknown(checkpoints: str | None) -> None:
         )
 
 
-def _notes(task: _Task) -> list[str]:
-    from expert.jobs.validation_notes import notes_on
+def _notes(task: _Task, reached: Reached) -> list[str]:
+    from expert.jobs.validation_notes import few_cases, notes_on
 
-    return notes_on(task.cases, task.domain, left_out=task.test.left_out)
+    known = notes_on(task.cases, task.domain, left_out=task.test.left_out)
+    return [*known, few_cases(reached.standing.score)]
 
 
 def _refuse_impossible(min_accuracy: float | None, task: _Task) -> None:
