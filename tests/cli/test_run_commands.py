@@ -52,7 +52,7 @@ def test_a_seed_gives_the_same_text_and_one_that_was_drawn_is_told(run):
     assert again.out == first.out
     assert first.out.startswith("the")
     assert "the same again" not in again.err
-    assert "temperature 0.8: at 0 characters soon repeat themselves" in first.err
+    assert "temperature 0.8: with 0 the text would soon repeat itself" in first.err
 
 
 def test_a_prompt_that_cannot_be_read_is_told_before_anything_is_written(run):

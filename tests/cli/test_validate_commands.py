@@ -33,6 +33,45 @@ def test_a_gate_that_is_passed_exits_with_0_and_shows_both_sides(run):
     assert lines[-1] == f"wrote {learnt() / 'validation.json'}"
 
 
+def example_lines(now: str, before: str) -> list[str]:
+    """What is shown of a run and its baseline, of whose answers a + is right and a - is wrong."""
+    from types import SimpleNamespace as Made
+
+    from expert.cli.validate_view import _example_lines
+    from expert.judging.score import compare
+
+    def verdicts(signs: str) -> dict[str, bool | None]:
+        return {f"case {number}": sign == "+" for number, sign in enumerate(signs)}
+
+    cases = [
+        Made(
+            case=Made(id=name, prompt="question", expected="yes"),
+            answer="no",
+            judgement=Made(passed=passed, reason="" if passed else "it says otherwise"),
+        )
+        for name, passed in verdicts(now).items()
+    ]
+    compared = compare(verdicts(now), verdicts(before))
+    done = Made(reached=Made(cases=cases), comparison=compared)
+    return [text for text, _ in _example_lines(done)]  # type: ignore[arg-type]
+
+
+def test_beside_a_baseline_wrong_answers_are_shown_and_lost_ones_first():
+    _, *lines = example_lines("+----+++", "---+----")
+    wrong = ["    expected yes", "    answered no", "    it says otherwise"]
+    assert lines == [
+        *("lost:", "  case 3: question", *wrong),
+        *("3 other wrong answers:", "  case 1: question", *wrong, "  case 2: question", *wrong),
+        "won:",
+        *("  case 0: question", *wrong[:2], "  case 5: question", *wrong[:2]),
+        *("  case 6: question", *wrong[:2]),
+    ]
+    assert "4 wrong answers:" in example_lines("----", "----")
+    titles = [line for line in example_lines("------", "++++--") if line.endswith(":")]
+    assert titles == ["lost:"]  # three of the four, which are wrong answers enough
+    assert not any(line.endswith(":") for line in example_lines("++", "++"))
+
+
 def test_a_gate_that_fails_exits_with_5_and_says_why(run):
     ran = run("validate", "--expert", str(finished("lora")), "--limit", "3", *CPU)
     assert ran.code == EXIT_GATE_FAILED == 5

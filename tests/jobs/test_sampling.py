@@ -256,7 +256,7 @@ def test_a_character_model_continues_what_it_has_learnt():
 def test_a_character_model_is_sampled_warm_unless_asked_otherwise_and_says_so():
     found = sample(finished_characters(), [""], seed=1, decoding={"max_new_tokens": 2})
     assert found.decoding.temperature == 0.8
-    assert found.notes == ("temperature 0.8: at 0 characters soon repeat themselves",)
+    assert found.notes == ("temperature 0.8: with 0 the text would soon repeat itself",)
 
 
 def test_a_stop_sequence_ends_characters_too():

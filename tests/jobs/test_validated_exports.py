@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import time
 from pathlib import Path
 
 import pytest
@@ -71,16 +69,6 @@ def test_a_few_of_the_rows_do_not_take_the_place_of_all_of_them():
     kept.unlink()
 
 
-def test_a_state_that_learnt_on_since_is_judged_anew_by_a_few_rows():
-    validate(learnt(), device="cpu")
-    marker, later = learnt() / "final" / "DONE", time.time() + 60
-    then = marker.stat().st_mtime
-    os.utime(marker, (later, later))
-    validate(learnt(), device="cpu", limit=4)
-    os.utime(marker, (then, then))  # other tests judge this run too
-    assert len(written(learnt())["cases"]) == 4
-
-
 def test_a_gate_that_a_few_of_the_rows_passed_is_not_enough_for_an_export(tmp_path):
     cases = [{"passed": True}] * 5
     passed = {"gate": {"passed": True, "reasons": []}, "checkpoint": "final", "cases": cases}
@@ -92,6 +80,31 @@ def test_a_gate_that_a_few_of_the_rows_passed_is_not_enough_for_an_export(tmp_pa
     many = {**passed, "cases": cases * 10, "partial": {"test_set": "rows", "of": 4000}}
     (copy / "validation.json").write_text(json.dumps(many), encoding="utf-8")
     assert export(copy, tmp_path / "two", device="cpu").judged == "50 cases, a part of 4000"
+
+
+def test_an_export_names_a_bar_that_is_lower_than_usual(tmp_path):
+    found = {
+        "gate": {"passed": True, "reasons": []},
+        "checkpoint": "final",
+        "cases": [{}] * 200,
+        "accuracy": 0.12,
+        "settings": {"min_accuracy": 0.1},
+    }
+    copy = with_validation(tmp_path, found)
+    done = export(copy, tmp_path / "out", device="cpu")
+    assert done.judged == "accuracy 12.0% of 200 cases, asked for at least 10%"
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "| quality gate | passed (final), asked for at least 10% |" in card
+    usual = {**found, "accuracy": 1.0, "cases": [{}], "settings": {"min_accuracy": 0.95}}
+    (copy / "validation.json").write_text(json.dumps(usual), encoding="utf-8")
+    assert export(copy, tmp_path / "two", device="cpu").judged == "accuracy 100.0% of 1 case"
+
+
+def test_a_bar_that_is_no_number_is_no_pass(tmp_path):
+    gate = {"passed": True, "reasons": []}
+    found = {"gate": gate, "checkpoint": "final", "settings": {"min_accuracy": "low"}}
+    with pytest.raises(CannotExport, match="the file cannot be read"):
+        export(with_validation(tmp_path, found), tmp_path / "out", device="cpu")
 
 
 def test_the_card_and_the_export_say_how_well_it_answers(tmp_path):

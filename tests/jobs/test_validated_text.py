@@ -30,7 +30,8 @@ def test_plain_text_has_a_loss_and_no_gate_and_may_be_exported(run, tmp_path):
     done = validate(run(), device="cpu")
     assert done.reached.cases == ()
     assert (done.gate.passed, done.gate.reasons) == (None, ())
-    assert any("no answer to judge, so that no accuracy is asked for" in n for n in done.notes)
+    [note] = done.notes  # none on characters that would be drawn, or on few cases
+    assert "no answer to judge, so that no accuracy is asked for" in note
     found = written(run())
     assert found["gate"] == {"passed": None, "reasons": []}
     assert found["settings"]["min_accuracy"] is None

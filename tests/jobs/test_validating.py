@@ -65,6 +65,32 @@ def test_a_gate_that_fails_says_why_and_the_answers_are_kept():
     assert found["cases"][0]["reason"].startswith("the text is another one")
 
 
+def test_a_gate_that_few_cases_passed_says_how_little_they_tell():
+    done = validate(learnt(), device="cpu", limit=1)
+    assert done.gate.passed is True
+    note = "1 case tells little: the accuracy lies between 20.7% and 100.0%; 50 or more are better"
+    assert note in done.notes
+    assert note in written(learnt())["notes"]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "rows", "told"),
+    [
+        (49, 49, "49 cases tell little: the accuracy lies between 92.7% and 100.0%; 50 or more"),
+        (60, 12, "60 cases of 12 rows tell little: the accuracy lies between 75.8% and 100.0%; 50"),
+        (50, 50, ""),
+        (0, 0, ""),
+    ],
+)
+def test_cases_are_few_below_fifty_rows_of_them(verdicts, rows, told):
+    from expert.jobs.validation_notes import few_cases
+    from expert.judging.score import score_of
+
+    note = few_cases(score_of([True] * verdicts, [str(n % rows) for n in range(verdicts)]))
+    assert note.startswith(told)
+    assert bool(note) == bool(told)
+
+
 def test_rows_that_a_run_held_out_are_found_again_and_were_not_learnt():
     done = validate(finished("lora"), device="cpu", min_accuracy=0.0)
     assert done.test_set == "rows held out of train.jsonl"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LINES = 5.0
 """Where nobody watches, it says so often how far it is."""
 SHOWN = 3
-"""Examples of wins, of losses, and of wrong answers."""
+"""Examples of wrong answers, lost ones among them, and of wins."""
 SHOWN_CHARACTERS = 160
 
 
@@ -191,30 +191,31 @@ def _facts(side: Reached) -> dict[str, str]:
 
 
 def _example_lines(done: Validation) -> list[tuple[str, str]]:
-    """Some wins and losses against the baseline, or some wrong answers."""
+    """Some wrong answers; beside a baseline those that it has right come first, and some wins."""
     compared = done.comparison
+    wrong = [each for each in done.reached.cases if each.judgement.passed is False]
     if compared is None or compared.difference is None:
-        wrong = [each for each in done.reached.cases if each.judgement.passed is False]
-        head = counted(len(wrong), "wrong answer")
-        return _cases(wrong[:SHOWN], head, "yellow") if wrong else []
+        return _cases(wrong[:SHOWN], counted(len(wrong), "wrong answer"), "yellow")
     low, high = compared.interval or (0.0, 0.0)
-    lines = [
-        (
-            f"against the baseline {compared.difference:+.1%} ({low:+.1%} to {high:+.1%}): "
-            f"{len(compared.wins)} won, {len(compared.losses)} lost, "
-            f"p = {compared.p_value or 0.0:.2g}",
-            "bold",
-        )
+    against = (
+        f"against the baseline {compared.difference:+.1%} ({low:+.1%} to {high:+.1%}): "
+        f"{len(compared.wins)} won, {len(compared.losses)} lost, p = {compared.p_value or 0.0:.2g}"
+    )
+    wins, losses = set(compared.wins), set(compared.losses)
+    lost = [each for each in wrong if each.case.id in losses]
+    others = [each for each in wrong if each.case.id not in losses]
+    won = [each for each in done.reached.cases if each.case.id in wins]
+    head = counted(len(others), "other wrong answer" if lost else "wrong answer")
+    return [
+        (against, "bold"),
+        *_cases(lost[:SHOWN], "lost", "red"),
+        *_cases(others[: max(0, SHOWN - len(lost))], head, "yellow"),
+        *_cases(won[:SHOWN], "won", "green"),
     ]
-    by_id = {each.case.id: each for each in done.reached.cases}
-    for name, ids, style in (("won", compared.wins, "green"), ("lost", compared.losses, "red")):
-        if ids:
-            lines += _cases([by_id[each] for each in ids[:SHOWN]], name, style)
-    return lines
 
 
 def _cases(cases: Sequence[Judged], title: str, style: str) -> list[tuple[str, str]]:
-    lines = [(f"{title}:", style)]
+    lines = [(f"{title}:", style)] if cases else []
     for each in cases:
         lines.append((f"  {each.case.id}: {_short(each.case.prompt)}", ""))
         lines.append((f"    expected {_short(each.case.expected)}", "dim"))

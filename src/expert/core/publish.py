@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -85,6 +86,17 @@ def damage(folder: Path, *, contents: bool = True) -> str:
                 faults.append(f"{name} has other bytes than {DONE} lists")
     more = f"; and {len(faults) - SHOWN_FAULTS} more" if len(faults) > SHOWN_FAULTS else ""
     return "; ".join(faults[:SHOWN_FAULTS]) + more
+
+
+def fingerprint(folder: Path, ending: str) -> str:
+    """One sha256 for the files of a published folder with that ending, made of those in DONE: no
+    file is read besides. "" where the folder is none, or has no such file."""
+    try:
+        listed = _listing(folder)
+    except (OSError, PublishError):
+        return ""
+    own = {name: entry["sha256"] for name, entry in listed.items() if name.endswith(ending)}
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest() if own else ""
 
 
 def sweep(parent: Path, *, alone: bool = False) -> list[Path]:

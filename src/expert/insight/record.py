@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.events import Event, read_events
+from expert.core.judged_weights import outdated
 from expert.core.rundir import RunFolder, RunFolderError
 
 
@@ -24,6 +25,13 @@ class RunRecord:
     events: tuple[Event, ...]
     damaged_lines: int
     validation: Mapping[str, Any] | None
+    outdated: str = ""
+    """Why the validation says nothing of the weights there are now; "" where it does."""
+
+    @property
+    def verdict(self) -> Mapping[str, Any] | None:
+        """The validation, where it is one of the weights there are now."""
+        return None if self.outdated else self.validation
 
     def of(self, name: str) -> list[Event]:
         """The events of one kind, in the order they happened."""
@@ -60,6 +68,7 @@ def read_run(folder: Path) -> RunRecord:
         )
     stored = read_events(run.events)
     events = tuple(stored)
+    validation = _object(run.validation) if run.validation.is_file() else None
     return RunRecord(
         folder=folder,
         manifest=_object(run.manifest),
@@ -67,7 +76,8 @@ def read_run(folder: Path) -> RunRecord:
         environment=_object(run.environment),
         events=events,
         damaged_lines=stored.damaged,
-        validation=_object(run.validation) if run.validation.is_file() else None,
+        validation=validation,
+        outdated=outdated(validation, run) if validation is not None else "",
     )
 
 

@@ -28,10 +28,12 @@ class CannotExport(ExpertError):
 
 def gate_remark(folder: RunFolder, choice: Choice, *, allow_failed: bool) -> str:
     """What the run's validation makes worth saying; CannotExport where its gate was not passed, or
-    by too few cases to say so."""
+    by too few cases to say so. A verdict on other weights counts as none."""
     found = read_verdict(folder)
     if found is None:
         return ""
+    if found.outdated:
+        return f"{folder.validation} {found.outdated}  (expert validate --expert {folder.path})"
     if found.passed is False:
         said = f"{folder.validation}: the gate is not passed: {found.reasons}"
         if not allow_failed:

@@ -56,7 +56,7 @@ class Exported:
     quantised_share: float | None
     """How far the base as it was quantised in training lies from the full one, as a share."""
     validation: str = ""
-    """What is to be said of its validation; "" where it passed the gate or was not validated."""
+    """What is to be said of its validation; "" where it passed the gate or never was validated."""
     judged: str = ""
     """What the validation found, in words; "" where there was none."""
     base: str = ""
@@ -138,7 +138,8 @@ def _carry_out(
         validation, base = remarks
         done = replace(work.report(to, temporary, found), validation=validation, base=base)
         verdict = read_verdict(work.folder)
-        done = replace(done, judged=verdict.in_words() if verdict is not None else "")
+        if verdict is not None and not verdict.outdated:
+            done = replace(done, judged=verdict.in_words())
         work.write_card(temporary, done)
     return done
 

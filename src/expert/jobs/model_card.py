@@ -171,6 +171,8 @@ def _answers(verdict: Verdict | None) -> list[tuple[str, str]]:
     """What `expert validate` found; a reader who cannot judge answers is told that nobody did."""
     if verdict is None or verdict.cases is None:
         return [("answers", "not judged: expert validate was not run")]
+    if verdict.outdated:
+        return [("answers", f"not judged: the validation {verdict.outdated}")]
     if not verdict.cases:
         none = ("answers", "not judged: the rows have none that could be asked for")
         return [none, (f"loss on {verdict.test_set}", _loss(verdict.loss))]
@@ -186,7 +188,8 @@ def _answers(verdict: Verdict | None) -> list[tuple[str, str]]:
         also = f"{verdict.learnt.get('cases')}; answers right without them: {without}"
         rows.append(("cases that were also learnt", also))
     gate = "passed" if verdict.passed else f"not passed: {verdict.reasons}"
-    rows.append(("quality gate", f"{gate} ({verdict.checkpoint})"))
+    bar = f", {verdict.low_bar}" if verdict.low_bar else ""
+    rows.append(("quality gate", f"{gate} ({verdict.checkpoint}){bar}"))
     return rows
 
 

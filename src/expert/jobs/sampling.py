@@ -195,7 +195,9 @@ def settle_decoding(plan: RunPlan, asked: Mapping[str, Any]) -> tuple[Decoding, 
     notes = []
     if "temperature" not in given and how.temperature == Defaults().temperature:
         how = replace(how, temperature=CHARACTER_TEMPERATURE)
-        notes.append(f"temperature {CHARACTER_TEMPERATURE}: at 0 characters soon repeat themselves")
+        notes.append(
+            f"temperature {CHARACTER_TEMPERATURE}: with 0 the text would soon repeat itself"
+        )
     for key, neutral in (("top_p", 1.0), ("min_p", 0.0), ("repetition_penalty", 1.0)):
         if getattr(how, key) == neutral:
             continue

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.core.publish import DONE
-from expert.core.words import loss
+from expert.core.judged_weights import outdated
+from expert.core.words import counted, loss
+from expert.judging.gate import MIN_ACCURACY
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from expert.jobs.test_sets import TestSet
 
 PARTIAL = "validation-partial.json"
-ENOUGH_OF_A_PART = 50
-"""Cases of a part, spread over the whole, that speak for it: with all of 50 right the true share is
-above 92.9 % (Wilson, 95 %), with all of 5 above 56.6 %."""
+ENOUGH_CASES = 50
+"""So many cases tell something, as a set and as a part spread over one: with all of 50 right the
+true share is above 92.9 % (Wilson, 95 %), with all of 5 above 56.6 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,17 @@ class Verdict:
     """On the rows."""
     examples: int | None
     """Rows that the loss is of."""
+    asked: float | None = None
+    """The accuracy that the gate asked for."""
+    outdated: str = ""
+    """Why it says nothing of the weights there are now; "" where it does."""
+
+    @property
+    def low_bar(self) -> str:
+        """What was asked for, where that is less than usual; else ""."""
+        if self.asked is None or not self.passed or self.asked >= MIN_ACCURACY:
+            return ""
+        return f"asked for at least {self.asked * 100:g}%"
 
     @property
     def count(self) -> int | None:
@@ -53,7 +65,7 @@ class Verdict:
     @property
     def is_too_small(self) -> bool:
         """Whether so few of the cases were judged that a pass says little."""
-        few = (self.rows or 0) < ENOUGH_OF_A_PART
+        few = (self.rows or 0) < ENOUGH_CASES
         return few and self.of is not None and self.cases != 0
 
     def in_words(self) -> str:
@@ -63,14 +75,14 @@ class Verdict:
         if not self.cases:
             known = f"loss {loss(self.loss)}" if self.loss is not None else "no loss"
             return f"{known}; no answer was judged: the rows have none that could be asked for"
-        text = f"{self.cases} cases"
+        text = counted(self.cases, "case")
         if self.accuracy is not None:
             text = f"accuracy {self.accuracy:.1%} of {text}"
         if self.interval is not None:
             text += f" (95 % interval {self.interval[0]:.1%} to {self.interval[1]:.1%})"
         if self.of is not None:
             text += f", a part of {self.of}"
-        return text
+        return f"{text}, {self.low_bar}" if self.low_bar else text
 
 
 def read_verdict(folder: RunFolder) -> Verdict | None:
@@ -81,8 +93,8 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
     try:
         found = json.loads(folder.validation.read_text(encoding="utf-8"))
         gate, part = found["gate"], found.get("partial") or {}
-        told = found.get("rows") or {}
-        ends = found.get("interval")
+        told, settings = found.get("rows") or {}, found.get("settings") or {}
+        ends, asked = found.get("interval"), settings.get("min_accuracy")
         cases = found["cases"] if isinstance(found.get("cases"), list) else None
         return Verdict(
             passed=None if gate["passed"] is None and cases == [] else gate["passed"] is True,
@@ -97,6 +109,8 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
             learnt=found.get("learnt") or {},
             loss=told.get("loss"),
             examples=told.get("examples"),
+            asked=None if asked is None else float(asked),
+            outdated=outdated(found, folder),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         return Verdict(
@@ -125,19 +139,11 @@ def place_for(folder: RunFolder, choice: Choice, test: TestSet) -> tuple[Path, s
     take the place of more of the same cases, judged of the same state."""
     before = read_verdict(folder)
     whole = test.part_of
-    if whole is None or before is None or before.count is None:
+    if whole is None or before is None or before.count is None or before.outdated:
         return folder.validation, ""
-    is_newer = _written(choice.path / DONE) > _written(folder.validation)
     other = before.checkpoint != choice.name or before.test_set != whole.name
-    if is_newer or other or before.count <= test.count:
+    if other or before.count <= test.count:
         return folder.validation, ""
     what = "judged {} of these cases" if before.cases else "looked at {} of these rows"
     note = f"{folder.validation.name}, which {what.format(before.count)}, is kept"
     return folder.path / PARTIAL, note
-
-
-def _written(file: Path) -> float:
-    try:
-        return file.stat().st_mtime
-    except OSError:
-        return 0.0

@@ -99,6 +99,8 @@ class Validation:
     model: str
     domain: str
     test_set: str
+    weights: str
+    """A sha256 of the weights that were judged: a run that goes on has others."""
     reached: Reached
     baseline: Reached | None
     comparison: Comparison | None
@@ -158,6 +160,7 @@ class Validation:
             "model": self.model,
             "domain": self.domain,
             "test_set": self.test_set,
+            "weights": self.weights,
             **facts_of(self.reached),
             "gate": {"passed": self.gate.passed, "reasons": list(self.gate.reasons)},
             "learnt": self.learnt,

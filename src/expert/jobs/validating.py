@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.judged_weights import weights_of
 from expert.jobs.run_places import find_expert
 from expert.jobs.standing_verdict import place_for
 from expert.jobs.validated import Judged, Reached, Validation
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from expert.core.rundir import RunFolder
     from expert.jobs.answering import Answer
+    from expert.jobs.choosing import Choice
     from expert.jobs.sampling import Decoding
     from expert.jobs.test_sets import TestSet
     from expert.jobs.trained import Trained
@@ -90,15 +92,16 @@ def validate(
     plan = read_plan(folder)
     _look_for_baseline(baseline)
     chosen = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
+    weights = weights_of(chosen.path)
     remark = base_remark(folder, plan)
     named = Path(test_set) if test_set is not None else None
     test = _rows(folder, plan, beside, named=named, limit=limit, baseline=baseline, tell=tell)
-    how, said = settle_decoding(plan, {})
+    how, _ = settle_decoding(plan, {})  # it speaks of characters that are drawn; here none are
     task = _task(folder, plan, test, how, domain, seed=seed, device=pick_device(device), tell=tell)
     _refuse_impossible(min_accuracy, task)
     learnt, untold = _learnt(folder, plan, beside, test)
     task = replace(task, learnt=learnt)
-    reached = _reach(folder, plan, chosen.name, task)
+    reached = _reach(folder, plan, chosen, task)
     others = _reach_all(folder, plan, task, {chosen.path: reached}) if checkpoints else ()
     before = _baseline(folder, plan, str(baseline), task) if baseline is not None else None
     theirs = before.standing if before is not None else None
@@ -111,6 +114,7 @@ def validate(
         model=plan.model.name,
         domain=task.domain,
         test_set=test.name,
+        weights=weights,
         reached=reached,
         baseline=before,
         comparison=_compared(reached, before),
@@ -119,7 +123,7 @@ def validate(
         settings=_settings(demands, task, limit),
         partial=test.partial,
         file=file,
-        notes=tuple(filter(None, (*said, *_notes(task), *task.found, remark, untold, kept))),
+        notes=tuple(filter(None, (*_notes(task, reached), *task.found, remark, untold, kept))),
         seconds=time.monotonic() - began,
     )
     folder.write_json(file.name, done.as_dict())
@@ -160,10 +164,11 @@ def _refuse_unknown(checkpoints: str | None) -> None:
         )
 
 
-def _notes(task: _Task) -> list[str]:
-    from expert.jobs.validation_notes import notes_on
+def _notes(task: _Task, reached: Reached) -> list[str]:
+    from expert.jobs.validation_notes import few_cases, notes_on
 
-    return notes_on(task.cases, task.domain, left_out=task.test.left_out)
+    known = notes_on(task.cases, task.domain, left_out=task.test.left_out)
+    return [*known, few_cases(reached.standing.score)]
 
 
 def _refuse_impossible(min_accuracy: float | None, task: _Task) -> None:
@@ -231,26 +236,23 @@ def _reach_all(
     """What every state of the run reaches; `known`: of some it was found out before."""
     from expert.jobs.choosing import choose, states
 
-    wanted = {choose(folder, name).path: name for name in states(folder)}
     return tuple(
-        known[path] if path in known else _reach(folder, plan, name, task)
-        for path, name in wanted.items()
+        known.get(choice.path) or _reach(folder, plan, choice, task)
+        for choice in (choose(folder, name) for name in states(folder))
     )
 
 
-def _reach(folder: RunFolder, plan: RunPlan, name: str, task: _Task) -> Reached:
+def _reach(folder: RunFolder, plan: RunPlan, choice: Choice, task: _Task) -> Reached:
     """Ask a state of a run."""
-    from expert.jobs.choosing import choose
     from expert.jobs.trained import load_trained
 
-    choice = choose(folder, name)
     task.tell(f"loading {plan.model.name} and {choice.name}", 0, 0)
     return _ask(load_trained(folder, plan, choice, device=task.device), str(folder.path), task)
 
 
 def _baseline(folder: RunFolder, plan: RunPlan, named: str, task: _Task) -> Reached:
     """Ask the base of the run without what it learnt, or another run."""
-    from expert.jobs.choosing import BASE
+    from expert.jobs.choosing import BASE, choose
     from expert.jobs.trained import load_base, read_plan
 
     if named == BASE:
@@ -258,7 +260,7 @@ def _baseline(folder: RunFolder, plan: RunPlan, named: str, task: _Task) -> Reac
         return _ask(load_base(plan, device=task.device), str(folder.path), task)
     other, _ = find_expert(Path(named))
     theirs = read_plan(other)
-    return _reach(other, theirs, theirs.watch.packaging_checkpoint, task)
+    return _reach(other, theirs, choose(other, theirs.watch.packaging_checkpoint), task)
 
 
 def _look_for_baseline(named: str | Path | None) -> None:

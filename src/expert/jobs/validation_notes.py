@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from expert.core.words import counted
+from expert.jobs.standing_verdict import ENOUGH_CASES
 
 if TYPE_CHECKING:
     from expert.judging.cases import Case
+    from expert.judging.score import Score
 
 
 def notes_on(cases: Sequence[Case], domain: str, *, left_out: int = 0) -> list[str]:
@@ -48,3 +50,17 @@ def notes_on(cases: Sequence[Case], domain: str, *, left_out: int = 0) -> list[s
             "checked  (npm install --global typescript)"
         )
     return notes
+
+
+def few_cases(score: Score) -> str:
+    """How little an accuracy of few cases tells; "" where there are enough of them, or none."""
+    rows = score.judged if score.rows is None else score.rows
+    if score.interval is None or rows >= ENOUGH_CASES:
+        return ""
+    low, high = score.interval
+    of = f" of {counted(rows, 'row')}" if rows != score.judged else ""
+    tell = "tells" if score.judged == 1 else "tell"
+    return (
+        f"{counted(score.judged, 'case')}{of} {tell} little: the accuracy lies between {low:.1%} "
+        f"and {high:.1%}; {ENOUGH_CASES}{' rows' if of else ''} or more are better"
+    )

@@ -62,7 +62,7 @@ def make_page(report: Report) -> Page:
     model, device = run.started.get("model"), run.started.get("device")
     where = f"{model} on {device} · " if model and device else ""
     head, reasons = (str(verdict.kind), _sentence(report)), _reasons(run, verdict)
-    good = standing(run.record.validation or {})
+    good = standing(run.record.verdict or {})
     if good is not None:  # whether it answers well comes before how fast it was trained
         reasons = f"Speed: {head[0]}. {head[1]} {reasons}"
         head = good
@@ -112,7 +112,7 @@ def _tone(report: Report) -> Tone:
         return "error"
     if "warning" in severities:
         return "warning"
-    if mapping((report.run.record.validation or {}).get("gate")).get("passed") is False:
+    if mapping((report.run.record.verdict or {}).get("gate")).get("passed") is False:
         return "warning"
     if report.verdict.kind == "unknown":
         return "note"
@@ -136,6 +136,8 @@ def _reasons(run: RunFacts, verdict: Verdict) -> str:
         state += f": {run.because}." if run.because else "."
     if run.state == "finished" and run.record.validation is None:
         state += " Nobody judged its answers yet: expert validate does."
+    if run.record.outdated:
+        state += f" validation.json {run.record.outdated}; expert validate judges them."
     fix = f"What mends it: {verdict.fix}." if verdict.fix else ""
     gains = "; ".join(str(gain) for gain in verdict.gains)
     gain = f"To be gained: {gains}." if gains else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from expert.core.words import loss
+from expert.core.words import counted, loss
 from expert.insight.page.blocks import Block, Card, Cards, Example, Folded, Section, Words
 from expert.insight.page.facts import RunFacts, listed, mapping, number
 
@@ -19,12 +19,13 @@ def judged(run: RunFacts) -> list[Section]:
     facts = run.record.validation
     if facts is None:
         return []
-    inside: list[Block] = []
+    old = run.record.outdated
+    inside: list[Block] = [_out_of_date(run)] if old else []
     cards = tuple(_cards(facts))
     if cards:
         inside.append(Cards(cards=cards))
     cases = [mapping(case) for case in listed(facts.get("cases"))]
-    inside += _gate(facts)
+    inside += [] if old else _gate(facts)
     for title, found in _groups(facts, cases):
         if found:
             shown = tuple(_example(case) for case in found[:SHOWN_CASES])
@@ -32,7 +33,17 @@ def judged(run: RunFacts) -> list[Section]:
             inside.append(Folded(title=f"{len(found):,} {title}{more}", inside=shown))
     if not inside:
         inside.append(Words(text="validation.json holds nothing this page knows.", tone="note"))
-    return [Section(name="validation", title="Validation", inside=tuple(inside))]
+    title = "Validation, out of date" if old else "Validation"
+    return [Section(name="validation", title=title, inside=tuple(inside))]
+
+
+def _out_of_date(run: RunFacts) -> Words:
+    """Above numbers that are those of a model which is no more."""
+    text = (
+        f"Out of date: validation.json {run.record.outdated}. What follows is what it found then; "
+        f"expert validate --expert {run.record.folder} judges the weights there are now."
+    )
+    return Words(text=text, tone="warning")
 
 
 def _gate(facts: Mapping[str, Any]) -> list[Block]:
@@ -69,7 +80,7 @@ def standing(facts: Mapping[str, Any]) -> tuple[str, str] | None:
     if accuracy is None or not isinstance(gate, bool):
         return None
     cases = len(listed(facts.get("cases")))
-    known = [f"{accuracy:.1%} of {cases:,} answers are right"]
+    known = [f"{accuracy:.1%} of {counted(cases, 'answer')} {'is' if cases == 1 else 'are'} right"]
     ends = [number(end) for end in listed(facts.get("interval"))]
     if len(ends) == 2 and None not in ends:
         known[0] += f" (95 % interval {ends[0] or 0.0:.1%} to {ends[1] or 0.0:.1%})"

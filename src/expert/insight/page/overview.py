@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from expert.core.words import count, duration, gib, loss
+from expert.core.words import count, counted, duration, gib, loss
 from expert.insight.finding import Finding, worst_first
 from expert.insight.page.blocks import Block, Card, Cards, Folded, Grid, Section, Words
 from expert.insight.page.facts import RunFacts, listed, mapping, number
@@ -69,6 +69,8 @@ def _grid(findings: Sequence[Finding]) -> Grid:
 
 
 def _answers(run: RunFacts) -> Measured:
+    if run.record.outdated:
+        return f"validation.json {run.record.outdated}"
     facts = run.record.validation or {}
     accuracy, gate = number(facts.get("accuracy")), mapping(facts.get("gate")).get("passed")
     if accuracy is None:
@@ -78,7 +80,8 @@ def _answers(run: RunFacts) -> Measured:
     cases = len(listed(facts.get("cases")))
     told = {"True": ", gate passed", "False": ", gate not passed"}
     passed = told.get(str(gate), "")
-    return Card(name="Answers right", value=f"{accuracy:.1%}", note=f"of {cases:,} cases{passed}")
+    note = f"of {counted(cases, 'case')}{passed}"
+    return Card(name="Answers right", value=f"{accuracy:.1%}", note=note)
 
 
 def _loss(run: RunFacts) -> Measured:

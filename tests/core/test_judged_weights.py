@@ -1,0 +1,72 @@
+"""A validation.json speaks for the weights it judged, and for no others."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.core.judged_weights import outdated, weights_of
+from expert.core.publish import publishing
+from expert.core.rundir import RunFolder
+
+OTHER = "is of other weights: the run went on since"
+OLDER = "is older than the weights, and does not say which it judged"
+PASSED, FAILED = ({"gate": {"passed": passed}} for passed in (True, False))
+
+
+def state(path: Path, weights: bytes, **others: str) -> Path:
+    with publishing(path) as folder:
+        (folder / "model.safetensors").write_bytes(weights)
+        for name, text in others.items():
+            (folder / f"{name}.json").write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """A run with a final state and a checkpoint."""
+    run = RunFolder(tmp_path / "demo")
+    state(run.final, b"first")
+    state(run.checkpoints / "step-000004", b"half way")
+    run.validation.write_text("{}", encoding="utf-8")
+    return run
+
+
+def test_the_hash_is_that_of_the_weights_alone(tmp_path):
+    one = weights_of(state(tmp_path / "one", b"same", config="a"))
+    assert one == weights_of(state(tmp_path / "two", b"same", config="b"))
+    assert one != weights_of(state(tmp_path / "three", b"other", config="a"))
+    assert len(one) == 64
+    assert weights_of(tmp_path / "nothing") == ""
+
+
+def test_a_verdict_holds_for_the_state_it_names(folder):
+    final = {**PASSED, "step": None, "weights": weights_of(folder.final)}
+    half = {**PASSED, "step": 4, "weights": weights_of(folder.checkpoints / "step-000004")}
+    assert outdated(final, folder) == outdated(half, folder) == ""
+    assert outdated({**final, "step": 4}, folder) == OTHER
+    assert outdated({**half, "step": 5}, folder) == OTHER  # it is not kept
+
+
+@pytest.mark.parametrize("gate", [PASSED, FAILED])
+def test_a_verdict_on_other_weights_is_outdated_whatever_it_says(folder, gate):
+    judged = {**gate, "step": None, "weights": weights_of(folder.final)}
+    folder.final.rename(folder.path / ".old-final")
+    assert outdated(judged, folder) == OTHER
+    state(folder.final, b"second")
+    assert outdated(judged, folder) == OTHER
+
+
+def test_a_pass_of_an_earlier_version_is_doubted_where_the_weights_are_younger(folder):
+    assert outdated(PASSED, folder) == ""
+    os.utime(folder.validation, (1, 1))
+    assert outdated(PASSED, folder) == OLDER
+    assert outdated(FAILED, folder) == ""  # a copy of the run must not open the gate
+
+
+@pytest.mark.parametrize("found", [{}, {"gate": 1}, {"step": True}, {"step": "4", "gate": []}])
+def test_a_file_of_another_shape_does_no_harm(folder, found: dict[str, Any]):
+    assert outdated(found, folder) == ""
