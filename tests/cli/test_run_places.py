@@ -28,6 +28,17 @@ def test_every_command_on_a_run_takes_an_expert_s_folder(run, tmp_path, command)
     assert (ran.code, "Error" in ran.err) == (0, False), ran.err
 
 
+def test_two_runs_are_compared_by_any_folder_that_means_them(run, tmp_path):
+    newest = Path(str(finished("lora")))
+    ran = run("benchmark", "--compare", str(newest.parent), str(newest.parent.parent))
+    assert ran.code == 0, ran.err
+    assert ran.out.count(f"{newest}\n") == 2  # above its column each
+    (tmp_path / "empty").mkdir()
+    refused = run("benchmark", "--compare", str(newest.parent), str(tmp_path / "empty"))
+    assert refused.code == 2
+    assert "are not of one kind (name two results or two runs)" in " ".join(refused.err.split())
+
+
 def test_a_folder_named_as_manifest_means_the_file_in_it_and_says_so(run, tmp_path):
     expert = expert_folder(tmp_path / "demo", "manifest.yaml")
     for command in (("plan", "--gpu", "rtx-4090", "--manifest"), ("plan", "--gpu", "rtx-4090")):

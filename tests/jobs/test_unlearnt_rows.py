@@ -145,7 +145,9 @@ def test_other_rows_are_advised_only_where_those_that_are_learnt_have_answers(
     for number in {*(long_rows or ()), *held_out}:
         rows[number] = {**rows[number], "instruction": f"Say {number}. {'word ' * 400}"}
     (tmp_path / "train.jsonl").write_text(lines(rows), encoding="utf-8")
-    with pytest.raises(DataError, match=rf"^{split}: .*larger training\.config\.max_seq") as refused:
+    with pytest.raises(
+        DataError, match=rf"^{split}: .*larger training\.config\.max_seq"
+    ) as refused:
         prepare(manifest)
     assert (SEED in str(refused.value)) == other_rows_would_do
 

@@ -123,9 +123,7 @@ def _prepared(builder: _OnlyLooking, trains: list[Source]) -> Counts | None:
     return replace(counts_of(builder, made.train), doubts=made.doubts)
 
 
-def _left_out(
-    builder: _OnlyLooking, tokens: Sequence[Prepared], longest: int
-) -> tuple[Doubt, ...]:
+def _left_out(builder: _OnlyLooking, tokens: Sequence[Prepared], longest: int) -> tuple[Doubt, ...]:
     """A doubt where packing, which is yet to be done, will leave out some of the prepared rows."""
     from expert.data.documents import DocumentStore
 

@@ -65,7 +65,7 @@ def train(
     progress: Callable[[int], None] = lambda done: None,
     evaluating: Evaluating = lambda split, rows, total: None,
 ) -> RunResult:
-    """Train what a manifest describes. `resume` is "auto", a run folder or a checkpoint.
+    """Train what a manifest describes. `resume`: "auto", a checkpoint, or a folder that means a run.
 
     `acknowledge` is called from the handler of the first signal that asks for an end, `progress`
     after every update that was launched, `evaluating` after every batch of an evaluation; none of
@@ -169,24 +169,13 @@ def _tell_of_data(session: Session, data: RunData) -> None:
 
 def _run_folder(plan: RunPlan, resume: str | None) -> tuple[RunFolder, Path | None]:
     """A new run folder, or the one to go on with and the checkpoint in it."""
-    from expert.core.rundir import RunFolder, RunFolderError, latest_run
+    from expert.core.rundir import RunFolder
+    from expert.jobs.run_places import run_to_resume
 
     parent = Path(plan.watch.output_dir)
     if resume is None:
         return RunFolder.create(parent, plan.expert), None
-    if resume == "auto":
-        found = latest_run(parent, plan.expert)
-        if found is None:
-            raise RunFolderError(
-                f"--resume: there is no run of {plan.expert} under {parent}  (start one without "
-                "--resume, or name its folder)"
-            )
-        return found, found.checkpoints
-    path = Path(resume)
-    if path.name.startswith("step-"):
-        return RunFolder.open(path.parent.parent), path
-    folder = RunFolder.open(path)
-    return folder, folder.checkpoints
+    return run_to_resume(resume, runs=parent, expert=plan.expert)
 
 
 def run_session(session: Session) -> RunResult:
