@@ -65,7 +65,7 @@ def train(
     progress: Callable[[int], None] = lambda done: None,
     evaluating: Evaluating = lambda split, rows, total: None,
 ) -> RunResult:
-    """Train what a manifest describes. `resume`: "auto", a checkpoint, or a folder that means a run.
+    """Train what a manifest describes. `resume`: "auto", a checkpoint or a folder that means a run.
 
     `acknowledge` is called from the handler of the first signal that asks for an end, `progress`
     after every update that was launched, `evaluating` after every batch of an evaluation; none of
@@ -148,7 +148,10 @@ def _removed_if_unused(folder: RunFolder) -> Iterator[None]:
 
 
 def _tell_of_data(session: Session, data: RunData) -> None:
-    """Say of every prepared folder whether it was there, and why or why not."""
+    """Say of every prepared folder whether it was there, and why or why not; and what there is to
+    say once the rows are counted."""
+    from expert.planning.length import MAX_STEPS
+
     splits = [split for split in (data.train, data.validation, data.test) if split is not None]
     for split in splits:
         for prepared in split.folders:
@@ -163,7 +166,8 @@ def _tell_of_data(session: Session, data: RunData) -> None:
                 bad_rows=prepared.statistics.bad_rows,
             )
     made = {each.folder: each.left_out for split in splits for each in split.folders}
-    for text in filter(None, (*made.values(), *data.doubts)):
+    told = [remark.text for remark in session.plan.remarks if remark.path == MAX_STEPS]
+    for text in filter(None, (*made.values(), *data.doubts, *told)):
         session.emit("warning", text=text)
 
 
