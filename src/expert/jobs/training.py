@@ -249,10 +249,12 @@ def _best_loss(session: Session) -> float | None:
 def _result(
     session: Session, exit_code: int, *, final: Path | None, test_loss: float | None = None
 ) -> RunResult:
+    from expert.core.interrupts import asked_by
     from expert.jobs.ending import last_eval_loss
 
     if exit_code != EXIT_OK:
-        session.emit("stopped", step=session.state.done, reason="signal", exit_code=exit_code)
+        reason = asked_by(exit_code)
+        session.emit("stopped", step=session.state.done, reason=reason, exit_code=exit_code)
     return RunResult(
         folder=session.folder.path,
         exit_code=exit_code,
