@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,31 @@ def test_a_folder_named_as_manifest_means_the_file_in_it_and_says_so(run, tmp_pa
         assert ran.code == 0, ran.err
         assert f"the manifest is {expert / 'manifest.yaml'}" in ran.err
     assert run("manifest", "check", str(expert)).code == 0
+
+
+@pytest.mark.parametrize("named", ["runs", "."])
+def test_resume_takes_a_folder_of_runs_or_of_an_expert_and_says_which_run_it_took(
+    run, tmp_path, named
+):
+    home = tmp_path / "lora"
+    shutil.copytree(finished("lora").parents[1], home)
+    [folder] = (home / "runs").iterdir()
+    shutil.copytree(folder, home / "runs" / "other-29991231-000000")  # of another expert
+    asked = ("train", "-m", str(home / "manifest.json"), "--device", "cpu", "--resume")
+    for more, told in (
+        (("--dry-run",), f"the run would go on with {folder}; nothing was written\n"),
+        ((), f"resumed at step 6 from {folder / 'checkpoints' / 'step-000006'}\n"),
+    ):
+        ran = run(*asked, str(home / named), *more)
+        assert ran.code == 0, ran.err
+        assert f"the run is {folder}\n" in ran.err
+        assert told in ran.out
+    assert "the run is" not in run(*asked, str(folder)).err
+
+
+def test_a_folder_without_a_run_cannot_be_resumed(run, tmp_path):
+    expert = expert_folder(tmp_path / "demo")
+    (tmp_path / "empty").mkdir()
+    ran = run("train", "-m", str(expert), "--device", "cpu", "--resume", str(tmp_path / "empty"))
+    assert ran.code == 2
+    assert "empty: is no run folder, it has no plan.json" in ran.err

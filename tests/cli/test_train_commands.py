@@ -202,33 +202,6 @@ def test_resume_alone_goes_on_with_the_newest_run_and_says_from_where(run, tmp_p
     assert len(list((home / "runs").iterdir())) == 1
 
 
-@pytest.mark.parametrize("named", ["runs", "."])
-def test_resume_takes_a_folder_of_runs_or_of_an_expert_and_says_which_run_it_took(
-    run, tmp_path, named
-):
-    home = tmp_path / "lora"
-    shutil.copytree(finished("lora").parents[1], home)
-    [folder] = (home / "runs").iterdir()
-    shutil.copytree(folder, home / "runs" / "other-29991231-000000")  # of another expert
-    asked = ("train", "-m", str(home / "manifest.json"), "--device", "cpu", "--resume")
-    for more, told in (
-        (("--dry-run",), f"the run would go on with {folder}; nothing was written\n"),
-        ((), f"resumed at step 6 from {folder / 'checkpoints' / 'step-000006'}\n"),
-    ):
-        ran = run(*asked, str(home / named), *more)
-        assert ran.code == 0, ran.err
-        assert f"the run is {folder}\n" in ran.err
-        assert told in ran.out
-    assert "the run is" not in run(*asked, str(folder)).err
-
-
-def test_a_folder_without_a_run_cannot_be_resumed(run, expert, tmp_path):
-    (tmp_path / "empty").mkdir()
-    ran = run("train", "-m", str(expert), "--device", "cpu", "--resume", str(tmp_path / "empty"))
-    assert ran.code == 2
-    assert "empty: is no run folder, it has no plan.json" in ran.err
-
-
 def test_a_changed_run_is_refused_with_the_difference_unless_allowed(run, tmp_path):
     home = tmp_path / "lora"
     shutil.copytree(finished("lora").parents[1], home)
@@ -290,26 +263,6 @@ def test_a_file_that_is_missing_is_told_by_a_dry_run_too(run, expert):
     ran = run("train", "-m", str(expert), "--dry-run", "--device", "cpu")
     assert ran.code == 2
     assert "train.jsonl: there is no " in ran.err
-
-
-@pytest.mark.parametrize(
-    "command",
-    [("train",), ("train", "--dry-run"), ("plan",), ("dataset", "check"), ("pretokenize",)],
-)
-def test_rows_that_are_missing_are_told_with_the_script_that_makes_them(run, expert, command):
-    rows, script = expert.parent / "train.jsonl", expert.parent / "make_data.py"
-    rows.unlink()
-    script.touch()
-    ran = run(*command, "-m", str(expert))
-    told = f"train.jsonl: there is no {rows}  (python {script} makes it)"
-    assert " ".join(told.split()) in " ".join((ran.err + ran.out).split())
-
-
-def test_a_script_beside_the_manifest_is_not_said_to_make_files_that_lie_elsewhere(run, expert):
-    (expert.parent / "make_data.py").touch()
-    ran = run("train", "-m", str(expert), "--dataset", "/nowhere/rows.jsonl")
-    assert ran.code == 2
-    assert "make_data.py" not in ran.err
 
 
 # --- what is refused -----------------------------------------------------------------------------
