@@ -174,3 +174,26 @@ def test_a_wrong_option_is_told_in_words_of_a_person(run, tmp_path, monkeypatch,
     ran = run(*command)
     assert ran.code == 2
     assert told in " ".join(ran.err.replace("│", "").split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("train",), ("train", "--dry-run"), ("plan",), ("dataset", "check"), ("pretokenize",)],
+)
+def test_rows_that_are_missing_are_told_with_the_script_that_makes_them(run, tmp_path, command):
+    file = a_manifest(tmp_path)
+    rows, script = tmp_path / "train.jsonl", tmp_path / "make_data.py"
+    rows.unlink()
+    script.touch()
+    ran = run(*command, "-m", file)
+    told = f"train.jsonl: there is no {rows} (python {script} makes it)"
+    assert told in " ".join((ran.err + ran.out).split())
+
+
+def test_a_script_beside_the_manifest_is_not_said_to_make_files_that_lie_elsewhere(run, tmp_path):
+    file = a_manifest(tmp_path)
+    (tmp_path / "make_data.py").touch()
+    ran = run("train", "-m", file, "--dataset", "/nowhere/rows.jsonl")
+    assert ran.code == 2
+    assert "/nowhere/rows.jsonl: there is no such file" in ran.err
+    assert "make_data.py" not in ran.err

@@ -44,3 +44,14 @@ def test_plain_text_is_to_be_sampled_rather_than_validated(run: Runner, tmp_path
     assert run("new", "other", "-o", str(tmp_path)).out.splitlines()[-1] == (
         f"  expert validate --expert {tmp_path / 'other'}"
     )
+
+
+def test_rows_that_cannot_be_used_are_counted_and_it_is_said_what_lists_them(run: Runner, tmp_path):
+    good, rows = '{"instruction": "a", "response": "b"}', tmp_path / "rows.jsonl"
+    bad = ("{broken", '{"instruction": "a", "response": ""}')
+    for name, lines in (("some", (bad[0], good, bad[1])), ("none", (good, good))):
+        rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        ran = run("new", name, "--from", str(rows), "-o", str(tmp_path))
+        assert ran.code == 0, ran.err
+        told = "2 of the first 3 rows cannot be used: expert dataset check lists them"
+        assert (told in ran.out) == (name == "some")

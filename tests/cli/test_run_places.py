@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,17 @@ def test_every_command_on_a_run_takes_an_expert_s_folder(run, tmp_path, command)
     assert (ran.code, "Error" in ran.err) == (0, False), ran.err
 
 
+def test_two_runs_are_compared_by_any_folder_that_means_them(run, tmp_path):
+    newest = Path(str(finished("lora")))
+    ran = run("benchmark", "--compare", str(newest.parent), str(newest.parent.parent))
+    assert ran.code == 0, ran.err
+    assert ran.out.count(f"{newest}\n") == 2  # above its column each
+    (tmp_path / "empty").mkdir()
+    refused = run("benchmark", "--compare", str(newest.parent), str(tmp_path / "empty"))
+    assert refused.code == 2
+    assert "are not of one kind (name two results or two runs)" in " ".join(refused.err.split())
+
+
 def test_a_folder_named_as_manifest_means_the_file_in_it_and_says_so(run, tmp_path):
     expert = expert_folder(tmp_path / "demo", "manifest.yaml")
     for command in (("plan", "--gpu", "rtx-4090", "--manifest"), ("plan", "--gpu", "rtx-4090")):
@@ -35,3 +47,31 @@ def test_a_folder_named_as_manifest_means_the_file_in_it_and_says_so(run, tmp_pa
         assert ran.code == 0, ran.err
         assert f"the manifest is {expert / 'manifest.yaml'}" in ran.err
     assert run("manifest", "check", str(expert)).code == 0
+
+
+@pytest.mark.parametrize("named", ["runs", "."])
+def test_resume_takes_a_folder_of_runs_or_of_an_expert_and_says_which_run_it_took(
+    run, tmp_path, named
+):
+    home = tmp_path / "lora"
+    shutil.copytree(finished("lora").parents[1], home)
+    [folder] = (home / "runs").iterdir()
+    shutil.copytree(folder, home / "runs" / "other-29991231-000000")  # of another expert
+    asked = ("train", "-m", str(home / "manifest.json"), "--device", "cpu", "--resume")
+    for more, told in (
+        (("--dry-run",), f"the run would go on with {folder}; nothing was written\n"),
+        ((), f"resumed at step 6 from {folder / 'checkpoints' / 'step-000006'}\n"),
+    ):
+        ran = run(*asked, str(home / named), *more)
+        assert ran.code == 0, ran.err
+        assert f"the run is {folder}\n" in ran.err
+        assert told in ran.out
+    assert "the run is" not in run(*asked, str(folder)).err
+
+
+def test_a_folder_without_a_run_cannot_be_resumed(run, tmp_path):
+    expert = expert_folder(tmp_path / "demo")
+    (tmp_path / "empty").mkdir()
+    ran = run("train", "-m", str(expert), "--device", "cpu", "--resume", str(tmp_path / "empty"))
+    assert ran.code == 2
+    assert "empty: is no run folder, it has no plan.json" in ran.err

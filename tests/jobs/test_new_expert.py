@@ -152,7 +152,7 @@ def test_a_file_that_cannot_be_read_keeps_its_own_remedy(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "no row can be read: it is empty"),
+        ("", r"no row can be read: it is empty  \(put rows into it; without --from there are some"),
         ("not json\n", "no row can be read: .*JSON"),
         ('{"prompt": "a", "completion": ""}\n', "no row can be learnt from: .*the answer is empty"),
     ],

@@ -173,3 +173,26 @@ def test_the_only_row_is_trained_on_and_draws_no_warning(tmp_path):
     assert plan.length.rows == 1
     assert [remark.text for remark in plan.remarks if remark.path == "length.rows"] == []
     assert expert.prepare(tmp_path / "manifest.json").train.index.examples == 1
+
+
+# --- max_steps that the epochs do not come to -----------------------------------------------------
+
+
+@pytest.mark.parametrize(("epochs", "words"), [(1, "1 epoch ends"), (2, "2 epochs end")])
+def test_a_plan_says_that_the_epochs_end_before_max_steps(tmp_path, epochs, words):
+    manifest = _expert(tmp_path, 80)
+
+    def planned(steps: int) -> tuple[RunPlan, list[str]]:
+        plan = expert.plan(manifest, overrides=(f"epochs={epochs}", f"max_steps={steps}"))
+        return plan, [each.text for each in plan.remarks if each.path == "length.max_steps"]
+
+    for prepared in (False, True):
+        if prepared:
+            expert.prepare(manifest)
+        plan, told = planned(600)
+        total = plan.length.total_steps
+        assert told == [
+            f"{words} after {total} updates, before the 600 of max_steps  (more epochs for more)"
+        ]
+        assert total is not None
+        assert planned(total)[1] == planned(total - 1)[1] == []

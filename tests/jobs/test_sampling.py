@@ -330,6 +330,19 @@ def test_a_run_that_has_not_finished_has_no_final(tmp_path):
     assert texts(run, "say cat 2", checkpoint="6") == texts(finished("lora"), "say cat 2")
 
 
+def test_a_newest_run_that_has_not_finished_names_the_newest_one_that_has(tmp_path):
+    names = ("demo-20260101-000000", "demo-20260102-000000", "demo-20260103-000000")
+    for name in (*names, "other-20260104-000000"):
+        shutil.copytree(finished("lora"), tmp_path / name)
+    runs = [RunFolder(tmp_path / name) for name in names]
+    for unfinished, offered in ((runs[2], runs[1]), (runs[1], runs[0]), (runs[0], None)):
+        shutil.rmtree(unfinished.final)
+        with pytest.raises(NothingTrained) as told:
+            choose(runs[2], "final")
+        advice = f"; or name {offered.path}, which is finished)" if offered else "3, 6)"
+        assert str(told.value).endswith(advice)
+
+
 def test_a_plan_of_another_version_is_told(tmp_path):
     (tmp_path / "plan.json").write_text('{"expert": "x"}', encoding="utf-8")
     with pytest.raises(Exception, match=r"plan\.json: is no plan of this version: target: Field"):

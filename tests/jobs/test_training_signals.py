@@ -130,9 +130,11 @@ def assert_equal_in_the_end(folder: Path, whole: tuple[Path, Path]) -> None:
     assert found == expected
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code", "by"), [(signal.SIGTERM, 143, "SIGTERM"), (signal.SIGINT, 130, "Ctrl-C")]
+)
 def test_a_signal_saves_the_update_reached_and_the_run_goes_on_from_there(
-    trainers, whole, tmp_path, number, code
+    trainers, whole, tmp_path, number, code, by
 ):
     manifest = own(whole, tmp_path)
     pid = trainers.start(manifest=str(manifest), hold_at=5)
@@ -149,7 +151,7 @@ def test_a_signal_saves_the_update_reached_and_the_run_goes_on_from_there(
     assert max(saved_steps(folder)) == 6
     assert damage(folder / "checkpoints" / "step-000006") == ""
     told = events_of(folder, "stopped")[0]
-    assert (told["step"], told["exit_code"]) == (6, code)
+    assert (told["step"], told["exit_code"], told["reason"]) == (6, code, by)
     assert_equal_in_the_end(run(manifest, resume="auto").folder, whole)
 
 

@@ -108,6 +108,59 @@ def test_a_plan_tells_before_and_after_preparing(tmp_path):
     assert after.startswith(TOLD)
 
 
+def test_a_plan_tells_of_prepared_rows_that_another_length_would_leave_out(tmp_path):
+    manifest = an_expert_with_long_rows(tmp_path, ROWS[:30] + LONG)
+    prepare(manifest, overrides=("max_seq_length=2048",))  # nothing is packed for another one
+    told = [each for each in plan(manifest).remarks if "left out" in each.text]
+    assert [each.path for each in told] == ["training.config.max_seq_length"]
+    assert told[0].text.startswith(TOLD)
+    assert "the longest row has" in told[0].text
+
+
+@pytest.mark.parametrize("overlong", ["cut", "drop"])
+def test_a_plan_tells_what_preparing_has_refused(tmp_path, overlong):
+    manifest = an_expert_with_long_rows(tmp_path, LONG, overlong=overlong)
+    with pytest.raises(DataError) as refused:
+        prepare(manifest)
+    assert str(refused.value) in [each.text for each in plan(manifest).remarks]
+
+
+SEED = "another training.config.seed or a larger validation_split draws other rows"
+
+
+@pytest.mark.parametrize(
+    ("long_rows", "split", "other_rows_would_do"),
+    [(range(60), "train", False), (range(40), "validation", False), (None, "validation", True)],
+)
+def test_other_rows_are_advised_only_where_those_that_are_learnt_have_answers(
+    tmp_path, long_rows, split, other_rows_would_do
+):
+    dataset = {"path": "train.jsonl", "validation_split": 0.03}
+    manifest = an_expert(tmp_path, dataset=dataset)
+    rows = [{"instruction": f"Say {n}.", "output": f"number {n}"} for n in range(60)]
+    (tmp_path / "train.jsonl").write_text(lines(rows), encoding="utf-8")
+    made = prepare(manifest).validation
+    assert made is not None
+    held_out = {int(number) for number in made.index.piece_document}
+    for number in {*(long_rows or ()), *held_out}:
+        rows[number] = {**rows[number], "instruction": f"Say {number}. {'word ' * 400}"}
+    (tmp_path / "train.jsonl").write_text(lines(rows), encoding="utf-8")
+    with pytest.raises(
+        DataError, match=rf"^{split}: .*larger training\.config\.max_seq"
+    ) as refused:
+        prepare(manifest)
+    assert (SEED in str(refused.value)) == other_rows_would_do
+
+
+def test_other_rows_are_not_advised_where_they_have_a_file_of_their_own(tmp_path):
+    manifest = an_expert(tmp_path, dataset={"path": "a.jsonl", "validation_path": "b.jsonl"})
+    for name, rows in (("a", ROWS[:30]), ("b", LONG)):
+        (tmp_path / f"{name}.jsonl").write_text(lines(rows), encoding="utf-8")
+    with pytest.raises(DataError, match=r"^validation: ") as refused:
+        prepare(manifest)
+    assert SEED not in str(refused.value)
+
+
 def test_a_check_of_the_data_tells_them_and_the_tokens_that_are_lost(tmp_path):
     manifest = an_expert_with_long_rows(tmp_path, ROWS[:30] + LONG)
     report = check_dataset(manifest)

@@ -130,6 +130,15 @@ def test_a_missing_file_is_refused(tmp_path: Path):
     assert _refusal(tmp_path / "no.json") == "no such file  (check the path)"
 
 
+def test_a_missing_file_with_nearly_the_name_of_a_manifest_beside_it_names_that(tmp_path: Path):
+    (tmp_path / "qa").mkdir()
+    assert _refusal(tmp_path / "qaa") == "no such file  (check the path)"  # no manifest is in it
+    for name in ("qa/manifest.yaml", "expert.json"):
+        (tmp_path / name).write_text("{}", encoding="utf-8")
+    for wrong, meant in (("qaa", "qa"), ("exprt.json", "expert.json")):
+        assert _refusal(tmp_path / wrong) == f"no such file  (did you mean {tmp_path / meant}?)"
+
+
 def test_a_folder_is_refused(tmp_path: Path):
     assert _refusal(tmp_path) == "is a folder  (name the manifest file inside it)"
     assert _refusal(".") == "is a folder  (name the manifest file inside it)"

@@ -206,6 +206,7 @@ def test_a_wrong_override_is_refused_by_its_text(override: str, text: str):
         ("epochs=three", "m.yaml: 1 problem\n  - --set epochs: got 'three' (text), expected"),
         ("training.config.epocs=3", "m.yaml: 1 problem\n  - --set training.config.epocs: unk"),
         ("model=[1]", "m.yaml: 1 problem\n  - --set model: got [1], expected a name or an object"),
+        ("name.foo=3", "m.yaml: 1 problem\n  - --set name.foo: name is no object, expected text"),
         ("dtype=x", "m.yaml: 1 problem\n  - --set dtype: got 'x', expected bfloat16"),
     ],
 )  # fmt: skip

@@ -31,6 +31,13 @@ def test_memory_alone_makes_a_card_nobody_knows():
     assert (found.device, found.card, found.capability) == ("cuda", None, None)
 
 
+@pytest.mark.parametrize(
+    ("vram", "words"), [("16GB", "16 GiB"), ("1.5GB", "1.5 GiB"), ("100MB", "100 MiB")]
+)
+def test_a_card_nobody_knows_is_called_by_its_memory(vram, words):
+    assert choose_target(machine(), vram=vram).name == f"a card with {words}"
+
+
 def test_this_machine_s_card_is_planned_with_what_is_free():
     here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9), held_gib=4))
     found = choose_target(here)

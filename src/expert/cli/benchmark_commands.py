@@ -40,7 +40,7 @@ OnlyRungs = Annotated[
 ]
 TwoResults = Annotated[
     tuple[Path, Path] | None,
-    typer.Option(metavar="A B", help="Two results or two run folders side by side."),
+    typer.Option(metavar="A B", help="Two results or two runs side by side."),
 ]
 ResultFile = Annotated[
     Path | None,
@@ -84,10 +84,12 @@ def benchmark(
     from expert.cli.benchmark_view import show_compared
     from expert.cli.display import make_console
     from expert.jobs.benchmarking import Asked
+    from expert.jobs.run_places import run_or_result
 
     console = make_console(error=as_json)
     if compare is not None:
-        show_compared(compare[0], compare[1], console, as_json=as_json)
+        first, second = (run_or_result(place) for place in compare)
+        show_compared(first, second, console, as_json=as_json)
         return
     manifest = one_manifest(file, manifest)
     flags = flag_overrides(dataset=dataset, output=output, epochs=None, device=device)

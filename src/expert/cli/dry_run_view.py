@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from expert.cli.asked_manifest import NotAsked
 from expert.core.errors import EXIT_DOES_NOT_FIT
-from expert.jobs.going_on import RESUME
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,15 +77,9 @@ def would_prepare(read: ReadManifest, plan: RunPlan) -> dict[str, Any]:
 
 
 def _would_resume(plan: RunPlan, resume: str | None) -> str | None:
-    from expert.core.rundir import latest_run
+    from expert.jobs.run_places import run_to_resume
 
     if resume != "auto":
         return resume
-    parent = Path(plan.watch.output_dir)
-    run = latest_run(parent, plan.expert)
-    if run is None:
-        raise NotAsked(
-            f"{RESUME}: there is no run of {plan.expert} under {parent}  (start one without "
-            f"{RESUME}, or name its folder)"
-        )
-    return str(run.path)
+    runs = Path(plan.watch.output_dir)
+    return str(run_to_resume(resume, runs=runs, expert=plan.expert)[0].path)

@@ -31,6 +31,7 @@ def new(
 ) -> None:
     """Make a folder with a manifest, from a template or from a file of rows."""
     from expert.cli.display import make_console, write_line
+    from expert.core.words import counted
     from expert.jobs.new_expert import new_expert
 
     made = new_expert(name, data=data, template=template, into=output, mapping=mapping or ())
@@ -47,6 +48,10 @@ def new(
         parts = ", ".join(f"{part}: {column}" for part, column in made.columns.items())
         unused = f"; not used: {', '.join(made.unused)}" if made.unused else ""
         write_line(f"  rows in {made.data}: {parts}{unused}")
+        if made.bad_rows:
+            first = counted(made.looked_at, "row")
+            bad = f"{made.bad_rows} of the first {first} cannot be used"
+            console.print(f"  {bad}: expert dataset check lists them", style="yellow")
         if made.unread:
             write_line(f"  not read: {', '.join(made.unread)}")
     else:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _NOT_IN_THE_TABLE = {"memory.parts", "memory.workload", "decoding", "data.dataset"}
 _DEFAULT = "the default"
 _STYLES = {"warning": "bold yellow", "superseded": "dim", "advice": "cyan"}
-_NAMED_BY_THE_MANIFEST = ("training.dataset.", "base_models[")
+_NAMED_BY_THE_MANIFEST = ("training.dataset.", "base_models[", "training.config.max_seq_length")
 _SIDE_BY_SIDE = (
     "model.quantization",
     "kernels.precision",

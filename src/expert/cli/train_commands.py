@@ -58,7 +58,8 @@ Resume = Annotated[
     typer.Option(
         RESUME,
         metavar="[auto|PATH]",
-        help="Go on with the newest run of this expert, or with a run folder or checkpoint.",
+        help="Go on with the newest run of this expert, or with a run, the newest of a folder, or "
+        "a checkpoint.",
     ),
 ]
 AllowChanged = Annotated[
@@ -102,6 +103,7 @@ def train(
             "device: cuda was asked for, and no GPU was found: see expert machine  (use --device "
             "cpu, or auto)"
         )
+    resume = _run_that_is_meant(resume, plan)
     console = make_console(error=as_json)
     if dry_run:
         show_dry_run(read, plan, resume, console, as_json=as_json)
@@ -119,6 +121,24 @@ def train(
     _show_result(result, plan, console, as_json=as_json)
     if result.exit_code != EXIT_OK:
         raise typer.Exit(result.exit_code)
+
+
+def _run_that_is_meant(resume: str | None, plan: RunPlan) -> str | None:
+    """What to go on with; where a folder of runs or of an expert was named, its newest run, which
+    is said."""
+    from expert.cli.display import make_console
+    from expert.cli.run_view import say
+    from expert.jobs.run_places import run_to_resume
+
+    if resume in (None, "auto"):
+        return resume
+    named = Path(str(resume))
+    runs = Path(plan.watch.output_dir)
+    folder, _ = run_to_resume(str(resume), runs=runs, expert=plan.expert)
+    if folder.path in (named, *named.parents):  # the run itself, or a checkpoint of it
+        return resume
+    say(make_console(error=True), f"the run is {folder.path}", "dim")
+    return str(folder.path)
 
 
 def _run(

@@ -12,12 +12,18 @@ SHOW_CURSOR = b"\x1b[?25h"
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 
+def asked_by(exit_code: int) -> str:
+    """Who asked for an end, in words, by the exit code that it led to."""
+    number = signal.Signals(exit_code - 128)
+    return _NAMES.get(number, number.name)
+
+
 class Interrupted(SystemExit):
     """Somebody asked for an end; the exit code is 130 for Ctrl-C and 143 for SIGTERM."""
 
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
-        self.by = _NAMES.get(signal.Signals(number), signal.Signals(number).name)
+        self.by = asked_by(128 + number)
         self.left = ""
         """What is left of what was interrupted, where somebody knows more than the command."""
         self.told = False

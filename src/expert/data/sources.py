@@ -27,6 +27,8 @@ from expert.manifest.slips import neighbour_of
 from expert.planning.survey import local_path, looks_local
 
 SHOWN_BAD_ROWS = 3
+MAKES_ROWS = "make_data.py"
+"""A script beside a manifest that makes its rows."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,7 @@ class _Finder:
             return self._files(path, [found])
         if self._hub_meant or not looks_local(path, self._folder) or _is_hub_split(path):
             return self._on_hub(path)
-        raise _no_such_file(path, found)
+        raise self._no_such_file(path, found)
 
     def beside(self, train: str, split: Split) -> Source | None:
         """The part of the folder of the training rows that is named like another split."""
@@ -295,26 +297,32 @@ class _Finder:
         if not files:
             what = f"the folder has no data files for {asked or split!r}"
             fix = "put .jsonl, .csv, .parquet or other data files there"
-            raise FilesNotHere(str(unusable(path, what, fix)))
+            raise self._not_here(path, what, fix, folder)
         return self._files(path, files)
+
+    def _no_such_file(self, path: str, file: Path) -> DataError:
+        """A path that is not there. With a name beside it that is nearly the same, it is misspelt
+        and nothing is missing."""
+        what = f"there is no {file}" if str(file) != path else "there is no such file"
+        try:
+            beside = [entry.name for entry in file.parent.iterdir()]
+        except OSError:
+            fix = "paths are relative to the folder of the manifest"
+            return self._not_here(path, what, fix, file)
+        close = neighbour_of(file.name, beside)
+        if close:
+            return unusable(path, what, f"did you mean {close!r}?")
+        return self._not_here(path, what, "check training.dataset.path", file)
+
+    def _not_here(self, path: str, what: str, fix: str, wanted: Path) -> FilesNotHere:
+        """Files that are missing, with the command that makes them where there is one."""
+        script = self._folder / MAKES_ROWS
+        if script.is_file() and wanted.is_relative_to(self._folder):
+            fix = f"python {script} makes it"
+        return FilesNotHere(str(unusable(path, what, fix)))
 
 
 def _is_hub_split(path: str) -> bool:
     """`id::split` where `id` has no owner and looks like no file."""
     name, marks, _ = path.partition("::")
     return bool(marks) and bool(re.fullmatch(r"[\w-]+", name))
-
-
-def _no_such_file(path: str, file: Path) -> DataError:
-    """A path that is not there. With a name beside it that is nearly the same, it is misspelt and
-    nothing is missing."""
-    what = f"there is no {file}" if str(file) != path else "there is no such file"
-    try:
-        beside = [entry.name for entry in file.parent.iterdir()]
-    except OSError:
-        fix = "paths are relative to the folder of the manifest"
-        return FilesNotHere(str(unusable(path, what, fix)))
-    close = neighbour_of(file.name, beside)
-    if close:
-        return unusable(path, what, f"did you mean {close!r}?")
-    return FilesNotHere(str(unusable(path, what, "check training.dataset.path")))

@@ -58,12 +58,15 @@ def choose(folder: RunFolder, asked: str) -> Choice:
 
 def _final(folder: RunFolder) -> Choice:
     from expert.core.publish import damage
+    from expert.jobs.watching import finished_beside
 
     fault = damage(folder.final, contents=False)
     if fault:
+        other = finished_beside(folder)
+        or_other = f"; or name {other.path}, which is finished" if other else ""
         raise NothingTrained(
             f"{folder.final}: there is no finished expert: {fault}  (let the run finish with "
-            f"--resume; {_offer(folder)})"
+            f"--resume; {_offer(folder)}{or_other})"
         )
     return Choice(name=FINAL, path=folder.final, step=None)
 

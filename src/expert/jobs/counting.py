@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.words import counted
+from expert.jobs.left_out import MAX_LENGTH, NothingLeft, too_long_to_learn
+from expert.jobs.packing import unlearnt_in, unlearnt_rows
+from expert.jobs.places import Doubt
 from expert.jobs.preparing import Builder
 
 if TYPE_CHECKING:
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
     from expert.data.row_keys import RowKeys
     from expert.data.shared_rows import SharedRows
     from expert.data.sources import Source, Sources
-    from expert.jobs.places import Doubt
     from expert.jobs.prepared import PreparedSplit
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
@@ -114,8 +116,23 @@ def _prepared(builder: _OnlyLooking, trains: list[Source]) -> Counts | None:
     try:
         made = builder.build()
     except _NotPrepared:
-        return Counts(_survey(builder, tokens))
+        survey = _survey(builder, tokens)
+        return Counts(survey, doubts=_left_out(builder, tokens, survey.longest_tokens or 0))
+    except NothingLeft as error:
+        return Counts(_survey(builder, tokens), doubts=(Doubt(MAX_LENGTH, str(error)),))
     return replace(counts_of(builder, made.train), doubts=made.doubts)
+
+
+def _left_out(builder: _OnlyLooking, tokens: Sequence[Prepared], longest: int) -> tuple[Doubt, ...]:
+    """A doubt where packing, which is yet to be done, will leave out some of the prepared rows."""
+    from expert.data.documents import DocumentStore
+
+    if builder.template is None:  # one text, of which everything is learnt
+        return ()
+    store = DocumentStore(*(prepared.folder for prepared in tokens))
+    unlearnt = unlearnt_in(builder.plan, store)
+    told = too_long_to_learn(builder.plan, "train", unlearnt, len(store), longest)
+    return (Doubt(MAX_LENGTH, told),) if told else ()
 
 
 def counts_of(builder: Builder, train: PreparedSplit) -> Counts:
@@ -193,9 +210,6 @@ def _looked_at(
     """Tokens of each row, 0 for one that is not trained on; and a doubt where nothing is learnt of
     some of them."""
     from expert.data.records import Row
-    from expert.jobs.left_out import too_long_to_learn
-    from expert.jobs.packing import unlearnt_rows
-    from expert.jobs.places import Doubt
 
     segments_of, _ = builder.formatter(source)
     lengths, places, documents = [0] * len(rows), [], []
@@ -216,4 +230,4 @@ def _looked_at(
         len(documents),
         of=f"{counted(len(documents), 'row')} that were tried",
     )
-    return lengths, (Doubt("training.config.max_seq_length", told),) if told else ()
+    return lengths, (Doubt(MAX_LENGTH, told),) if told else ()

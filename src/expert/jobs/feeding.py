@@ -70,6 +70,7 @@ def settled_by_data(plan: RunPlan, order: DataOrder, split: PreparedSplit) -> Ru
 
     index, sequences = split.index, order.bins_per_update
     total = order.updates_in(plan.length.epochs)
+    plan = _with_remark_on_max_steps(plan, total)
     if plan.length.max_steps:
         total = min(total, plan.length.max_steps)
     values: dict[str, Any] = {
@@ -95,6 +96,18 @@ def settled_by_data(plan: RunPlan, order: DataOrder, split: PreparedSplit) -> Ru
     }
     because = f"prepared: {index.examples:,} rows in {index.bins:,} sequences"
     return plan.with_values(changed, because, "measurement") if changed else plan
+
+
+def _with_remark_on_max_steps(plan: RunPlan, updates: int) -> RunPlan:
+    """The plan with what there is to say of max_steps, by the updates that the epochs really make
+    instead of an estimate of them."""
+    from expert.planning.length import MAX_STEPS, not_reached
+
+    limit, epochs = plan.length.max_steps, plan.length.epochs
+    others = tuple(remark for remark in plan.remarks if remark.path != MAX_STEPS)
+    if limit and limit > updates:
+        others = (*others, not_reached(limit, updates=updates, epochs=epochs))
+    return plan.model_copy(update={"remarks": others})
 
 
 def settled_by_stream(plan: RunPlan, sequences: int) -> RunPlan:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from expert.data.records import DataError
 from expert.jobs.places import Doubt
 
 if TYPE_CHECKING:
     from expert.data.streaming import Stream
     from expert.jobs.prepared import PreparedSplit
     from expert.planning.run_plan import RunPlan
+
+
+MAX_LENGTH = "training.config.max_seq_length"
+
+
+class NothingLeft(DataError):
+    """A split of which every row is left out."""
 
 
 def too_long_to_learn(
@@ -39,7 +47,7 @@ def doubts_of(plan: RunPlan, *splits: PreparedSplit | None) -> list[Doubt]:
         for each in splits
         if each is not None
     )
-    return [Doubt("training.config.max_seq_length", text) for text in told if text]
+    return [Doubt(MAX_LENGTH, text) for text in told if text]
 
 
 def doubts_of_stream(
@@ -52,20 +60,24 @@ def doubts_of_stream(
     return (*([told] if told else []), *(doubt.text for doubt in doubts_of(plan, *splits)))
 
 
-def not_empty(plan: RunPlan, split: PreparedSplit) -> PreparedSplit:
-    """Refuse a split of which no row is left: nothing could be learnt from or judged by it."""
-    from expert.data.records import DataError
+def not_empty(
+    plan: RunPlan, split: PreparedSplit, drawn_beside: PreparedSplit | None = None
+) -> PreparedSplit:
+    """Refuse a split of which no row is left: nothing could be learnt from or judged by it.
 
+    `drawn_beside`: the training rows, where this split was drawn from the same files.
+    """
     dropped, unlearnt = split.index.overlong.dropped, split.index.overlong.unlearnt
     if split.index.bins or not (dropped or unlearnt):
         return split
     if unlearnt:
         told = too_long_to_learn(plan, split.name, unlearnt, split.rows, split.longest)
-        if split.name == "validation":
+        # Where training rows are left out as well, other rows would be no better.
+        if drawn_beside is not None and not drawn_beside.index.overlong.unlearnt:
             told += "; another training.config.seed or a larger validation_split draws other rows"
-        raise DataError(told)
+        raise NothingLeft(told)
     rows = "its only row is" if dropped == 1 else f"all of its {dropped} rows are"
-    raise DataError(
+    raise NothingLeft(
         f"{split.name}: {rows} longer than max_seq_length {plan.data.max_seq_length}, and "
         "overlong: drop leaves none  (training.config.overlong: cut, or a larger max_seq_length)"
     )

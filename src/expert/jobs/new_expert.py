@@ -57,6 +57,25 @@ class NewExpert:
     """Files of a folder that are not read."""
     calls: bool = False
     """Whether rows have tools."""
+    looked_at: int = 0
+    """Rows that were read to tell what they hold."""
+    bad_rows: int = 0
+    """Those of them that cannot be learnt from."""
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """What the first rows of a file hold."""
+
+    columns: Columns
+    names: Sequence[str]
+    """Of all columns."""
+    examples: Sequence[Example]
+    rows: int
+
+    @property
+    def bad_rows(self) -> int:
+        return self.rows - len(self.examples)
 
 
 def new_expert(
@@ -87,12 +106,12 @@ def new_expert(
     columns: dict[str, str] = {}
     has_answers, calls = True, False
     unused: tuple[str, ...] = ()
-    if data is not None:
-        understood, names, examples = _look(data, mapped)
-        columns, unused = understood.used(), understood.unused(names)
-        has_answers = any(one.turns for one in examples)
-        calls = any(map(has_tools, examples))
-        chosen = chosen or _domain(examples)
+    looked = _look(data, mapped) if data is not None else None
+    if looked is not None:
+        columns, unused = looked.columns.used(), looked.columns.unused(looked.names)
+        has_answers = any(one.turns for one in looked.examples)
+        calls = any(map(has_tools, looked.examples))
+        chosen = chosen or _domain(looked.examples)
     chosen = chosen or "text"
     kind = calling(TEMPLATES[chosen]) if calls else TEMPLATES[chosen]
     path = f"datasets/{data.resolve().name if data else 'train.jsonl'}"
@@ -122,6 +141,8 @@ def new_expert(
         unused=unused,
         unread=tuple(unread_files(data)) if data is not None and data.is_dir() else (),
         calls=calls,
+        looked_at=looked.rows if looked else 0,
+        bad_rows=looked.bad_rows if looked else 0,
     )
 
 
@@ -150,11 +171,8 @@ def _mapped(mapping: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _look(
-    data: Path, mapped: Mapping[str, str]
-) -> tuple[Columns, Sequence[str], Sequence[Example]]:
-    """What the first rows of a file hold, with the names of their columns; CannotMake where they
-    are of no use."""
+def _look(data: Path, mapped: Mapping[str, str]) -> _Looked:
+    """What the first rows of a file hold; CannotMake where they are of no use."""
     from expert.data.columns import PREFERENCE, understand_columns
     from expert.data.formats import example_of
     from expert.data.records import BadRow, DataError, Row
@@ -163,7 +181,9 @@ def _look(
     found = _first_rows(data)
     rows = [row for row in found if isinstance(row, Row)]
     if not rows:
-        why = str(found[0]) if found and isinstance(found[0], BadRow) else "it is empty"
+        why = "it is empty  (put rows into it; without --from there are some to begin with)"
+        if found and isinstance(found[0], BadRow):
+            why = str(found[0])
         raise CannotMake(f"--from {data}: no row can be read: {why}")
     _refuse_columns(data, mapped, list(rows[0].values))
     try:
@@ -183,7 +203,7 @@ def _look(
     if not examples:
         first = next(bad for bad in read if isinstance(bad, BadRow))
         raise CannotMake(f"--from {data}: no row can be learnt from: {first.reason}")
-    return columns, list(rows[0].values), examples
+    return _Looked(columns, list(rows[0].values), examples, len(found))
 
 
 def _refuse_columns(data: Path, mapped: Mapping[str, str], names: Sequence[str]) -> None:

@@ -63,13 +63,18 @@ def rows_to_pack(
 
 
 def unlearnt_rows(plan: RunPlan, batch: EncodedBatch) -> int:
+    """How many of some rows, as the tokenizer gave them, packing would leave out."""
+    from expert.data.flat_documents import FlatDocuments, shard_of
+
+    return unlearnt_in(plan, FlatDocuments([shard_of(batch)]))
+
+
+def unlearnt_in(plan: RunPlan, store: FlatDocuments) -> int:
     """How many of some tokenised rows packing would leave out."""
     import numpy as np
 
-    from expert.data.flat_documents import FlatDocuments, shard_of
     from expert.data.pack import cut_pieces
 
-    store = FlatDocuments([shard_of(batch)])
     rows = rows_to_pack(plan, store, np.arange(len(store)), is_text=True)
     pieces = cut_pieces(rows.lengths, *_cut_as(plan, rows.lengths))
     return pieces.without(rows.unlearnt).overlong.unlearnt

@@ -126,9 +126,9 @@ class Builder:
         doubts = [Doubt("training.dataset.validation_split", repeats)] if repeats else []
         if self.holds_out_the_end(trains[0]):
             chosen, held_out = np.array([0]), np.array([1])
-        if len(held_out):
-            validation = self._pack("validation", tokens, held_out)
         train = self._pack("train", tokens, chosen)
+        if len(held_out):
+            validation = self._pack("validation", tokens, held_out, drawn_beside=train)
         name = self.template.name if self.template else "characters"
         found = [self._shared(split, train, chosen) for split in given if split is not None]
         shared = tuple(each for each in found if each is not None)
@@ -340,7 +340,12 @@ class Builder:
         return self._pack(name, tokens, np.arange(count))
 
     def _pack(
-        self, name: str, tokens: tuple[Prepared, ...], documents: npt.NDArray[np.integer[Any]]
+        self,
+        name: str,
+        tokens: tuple[Prepared, ...],
+        documents: npt.NDArray[np.integer[Any]],
+        *,
+        drawn_beside: PreparedSplit | None = None,
     ) -> PreparedSplit:
         from dataclasses import replace
 
@@ -374,7 +379,8 @@ class Builder:
             made = replace(made, piece_document=documents[made.piece_document].astype("int32"))
             made.save(file)
         index = PackIndex.open(file)
-        return not_empty(self.plan, PreparedSplit(name, tokens, index, file, hit, len(documents)))
+        split = PreparedSplit(name, tokens, index, file, hit, len(documents))
+        return not_empty(self.plan, split, drawn_beside)
 
     def _index(self, name: str, rows: RowsToPack, seed: int, packing: Packing) -> PackIndex:
         return packed(self.plan, name, rows, seed, packing, is_text=self.template is not None)

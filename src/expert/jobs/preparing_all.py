@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from expert.jobs.prepared import PreparedData
     from expert.jobs.preparing import Tell
 
-MAKES_ROWS = "make_data.py"
-"""A script beside a manifest that makes its rows."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -46,13 +43,11 @@ def attempt(
 ) -> Outcome:
     """Prepare what a manifest names. It is skipped where there is nothing to prepare on this
     machine, and has failed where there is."""
-    from expert.data.records import DataNotHere, FilesNotHere
+    from expert.data.records import DataNotHere
     from expert.jobs.preparing import NothingToPrepare, prepare
 
     try:
         data = prepare(manifest, model=model, overrides=overrides, tell=tell)
-    except FilesNotHere as error:
-        return Outcome(manifest=manifest, state="skipped", reason=_not_made(manifest, error))
     except (DataNotHere, NothingToPrepare) as error:
         return Outcome(manifest=manifest, state="skipped", reason=str(error))
     except ExpertError as error:
@@ -61,12 +56,3 @@ def attempt(
         reason = f"{error.filename or manifest}: {error.strerror or error}"
         return Outcome(manifest=manifest, state="failed", reason=reason)
     return Outcome(manifest=manifest, state="prepared", data=data)
-
-
-def _not_made(manifest: Path, error: ExpertError) -> str:
-    """What is missing, and the command that makes it where there is one."""
-    script = manifest.parent / MAKES_ROWS
-    if not script.is_file():
-        return str(error)
-    what = str(error).partition("  (")[0]
-    return f"{what}  (python {script} makes it)"

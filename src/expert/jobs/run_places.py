@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,40 @@ def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
             f"expert train --manifest {file})"
         )
     return run, read.folder
+
+
+def run_to_resume(resume: str, *, runs: Path, expert: str) -> tuple[RunFolder, Path]:
+    """The run to go on with, and the checkpoint or all of its checkpoints. `resume`: "auto" for the
+    newest run of an expert under `runs`, a checkpoint, or any folder that means a run."""
+    if resume == "auto":
+        newest = latest_run(runs, expert)
+        if newest is None:
+            raise RunFolderError(
+                f"--resume: there is no run of {expert} under {runs}  (start one without "
+                "--resume, or name its folder)"
+            )
+        return newest, newest.checkpoints
+    path = Path(resume)
+    if path.name.startswith("step-"):
+        return RunFolder.open(path.parent.parent), path
+    if not path.is_dir():
+        return RunFolder.open(path), path  # says what is wrong
+    # In a folder of several experts' runs only those of this one can go on.
+    own = None if _is_run(RunFolder(path)) else latest_run(path, expert)
+    folder = own or find_trained(path)
+    return folder, folder.checkpoints
+
+
+def run_or_result(place: Path) -> Path:
+    """The run that a folder means, or the place itself where none does: whoever reads results of
+    benchmarks says what is wrong with it."""
+    from expert.insight.ladder import FILE
+
+    if not place.is_dir() or (place / FILE).is_file() or _is_run(RunFolder(place)):
+        return place
+    with suppress(RunFolderError):
+        return find_trained(place).path
+    return place
 
 
 def manifest_of(folder: RunFolder, started: Event | None = None) -> str:

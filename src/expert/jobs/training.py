@@ -65,7 +65,7 @@ def train(
     progress: Callable[[int], None] = lambda done: None,
     evaluating: Evaluating = lambda split, rows, total: None,
 ) -> RunResult:
-    """Train what a manifest describes. `resume` is "auto", a run folder or a checkpoint.
+    """Train what a manifest describes. `resume`: "auto", a checkpoint or a folder that means a run.
 
     `acknowledge` is called from the handler of the first signal that asks for an end, `progress`
     after every update that was launched, `evaluating` after every batch of an evaluation; none of
@@ -148,7 +148,10 @@ def _removed_if_unused(folder: RunFolder) -> Iterator[None]:
 
 
 def _tell_of_data(session: Session, data: RunData) -> None:
-    """Say of every prepared folder whether it was there, and why or why not."""
+    """Say of every prepared folder whether it was there, and why or why not; and what there is to
+    say once the rows are counted."""
+    from expert.planning.length import MAX_STEPS
+
     splits = [split for split in (data.train, data.validation, data.test) if split is not None]
     for split in splits:
         for prepared in split.folders:
@@ -163,30 +166,20 @@ def _tell_of_data(session: Session, data: RunData) -> None:
                 bad_rows=prepared.statistics.bad_rows,
             )
     made = {each.folder: each.left_out for split in splits for each in split.folders}
-    for text in filter(None, (*made.values(), *data.doubts)):
+    told = [remark.text for remark in session.plan.remarks if remark.path == MAX_STEPS]
+    for text in filter(None, (*made.values(), *data.doubts, *told)):
         session.emit("warning", text=text)
 
 
 def _run_folder(plan: RunPlan, resume: str | None) -> tuple[RunFolder, Path | None]:
     """A new run folder, or the one to go on with and the checkpoint in it."""
-    from expert.core.rundir import RunFolder, RunFolderError, latest_run
+    from expert.core.rundir import RunFolder
+    from expert.jobs.run_places import run_to_resume
 
     parent = Path(plan.watch.output_dir)
     if resume is None:
         return RunFolder.create(parent, plan.expert), None
-    if resume == "auto":
-        found = latest_run(parent, plan.expert)
-        if found is None:
-            raise RunFolderError(
-                f"--resume: there is no run of {plan.expert} under {parent}  (start one without "
-                "--resume, or name its folder)"
-            )
-        return found, found.checkpoints
-    path = Path(resume)
-    if path.name.startswith("step-"):
-        return RunFolder.open(path.parent.parent), path
-    folder = RunFolder.open(path)
-    return folder, folder.checkpoints
+    return run_to_resume(resume, runs=parent, expert=plan.expert)
 
 
 def run_session(session: Session) -> RunResult:
@@ -256,10 +249,12 @@ def _best_loss(session: Session) -> float | None:
 def _result(
     session: Session, exit_code: int, *, final: Path | None, test_loss: float | None = None
 ) -> RunResult:
+    from expert.core.interrupts import asked_by
     from expert.jobs.ending import last_eval_loss
 
     if exit_code != EXIT_OK:
-        session.emit("stopped", step=session.state.done, reason="signal", exit_code=exit_code)
+        reason = asked_by(exit_code)
+        session.emit("stopped", step=session.state.done, reason=reason, exit_code=exit_code)
     return RunResult(
         folder=session.folder.path,
         exit_code=exit_code,

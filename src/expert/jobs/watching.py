@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from expert.core.events import Event, follow, read_events
-from expert.core.publish import is_alive
+from expert.core.publish import damage, is_alive
 from expert.core.rundir import RunFolder, RunFolderError
 
 RUNS = Path("runs")
@@ -21,7 +21,7 @@ ENDINGS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "fail
 ENDED_BEFORE: tuple[State, ...] = ("gone", "stopped", "failed")
 """A run that can go on."""
 
-_STAMPED = re.compile(r".+-(\d{8}-\d{6})(?:-(\d+))?")
+_STAMPED = re.compile(r"(.+)-(\d{8}-\d{6})(?:-(\d+))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,14 +78,28 @@ def find_run(place: Path | None) -> RunFolder:
 
 def newest_run(parent: Path) -> RunFolder | None:
     """The newest run of any expert in a folder of runs, by the time in its name."""
-    if not parent.is_dir():
-        return None
+    return next(_newest_first(parent), None)
+
+
+def finished_beside(folder: RunFolder) -> RunFolder | None:
+    """The newest run of the same expert in the same folder that has a finished expert."""
+    expert = _STAMPED.fullmatch(folder.path.absolute().name)
+    for run in _newest_first(folder.path.parent):
+        named = _STAMPED.fullmatch(run.path.name)
+        same = expert is not None and named is not None and named[1] == expert[1]
+        if same and not damage(run.final, contents=False):
+            return run
+    return None
+
+
+def _newest_first(parent: Path) -> Iterator[RunFolder]:
+    """The runs of a folder, by the time in their names."""
     found = []
-    for path in parent.iterdir():
+    for path in parent.iterdir() if parent.is_dir() else ():
         match = _STAMPED.fullmatch(path.name)
         if match and RunFolder(path).was_started:
-            found.append((match[1], int(match[2] or 1), path.name))
-    return RunFolder(parent / max(found)[2]) if found else None
+            found.append((match[2], int(match[3] or 1), path.name))
+    return (RunFolder(parent / name) for _, _, name in sorted(found, reverse=True))
 
 
 def run_status(folder: RunFolder) -> RunStatus:

@@ -20,6 +20,7 @@ MAX_DEPTH = 60
 # It has 300 values; 5,000 are read, or refused, in under half a second.
 MAX_ITEMS = 5_000
 
+SUFFIXES = (".json", ".yaml", ".yml")
 FILE_NAMES = ("manifest.json", "manifest.yaml", "manifest.yml", "config.yaml")
 """What a manifest is called where only its folder is named, in the order they are looked for."""
 
@@ -188,7 +189,9 @@ def _read_bytes(path: Path, source: str) -> bytes:
                 return raw
             size = len(raw)  # more than the file system says: it grows, or is not on a disk
     except FileNotFoundError:
-        raise ManifestError(source, [Problem("", "no such file", "check the path")]) from None
+        near = _near_manifest(path)
+        fix = f"did you mean {near}?" if near else "check the path"
+        raise ManifestError(source, [Problem("", "no such file", fix)]) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ManifestError(source, [Problem("", f"cannot be read: {reason}")]) from None
@@ -208,6 +211,22 @@ def _read_bytes(path: Path, source: str) -> bytes:
             )
         ],
     )
+
+
+def _near_manifest(path: Path) -> Path | None:
+    """A manifest beside a path that is not there, or a folder with one, whose name is nearly the
+    same."""
+    import difflib
+
+    beside: list[str] = []
+    with contextlib.suppress(OSError):
+        beside = [
+            entry.name
+            for entry in path.parent.iterdir()
+            if manifest_in(entry) or (entry.is_file() and entry.suffix in SUFFIXES)
+        ]
+    near = difflib.get_close_matches(path.name, beside, 1, 0.75)
+    return path.with_name(near[0]) if near else None
 
 
 def _decode(source: str, raw: bytes) -> str:

@@ -66,6 +66,10 @@ def _problem(detail: Mapping[str, Any], root: Item) -> tuple[tuple[str | int, ..
     item, canonical = _locate(root, location)
     node = schema_at(canonical) or {}
     got = item.plain()
+    asked = _asked_below(item)
+    if asked is not None:
+        what = f"{item.path} is no object, expected {expected(node)}"
+        return canonical, Problem(asked.path, what)
     if isinstance(got, int | float) and got > LARGEST:
         what = f"got {shown(got)}, which is too large"
     elif got == "":
@@ -73,6 +77,13 @@ def _problem(detail: Mapping[str, Any], root: Item) -> tuple[tuple[str | int, ..
     else:
         what = f"got {_show(got)}, expected {expected(node)}"
     return canonical, Problem(item.path, what, _fix(got, node), item.line)
+
+
+def _asked_below(item: Item) -> Item | None:
+    """What --set put below a key that has nothing below it: `name.foo` made an object of `name`."""
+    if not isinstance(item.value, dict) or item.from_command_line:
+        return None
+    return next((inner for inner in item.walk() if inner.from_command_line), None)
 
 
 def _locate(root: Item, location: tuple[str | int, ...]) -> tuple[Item, tuple[str | int, ...]]:

@@ -7,13 +7,14 @@ from dataclasses import replace
 from fractions import Fraction
 
 from expert.core.words import counted
-from expert.planning.decisions import Ledger
+from expert.planning.decisions import Ledger, Remark
 from expert.planning.kernels import LIKELY_SHARE_OF_PEAK
 from expert.planning.measurements import MeasuredRate, find_rate, speed_settings
 from expert.planning.memory import OPTIMIZER_BYTES_PER_WEIGHT
 from expert.planning.situation import Situation
 from expert.planning.workload import Workload, flops_per_token
 
+MAX_STEPS = "length.max_steps"
 # A cached token is an int32 and a bit of mask; a document two offsets.
 CACHE_BYTES_PER_TOKEN = 5
 CACHE_BYTES_PER_ROW = 16
@@ -45,7 +46,7 @@ def settle_length(now: Situation, ledger: Ledger, *, length: int, examples: int)
     """Rows, tokens and updates, as far as the data is there to be counted."""
     now.pass_on(ledger, "length.epochs", "epochs")
     limit = now.config.max_steps or None
-    now.pass_on(ledger, "length.max_steps", "max_steps", limit)
+    now.pass_on(ledger, MAX_STEPS, "max_steps", limit)
     rows = training_rows(now, length)
     reason = now.survey.because
     if rows is None:
@@ -71,13 +72,26 @@ def settle_length(now: Situation, ledger: Ledger, *, length: int, examples: int)
     because = f"{counted(rows, 'row')}, {examples} an update"
     ledger.settle("length.steps_per_epoch", steps, because, "machine")
     total = math.ceil(steps * Fraction(str(now.config.epochs)))  # 1.1 × 50 is 55, not 55.0…01
-    epochs = "1 epoch" if now.config.epochs == 1 else f"{now.config.epochs:g} epochs"
-    because = f"{steps} × {epochs}"
+    because = f"{steps} × {_epochs(now.config.epochs)}"
     if limit and limit < total:
         total, because = limit, "max_steps"
+    elif limit and limit > total:
+        ledger.remarks.append(not_reached(limit, updates=total, epochs=now.config.epochs))
     ledger.settle("length.total_steps", total, because, "machine")
     if rows == 0:
         ledger.warn("length.rows", f"there are no rows to train on: {now.survey.because}")
+
+
+def not_reached(max_steps: int, *, updates: int, epochs: float) -> Remark:
+    """What there is to say of max_steps where the epochs are over before."""
+    ends = "ends" if epochs == 1 else "end"
+    over = f"{_epochs(epochs)} {ends} after {counted(updates, 'update')}"
+    text = f"{over}, before the {max_steps} of max_steps  (more epochs for more)"
+    return Remark(kind="superseded", path=MAX_STEPS, text=text)
+
+
+def _epochs(number: float) -> str:
+    return "1 epoch" if number == 1 else f"{number:g} epochs"
 
 
 def total_tokens(now: Situation, ledger: Ledger) -> float | None:

@@ -64,7 +64,7 @@ def choose_target(
     if limit is not None and device != "cpu":
         return Target(
             device="cuda",
-            name=f"a card with {limit / GIB:.0f} GiB",
+            name=f"a card with {_in_words(limit)}",
             budget_bytes=limit,
             budget_because="--vram",
             capability=None,
@@ -128,6 +128,10 @@ def _on_this_gpu(machine: Machine, limit: int | None, cores: int, windows: bool)
         held_bytes=held,
         disk_free_bytes=machine.disk_free_bytes.value,
     )
+
+
+def _in_words(size: int) -> str:
+    return f"{size / GIB:.3g} GiB" if size >= GIB else f"{size / 2**20:.0f} MiB"
 
 
 def _size(text: str | None) -> int | None:
