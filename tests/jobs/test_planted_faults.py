@@ -94,7 +94,9 @@ def a_loss_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_loss_that_leaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    inject(monkeypatch, lambda loss, batch, now: loss + 5e3 if 40 <= now.update < 45 else loss)
+    inject(
+        monkeypatch, lambda loss, batch, now: loss + 5e3 if now.update in range(40, 45) else loss
+    )
 
 
 def memory_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
