@@ -85,3 +85,18 @@ def test_the_range_of_plans_in_the_readme_is_that_of_runs_that_calibrated_nothin
     text = " ".join(README.split())
     assert f"{len(held)} plans of runs" in text
     assert told in text
+
+
+EXPERTS_ON_A_CPU = json.loads((BENCHMARKS / "experts-cpu.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("one", EXPERTS_ON_A_CPU["results"], ids=lambda one: one["expert"])
+def test_the_readme_of_an_expert_has_the_numbers_of_the_record(one):
+    told = (ROOT / "experts" / one["expert"] / "README.md").read_text(encoding="utf-8")
+    for side in ("tuned", "base"):
+        judged = one[side]
+        cases = judged["passed"] + judged["failed"] + judged["without_oracle"]
+        assert f"{judged['passed']} of {cases}" in told
+    assert f"{one['tuned']['accuracy']:.1%}".replace("%", " %") in told
+    for task, found in one["tuned"]["tasks"].items():
+        assert f"{task} {found['passed']} of {found['cases']}" in told
