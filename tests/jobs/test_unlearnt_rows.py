@@ -44,7 +44,15 @@ def test_a_row_that_keeps_a_part_of_its_answer_stays(tmp_path):
     partly = [{"instruction": "a", "output": "word " * 400}] * 3
     made = prepare(an_expert_with_long_rows(tmp_path, ROWS[:30] + partly))
     assert (made.train.index.examples, made.train.index.overlong.unlearnt) == (33, 0)
-    assert made.doubts == ()
+    (doubt,) = made.doubts
+    assert doubt.text.startswith("train: 3 of 33 rows (9%) lose their end, where answers are, to ")
+    assert "a larger training.config.max_seq_length" in doubt.text
+
+
+def test_a_few_rows_that_lose_their_end_are_not_told_of(tmp_path):
+    partly = [{"instruction": "a", "output": "word " * 400}]
+    made = prepare(an_expert_with_long_rows(tmp_path, ROWS[:30] + partly))
+    assert (made.train.index.overlong.cut, made.doubts) == (1, ())
 
 
 def test_rows_that_are_learnt_whole_lose_nothing_but_their_end(tmp_path):

@@ -166,7 +166,7 @@ def _prepared(builder: Builder, plan: RunPlan) -> DataFacts:
         ),
         *_left_out(total.rows_in, total.bad_rows, sum(total.dropped.values()), exact=True),
         *_overlong(plan, total.documents, over.cut, over.split, over.dropped, exact=True),
-        *map(_unlearnt, doubts_of(plan, *made.splits())),
+        *map(_unlearnt, doubts_of(plan, *made.splits(), cut=False)),
         *map(_shared, made.shared),
     ]
     return DataFacts(

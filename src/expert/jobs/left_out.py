@@ -1,4 +1,4 @@
-"""What there is to say of rows so long that nothing of them would be learnt."""
+"""What there is to say of rows so long that nothing of them, or not all, would be learnt."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 MAX_LENGTH = "training.config.max_seq_length"
+CUT_IS_TOLD_FROM = 0.05
+"""Share of rows that lose their end. A few long ones are in every data set."""
 
 
 class NothingLeft(DataError):
@@ -40,13 +42,27 @@ def too_long_to_learn(
     )
 
 
-def doubts_of(plan: RunPlan, *splits: PreparedSplit | None) -> list[Doubt]:
-    """What there is to say of rows that packing left out."""
-    told = (
-        too_long_to_learn(plan, each.name, each.index.overlong.unlearnt, each.rows, each.longest)
-        for each in splits
-        if each is not None
+def cut_short(plan: RunPlan, split: PreparedSplit) -> str:
+    """What there is to say of rows that lose their end, which is where their answers are."""
+    over = split.index.overlong
+    cut = over.cut - over.unlearnt  # those were cut, too, and are told of already
+    share = cut / max(1, split.rows)
+    if share < CUT_IS_TOLD_FROM:
+        return ""
+    return (
+        f"{split.name}: {cut:,} of {split.rows:,} rows ({share:.0%}) lose their end, where answers "
+        f"are, to max_seq_length {plan.data.max_seq_length} (the longest row has "
+        f"{split.longest:,} tokens)  (a larger {MAX_LENGTH})"
     )
+
+
+def doubts_of(plan: RunPlan, *splits: PreparedSplit | None, cut: bool = True) -> list[Doubt]:
+    """What there is to say of rows that packing left out, or else of those it `cut`."""
+    told: list[str] = []
+    for each in filter(None, splits):
+        unlearnt = each.index.overlong.unlearnt
+        told.append(too_long_to_learn(plan, each.name, unlearnt, each.rows, each.longest))
+        told.append(cut_short(plan, each) if cut else "")
     return [Doubt(MAX_LENGTH, text) for text in told if text]
 
 
