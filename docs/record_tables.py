@@ -29,14 +29,15 @@ def training_speed(record: Record) -> str:
         if not case.endswith((" lines", AS_PEFT))  # told below
     ]
     head = ("shape", "case", "tokens/s", "GPU use", "waits for data", "of the peak", "memory")
-    versions = record["runs"][0]["environment"]
+    first, *_, last = (run["environment"] for run in record["runs"])
+    when = f"{_card(first)[:-1]} to {last['date'][:10]})"
     text = (
         "LoRA (one case: DoRA) on all projections, real rows at length 2048, random weights of the "
         "real shape. Padding does not count as tokens. Memory is that of the process where it was "
         "recorded, else what the allocator held. `in 24GB` and `in 32GB` were held to that with "
         "`--vram`."
     )
-    parts = [f"### Training on one {_card(versions)}", text, _table(head, rows)]
+    parts = [f"### Training on one {when}", text, _table(head, rows)]
     parts += [*map(_beside_peers, record["runs"]), *map(_rounded_once, record["runs"])]
     parts += [_cost_of_lines(record)]
     return "\n\n".join(filter(None, parts))

@@ -111,8 +111,7 @@ def _facts(split: PreparedSplit) -> dict[str, str]:
 
 def _drawn(split: PreparedSplit, train: PreparedSplit) -> dict[str, str]:
     """What is told of rows that were read as training rows and held out of them."""
-    folders = [[each.folder for each in one.folders] for one in (split, train)]
-    if split is train or folders[0] != folders[1]:
+    if split is train or split.folders != train.folders:
         return {}
     return {"rows read": "drawn from train", "bad rows": "–", "left out": "–"}
 

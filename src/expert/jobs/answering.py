@@ -20,7 +20,7 @@ reckoned from that, not measured."""
 NEAR = 0.5
 """Prompts that are read together are at least so long for the longest of them."""
 WORTH_A_PASS = 8192
-"""Tokens and padding; again are read together however long they are: another pass has to be
+"""Tokens and padding; fewer are read together however long they are: another pass has to be
 launched, too."""
 CACHE_SHARE = 0.4
 """Of the memory that is free, for keys and values."""

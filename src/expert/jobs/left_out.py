@@ -57,7 +57,7 @@ def cut_short(plan: RunPlan, split: PreparedSplit) -> str:
 
 
 def doubts_of(plan: RunPlan, *splits: PreparedSplit | None, cut: bool = True) -> list[Doubt]:
-    """What there is to say of rows that packing left out, or else of those it `cut`."""
+    """What there is to say of rows that packing left out and, with `cut`, of those it cut."""
     told: list[str] = []
     for each in filter(None, splits):
         unlearnt = each.index.overlong.unlearnt
