@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from expert.data.columns import Columns, understand_columns
+from expert.data.column_survey import ColumnSurvey
+from expert.data.columns import Asked, Columns, understand_columns
 from expert.data.formats import example_of
-from expert.data.records import BadRow, Example, Row
+from expert.data.records import BadRow, Dropped, Example, Row
 
 
-def understood(values: dict[str, Any], **asked: Any) -> Example | BadRow:
-    columns = understand_columns(list(values), values, **asked)
+def understand(names: list[str], values: Mapping[str, Any], **asked: Any) -> Columns:
+    """The columns of rows that have these names and are filled like this one."""
+    rows = ColumnSurvey.of([{**dict.fromkeys(names), **values}])
+    return understand_columns(rows, Asked(**asked))
+
+
+def understood(values: dict[str, Any], **asked: Any) -> Example | BadRow | Dropped:
+    columns = understand(list(values), values, **asked)
     return example_of(Row(values, "rows.jsonl", 7), columns)
 
 
@@ -23,7 +31,7 @@ def turns_of(values: dict[str, Any], **asked: Any) -> list[tuple[str, str]]:
 
 def reason_of(values: dict[str, Any], columns: Columns | None = None) -> str:
     if columns is None:
-        columns = understand_columns(list(values), values)
+        columns = understand(list(values), values)
     bad = example_of(Row(values, "rows.jsonl", 7), columns)
     assert isinstance(bad, BadRow), bad
     assert (bad.file, bad.line) == ("rows.jsonl", 7)

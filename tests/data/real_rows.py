@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from expert.data.columns import understand_columns
 from expert.data.formats import example_of
 from expert.data.records import BadRow, Example, Row
+from tests.data.examples import understand
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 REAL_FILES = (
@@ -41,7 +41,7 @@ def real_rows(name: str) -> Iterator[Row]:
 def real_examples(name: str) -> Iterator[tuple[Row, Example]]:
     rows = real_rows(name)
     first = next(rows)
-    columns = understand_columns(list(first.values), first.values)
+    columns = understand(list(first.values), first.values)
     for row in (first, *rows):
         example = example_of(row, columns)
         if (name, row.line) in REAL_EMPTY_ANSWERS:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from expert.data.columns import ONLY_CHOSEN, PREFERENCE, Columns, understand_columns
+from expert.data.column_survey import ColumnSurvey
+from expert.data.columns import Asked, Columns, understand_columns
+from expert.data.preferences import refused_pairs
 from expert.data.records import DataError
 from expert.manifest.dataset import FieldMapping
-from tests.data.examples import TASKS
+from tests.data.examples import TASKS, understand
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,7 @@ from tests.data.examples import TASKS
     ],
 )
 def test_columns_are_chosen_by_name_in_a_fixed_order(names, instruction, response, material):
-    columns = understand_columns(names.split(), {})
+    columns = understand(names.split(), {})
     assert columns == Columns(
         "instruction", instruction=instruction, response=response, input=material
     )
@@ -61,7 +63,7 @@ def test_columns_are_chosen_by_name_in_a_fixed_order(names, instruction, respons
     ],
 )
 def test_other_kinds_of_rows_are_known_by_their_columns(names, columns):
-    assert understand_columns(names.split(), {}) == columns
+    assert understand(names.split(), {}) == columns
 
 
 @pytest.mark.parametrize(
@@ -81,34 +83,34 @@ def test_other_kinds_of_rows_are_known_by_their_columns(names, columns):
     ],
 )
 def test_further_names_change_nothing_where_the_usual_ones_are_enough(names, columns):
-    assert understand_columns(names.split(), {}) == columns
+    assert understand(names.split(), {}) == columns
 
 
 def test_blanks_around_the_name_of_a_column_do_not_hide_it():
-    columns = understand_columns(["Question", " Answer "], {})
+    columns = understand(["Question", " Answer "], {})
     assert columns == Columns("instruction", instruction="Question", response=" Answer ")
 
 
 def test_an_object_as_input_makes_a_multi_task_row_without_a_task_column():
-    assert understand_columns(["input", "output"], {"input": {"text": "x"}}) == TASKS
+    assert understand(["input", "output"], {"input": {"text": "x"}}) == TASKS
 
 
 def test_a_messages_column_that_holds_text_is_no_conversation():
     names = ["messages", "question", "answer"]
-    assert understand_columns(names, {"messages": "3"}).kind == "instruction"
+    assert understand(names, {"messages": "3"}).kind == "instruction"
 
 
 def test_mapped_columns_win_over_the_automatic_choice():
     mapping = FieldMapping(instruction="b", response="a", input="c")
     names = ["instruction", "output", "a", "b", "c"]
-    assert understand_columns(names, {}, mapping=mapping) == Columns(
+    assert understand(names, {}, mapping=mapping) == Columns(
         "instruction", instruction="b", response="a", input="c"
     )
 
 
 def test_columns_that_are_not_mapped_are_chosen_among_the_others():
     mapping = FieldMapping(response="prompt")
-    assert understand_columns(["prompt", "question"], {}, mapping=mapping) == Columns(
+    assert understand(["prompt", "question"], {}, mapping=mapping) == Columns(
         "instruction", instruction="question", response="prompt"
     )
 
@@ -123,19 +125,19 @@ def test_columns_that_are_not_mapped_are_chosen_among_the_others():
 )
 def test_a_text_column_named_in_the_manifest_wins_over_everything(asked):
     names = ["instruction", "output", "body", "messages"]
-    assert understand_columns(names, {}, **asked) == Columns("text", text="body")
+    assert understand(names, {}, **asked) == Columns("text", text="body")
 
 
 def test_a_part_mapped_to_its_own_name_may_be_absent():
     mapping = FieldMapping(instruction="instruction", response="response", text="text")
-    assert understand_columns(["prompt", "completion"], {}, mapping=mapping) == Columns(
+    assert understand(["prompt", "completion"], {}, mapping=mapping) == Columns(
         "instruction", instruction="prompt", response="completion"
     )
 
 
 def test_mapped_columns_of_preference_rows_are_taken_as_asked():
     mapping = FieldMapping(instruction="prompt", response="chosen")
-    columns = understand_columns(["prompt", "chosen", "rejected"], {}, mapping=mapping)
+    columns = understand(["prompt", "chosen", "rejected"], {}, mapping=mapping)
     assert columns.response == "chosen"
 
 
@@ -147,8 +149,8 @@ def test_mapped_columns_of_preference_rows_are_taken_as_asked():
             {},
             "no column holds the request (looked for instruction, prompt, question, text, "
             "sql_prompt, query, request, user, human) and no column holds the answer (looked for "
-            "response, output, answer, completion, text, cypher, sql, reply, assistant); columns "
-            "found: a, b  (name them in "
+            "response, output, answer, completion, text, cypher, sql, reply, assistant, query); "
+            "columns found: a, b  (name them in "
             "training.dataset.field_mapping: instruction and response, or text where the rows "
             "are already formatted)",
         ),
@@ -156,14 +158,14 @@ def test_mapped_columns_of_preference_rows_are_taken_as_asked():
             "question b",
             {},
             "no column holds the answer (looked for response, output, answer, completion, text, "
-            "cypher, sql, reply, assistant); columns found: question, b  (name them in "
+            "cypher, sql, reply, assistant, query); columns found: question, b  (name them in "
             "training.dataset.field_mapping: instruction and response, or text where the rows "
             "are already formatted)",
         ),
         (
             "prompt chosen rejected",
             {},
-            f"{PREFERENCE}  ({ONLY_CHOSEN}; columns found: prompt, chosen, rejected)",
+            str(refused_pairs("chosen", "rejected")),
         ),
         (
             "a b",
@@ -184,39 +186,77 @@ def test_mapped_columns_of_preference_rows_are_taken_as_asked():
         (
             "a b",
             {"mapping": FieldMapping(text="a", response="b")},
-            "training.dataset.field_mapping: either text, or instruction and response  "
-            "(columns found: a, b)",
+            "training.dataset.field_mapping: either text, or messages, or instruction and "
+            "response  (columns found: a, b)",
         ),
     ],
 )
 def test_rows_nobody_understands_are_refused_with_the_columns_and_what_to_set(names, asked, text):
     with pytest.raises(DataError) as caught:
-        understand_columns(names.split(), {}, **asked)
+        understand(names.split(), {}, **asked)
     assert str(caught.value) == text
 
 
 def test_no_columns_at_all_are_told_as_none():
     with pytest.raises(DataError, match="columns found: none"):
-        understand_columns([], {})
+        understand([], {})
 
 
 @pytest.mark.parametrize("label", [True, False, "True", "false"])
 @pytest.mark.parametrize("names", ["prompt completion label", "messages label", "messages kto_tag"])
 def test_rows_that_say_which_answers_are_good_are_not_learnt_as_good(names, label):
     columns = names.split()
-    row = {**dict.fromkeys(columns, "a"), "messages": [], columns[-1]: label}
-    words = (
-        f"the column '{columns[-1]}' says of every answer whether it is good.*keep the rows whose"
-    )
-    with pytest.raises(DataError, match=words):
-        understand_columns(columns, row)
+    row = {**dict.fromkeys(columns, "a"), columns[-1]: label}
+    row |= {"messages": [{"role": "user", "content": "a"}]} if "messages" in row else {}
+    words = f"the column '{columns[-1]}' says of each answer whether it is good.*preference_rows"
+    mapped = {"messages": "messages"} if "messages" in row else {"response": "completion"}
+    for mapping in (None, FieldMapping.model_validate(mapped)):
+        with pytest.raises(DataError, match=words):
+            understand(columns, row, mapping=mapping)
+    assert understand(columns, row, preference_rows="preferred").label == columns[-1]
+    assert understand(columns, row, preference_rows="all").label == ""
 
 
 def test_a_label_that_is_a_word_and_columns_that_are_named_are_taken():
     names = ["prompt", "completion", "label"]
-    found = understand_columns(names, {"label": "sport"})
-    assert (found.response, found.unused(names)) == ("completion", ("label",))
-    mapping = FieldMapping(instruction="prompt", response="completion")
-    assert understand_columns(names, {"label": True}, mapping=mapping).response == "completion"
-    text = understand_columns(["text", "label"], {"text": "a", "label": True})
-    assert (text.used(), text.unused(["text", "label"])) == ({"text": "text"}, ("label",))
+    found = understand(names, {"label": "sport"})
+    seen = ColumnSurvey.of([{"prompt": "a", "completion": "b", "label": "sport"}])
+    assert (found.response, found.unused(seen)) == ("completion", {"label": 1})
+    text = understand(["text", "label"], {"text": "a", "label": True})
+    seen = ColumnSurvey.of([{"text": "a", "label": True}])
+    assert (text.used(), text.unused(seen)) == ({"text": "text"}, {"label": 1})
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "user", "content": "<image>a"}], "images": ["a.png"]},
+        {"question": "a", "answer": "b", "Image": "a.png"},
+        {"question": "a", "answer": "b", "photo": {"bytes": b"x", "path": None}},
+        {"text": "a", "audio": {"array": [0.1], "sampling_rate": 16000}},
+    ],
+)
+def test_rows_with_media_are_refused_by_the_column_that_holds_them(row):
+    column = list(row)[-1]
+    with pytest.raises(DataError, match=f"the column '{column}' holds images, video or audio"):
+        understand(list(row), row)
+    understand(list(row), {**row, column: None})
+
+
+def test_single_messages_of_a_tree_are_refused():
+    row = {"message_id": "1", "parent_id": None, "role": "prompter", "text": "Hi"}
+    with pytest.raises(DataError, match="a single message of a tree"):
+        understand(list(row), row)
+
+
+def test_the_system_text_of_openorca_is_read():
+    row = {"id": "1", "system_prompt": "S", "question": "Q", "response": "A"}
+    assert understand(list(row), row).system == "system_prompt"
+
+
+def test_a_mapped_column_that_the_first_window_of_a_stream_lacks_may_come_later():
+    seen = ColumnSurvey.of([{"question": "a", "answer": "b"}], whole=False)
+    mapping = FieldMapping(input="context")
+    assert understand_columns(seen, Asked(mapping=mapping)).input == "context"
+    with pytest.raises(DataError, match="no column 'reply'"):
+        understand_columns(seen, Asked(mapping=FieldMapping(response="reply")))

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from expert.data.columns import PREFERENCE
 from expert.data.formats import example_of
 from expert.data.messages import ROLES
 from expert.data.records import BadRow, Example, Row, Turn
@@ -66,13 +65,49 @@ def test_texts_are_kept_to_the_last_blank():
         ({"a": [1, "ä"]}, '{"a":[1,"ä"]}'),
         ([1, 2], "[1,2]"),
         ([{"x": 1}], '[{"x":1}]'),
-        (3, "3"),
-        (2.5, "2.5"),
         ([], "[]"),
     ],
 )
-def test_numbers_objects_and_lists_as_answers_become_json(answer, text):
+def test_objects_and_lists_are_trained_on_as_json_only_where_that_is_asked_for(answer, text):
+    row = {"instruction": "Q", "output": answer}
+    assert turns_of(row, json_values=True)[1] == ("assistant", text)
+    kind = "a list" if isinstance(answer, list) else "an object"
+    assert reason_of(row) == (
+        f"column 'output' holds {kind}, not text  (name another column in "
+        "training.dataset.field_mapping; to train on it as JSON text: "
+        "training.dataset.json_values: true)"
+    )
+
+
+@pytest.mark.parametrize(("answer", "text"), [(3, "3"), (2.5, "2.5")])
+def test_a_number_is_an_answer_as_it_is_written(answer, text):
     assert turns_of({"instruction": "Q", "output": answer})[1] == ("assistant", text)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"role": "assistant", "content": "A"},
+        {"from": "gpt", "value": "A"},
+        [{"from": "gpt", "value": "A"}],
+        [{"role": "assistant", "content": [{"type": "text", "text": "A"}]}],
+        {"role": "assistant", "content": {"type": "text", "value": "A"}},
+        {"type": "text", "value": "A"},
+        [{"type": "text", "text": "A"}],
+    ],
+)
+def test_an_answer_of_a_known_shape_is_what_it_says(answer):
+    assert turns_of({"prompt": "Q", "completion": answer}) == [("user", "Q"), ("assistant", "A")]
+    mapped = turns_of(
+        {"prompt": "Q", "x": answer}, mapping=FieldMapping(instruction="prompt", response="x")
+    )
+    assert mapped == [("user", "Q"), ("assistant", "A")]
+
+
+def test_an_answer_that_is_json_text_of_messages_stays_a_text():
+    """A model may be trained to write such JSON."""
+    text = '[{"role": "assistant", "content": "A"}]'
+    assert turns_of({"prompt": "Q", "completion": text})[1] == ("assistant", text)
 
 
 @pytest.mark.parametrize(
@@ -90,11 +125,11 @@ def test_numbers_objects_and_lists_as_answers_become_json(answer, text):
         ({"instruction": " ", "output": "A"}, "column 'instruction': the request is empty"),
         (
             {"instruction": "Q", "output": True},
-            "column 'output' holds true, not text; write what is to be learnt in words",
+            "column 'output' holds true, not text; write what the model is to answer in words",
         ),
         (
             {"instruction": "Q", "output": False},
-            "column 'output' holds false, not text; write what is to be learnt in words",
+            "column 'output' holds false, not text; write what the model is to answer in words",
         ),
         ({"instruction": "Q", "output": float("nan")}, "column 'output' holds a number, not text"),
         (
@@ -102,14 +137,13 @@ def test_numbers_objects_and_lists_as_answers_become_json(answer, text):
             "column 'output' holds a date, not text",
         ),
         (
-            {"instruction": "Q", "output": {"when": date(2024, 1, 2)}},
-            "column 'output' holds an object, not text",
+            {"instruction": "Q", "input": True, "output": "A"},
+            "column 'input' holds true, not text; write what the model is to answer in words",
         ),
         (
-            {"instruction": "Q", "input": True, "output": "A"},
-            "column 'input' holds true, not text; write what is to be learnt in words",
+            {"instruction": "Q", "chosen": "A", "rejected": "B"},
+            "column 'output' is missing; columns found: instruction, chosen, rejected",
         ),
-        ({"instruction": "Q", "chosen": "A", "rejected": "B"}, PREFERENCE),
     ],
 )
 def test_an_instruction_row_that_cannot_be_used_says_why(row, reason):
@@ -230,11 +264,11 @@ UNASKED = "an answer to no user turn  (take it out of the rows, or put what was 
         ([{"role": "user", "content": 3}], "messages[1]: the content is a number"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
-            "messages[1]: a part of type 'image_url'; only text is learnt",
+            "messages[1]: a part of type 'image_url'; only text is trained on",
         ),
         (
             [{"role": "user", "content": [4]}],
-            "messages[1]: a part of type 'int'; only text is learnt",
+            "messages[1]: a part of type 'int'; only text is trained on",
         ),
     ],
 )
@@ -282,7 +316,10 @@ def test_the_input_of_a_task_may_be_text():
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"task": "t", "input": {"instruction": "Q"}, "chosen": "A", "rejected": "B"}, PREFERENCE),
+        (
+            {"task": "t", "input": {"instruction": "Q"}, "chosen": "A", "rejected": "B"},
+            "column 'output' is missing; columns found: task, input, chosen, rejected",
+        ),
         (
             {"task": "t", "input": "Q"},
             "column 'output' is missing; columns found: task, input",

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from expert.data.column_survey import ColumnSurvey
 from expert.data.columns import understand_columns
 from expert.data.formats import example_of
 from expert.data.messages import unused_fields
 from expert.data.records import BadRow, Example, Row, Turn
 from expert.data.templates import named_template
 from tests.data.chat_templates import family, qwen3_source
-from tests.data.examples import MESSAGES, reason_of, turns_of
+from tests.data.examples import MESSAGES, reason_of, turns_of, understand
 from tests.data.test_templates import shown
 from tests.data.tokenizers import small_encoder, small_tokenizer
 
@@ -29,7 +30,7 @@ def talk(**of_first_answer: Any) -> list[dict[str, Any]]:
 
 
 def example(row: dict[str, Any]) -> Example:
-    made = example_of(Row(row, "rows.jsonl", 1), understand_columns(list(row), row))
+    made = example_of(Row(row, "rows.jsonl", 1), understand(list(row), row))
     assert isinstance(made, Example), made
     return made
 
@@ -71,8 +72,8 @@ def test_the_tokens_of_such_an_answer_are_in_no_span():
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"weight": 0.5}, "messages[2]: weight 0.5; an answer has weight 1, or 0 to be left out"),
-        ({"weight": "0"}, "messages[2]: weight '0'; an answer has weight 1, or 0 to be left out"),
+        ({"weight": 0.5}, "messages[2]: weight 0.5; it is 1, or 0 to leave the answer out"),
+        ({"weight": "0"}, "messages[2]: weight '0'; it is 1, or 0 to leave the answer out"),
         ({"train": "no"}, "messages[2]: train 'no'; it is true or false"),
         ({"images": ["x.png"]}, "messages[2]: the field 'images' is not understood; only text"),
         ({"train_detail": [{"train": False}]}, "messages[2]: the field 'train_detail' is not"),
@@ -94,7 +95,9 @@ def test_a_row_of_which_no_answer_is_learnt_is_refused():
 
 def test_a_user_turn_cannot_be_learnt_alone():
     said = [{**TALK[0], "train": True}, TALK[1]]
-    assert "train is true, and only answers are learnt" in reason_of({"messages": said}, MESSAGES)
+    assert "train is true, and only answers are trained on" in reason_of(
+        {"messages": said}, MESSAGES
+    )
     assert turns_of({"messages": [{**TALK[0], "train": False}, TALK[1]]})
 
 
@@ -129,21 +132,21 @@ def test_the_history_of_a_row_comes_before_its_request_and_is_learnt():
         *[("user", "c"), ("assistant", "three")],
     ]
     assert turns_of({**row, "history": []}) == [("user", "c"), ("assistant", "three")]
-    columns = understand_columns(list(row), row)
-    assert columns.unused(row) == ()
+    columns = understand(list(row), row)
+    assert columns.unused(ColumnSurvey.of([row])) == {}
     bad = example_of(Row({**row, "history": [["a"]]}, "rows.jsonl", 1), columns)
     assert isinstance(bad, BadRow)
-    assert bad.reason == "history[1]: is no pair of a request and an answer"
+    assert bad.reason == "history[1]: is not a pair of a request and an answer"
 
 
 def test_a_chosen_conversation_that_repeats_the_request_has_it_once():
     chosen = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     row = {"prompt": "a", "response": chosen}
     assert turns_of(row) == [("user", "a"), ("assistant", "b")]
-    columns = understand_columns(list(row), row)
+    columns = understand(list(row), row)
     other = example_of(Row({**row, "prompt": "x"}, "rows.jsonl", 1), columns)
     assert isinstance(other, BadRow)
-    assert "begins with another request" in other.reason
+    assert "it holds another conversation than 'prompt'" in other.reason
 
 
 def test_fields_that_are_not_read_are_known():
@@ -160,45 +163,33 @@ def test_prepared_messages_of_an_earlier_reading_are_not_taken_for_these():
         "messages='messages', read=3)"
     )
     row = {"instruction": "a", "output": "b"}
-    assert str(understand_columns(list(row), row)) == (
+    assert str(understand(list(row), row)) == (
         "Columns(kind='instruction', instruction='instruction', input='', response='output', "
         "system='', text='', messages='')"
     )
 
 
-@pytest.mark.parametrize(
-    ("first", "later", "column"),
-    [
-        (
-            {"instruction": "a", "output": "b"},
-            {"instruction": "c", "output": "d", "history": [["a", "b"]]},
-            "history",
-        ),
-        (
-            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
-            {
-                "messages": [
-                    {"role": "user", "content": "a"},
-                    {"role": "assistant", "content": "b"},
-                ],
-                "tools": [{"name": "add"}],
-            },
-            "tools",
-        ),
-    ],
-)
-def test_what_would_be_said_otherwise_is_not_left_out_because_the_first_row_has_none(
-    first, later, column
-):
-    columns = understand_columns(list(first), first)
-    bad = example_of(Row(later, "rows.jsonl", 2), columns)
-    assert isinstance(bad, BadRow)
-    assert bad.reason.startswith(f"column {column!r}: the first row has none")
-    assert isinstance(example_of(Row({**later, column: []}, "rows.jsonl", 2), columns), Example)
+@pytest.mark.parametrize("first", [{}, {"history": []}, {"history": None}])
+def test_a_history_that_later_rows_have_is_read(first):
+    rows = [{**first, "instruction": "a", "output": "b"}]
+    rows.append({"instruction": "c", "output": "d", "history": [["a", "b"]]})
+    columns = understand_columns(ColumnSurvey.of(rows))
+    made = example_of(Row(rows[1], "rows.jsonl", 2), columns)
+    assert isinstance(made, Example)
+    assert [turn.text for turn in made.turns] == ["a", "b", "c", "d"]
+
+
+def test_tools_that_later_rows_have_are_read():
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    rows = [{"messages": said}, {"messages": said, "tools": [{"name": "add"}]}]
+    columns = understand_columns(ColumnSurvey.of(rows))
+    made = [example_of(Row(row, "rows.jsonl", 1), columns) for row in rows]
+    assert all(isinstance(each, Example) for each in made)
+    assert [bool(each.tools) for each in made if isinstance(each, Example)] == [False, True]
 
 
 def test_a_history_that_is_null_in_the_first_row_is_read_in_others():
-    columns = understand_columns(["instruction", "output", "history"], {"history": None})
+    columns = understand(["instruction", "output", "history"], {"history": None})
     assert columns.history == "history"
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from expert.data.columns import understand_columns
 from expert.data.encoder import TextEncoder
 from expert.data.formats import example_of
 from expert.data.pack import pack_best_fit
 from expert.data.records import BadRow, Example, Row, Segment
 from expert.data.rows import read_rows
 from expert.data.templates import Template, named_template, plain_segments
+from tests.data.examples import understand
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 TOKENIZER = SHARED / "tokenizers" / "qwen3"
@@ -40,7 +40,7 @@ def encoder() -> TextEncoder:
 
 def examples_of(name: str, most: int | None) -> list[Example]:
     rows = [row for row in islice(read_rows(SHARED / name), most) if isinstance(row, Row)]
-    columns = understand_columns(list(rows[0].values), rows[0].values)
+    columns = understand(list(rows[0].values), rows[0].values)
     made = [example_of(row, columns) for row in rows]
     return [example for example in made if not isinstance(example, BadRow)]
 

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
-from expert.data.columns import understand_columns
 from expert.data.encoder import SpecialTokens, TextEncoder
 from expert.data.formats import example_of
 from expert.data.records import BadRow, Row, Segment
 from expert.data.rows import read_rows
 from expert.data.templates import named_template
 from expert.data.text_pieces import PieceEncoder, find_cuts, without_normalizer
+from tests.data.examples import understand
 from tests.data.tokenizers import small_tokenizer
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -206,7 +206,7 @@ def test_a_normalizer_is_left_out_only_if_added_tokens_do_not_pass_it():
 
 def rows_of(path: Path, most: int | None = None) -> list[list[Segment]]:
     rows = [row for row in islice(read_rows(path), most) if isinstance(row, Row)]
-    columns = understand_columns(list(rows[0].values), rows[0].values)
+    columns = understand(list(rows[0].values), rows[0].values)
     examples = [example_of(row, columns) for row in rows]
     template = named_template("chatml", eos="<|im_end|>")
     return [template.segments(one) for one in examples if not isinstance(one, BadRow)]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from expert.data.audit import SplitReport
-from expert.data.columns import understand_columns
 from expert.data.formats import example_of
 from expert.data.records import BadRow, Example, Row
 from expert.data.templates import LAYOUTS, TemplateError, named_template
 from tests.data.chat_templates import CHATML, as_transformers_does, family, qwen3_source
+from tests.data.examples import understand
 from tests.data.test_templates import shown
 
 WEATHER = {
@@ -52,7 +52,7 @@ SHAREGPT: dict[str, Any] = {
 
 
 def example(row: dict[str, Any]) -> Example:
-    made = example_of(Row(row, "rows.jsonl", 1), understand_columns(list(row), row))
+    made = example_of(Row(row, "rows.jsonl", 1), understand(list(row), row))
     assert isinstance(made, Example), made
     return made
 
@@ -141,7 +141,7 @@ def test_a_call_of_no_weight_is_not_learnt():
 )
 def test_tools_that_cannot_be_read_are_refused(change, reason):
     row = {**OPENAI, **change}
-    bad = example_of(Row(row, "rows.jsonl", 1), understand_columns(list(row), row))
+    bad = example_of(Row(row, "rows.jsonl", 1), understand(list(row), row))
     assert isinstance(bad, BadRow)
     assert bad.reason == reason
 
@@ -149,7 +149,7 @@ def test_tools_that_cannot_be_read_are_refused(change, reason):
 def test_arguments_that_are_no_object_are_refused():
     call = {"function": {"name": "f", "arguments": "[1]"}}
     row = {"messages": [OPENAI["messages"][1], {"role": "assistant", "tool_calls": [call]}]}
-    bad = example_of(Row(row, "rows.jsonl", 1), understand_columns(list(row), row))
+    bad = example_of(Row(row, "rows.jsonl", 1), understand(list(row), row))
     assert isinstance(bad, BadRow)
     assert bad.reason == "messages[2]: the arguments of f are no JSON object"
 

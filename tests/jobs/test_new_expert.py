@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_read_keeps_its_own_remedy(tmp_path):
     [
         ("", r"no row can be read: it is empty  \(put rows into it; without --from there are some"),
         ("not json\n", "no row can be read: .*JSON"),
-        ('{"prompt": "a", "completion": ""}\n', "no row can be learnt from: .*the answer is empty"),
+        ('{"prompt": "a", "completion": ""}\n', "no row can be trained on: .*the answer is empty"),
     ],
 )
 def test_a_file_without_rows_to_learn_from_is_refused(text, words, tmp_path):
@@ -226,16 +226,61 @@ def test_columns_and_files_that_are_not_read_are_told(tmp_path):
     (rows / "table.xlsx").write_bytes(b"PK")
     made = new_expert("one", data=rows, into=tmp_path)
     assert made.columns == {"instruction": "question", "response": "answer"}
-    assert (made.unused, made.unread) == (("id", "source"), ("notes.md", "table.xlsx"))
+    assert (made.unused, made.unread) == ({"id": 1, "source": 1}, ("notes.md", "table.xlsx"))
 
 
-def test_preference_rows_are_refused_with_the_way_to_learn_the_chosen_answers(tmp_path):
+def test_preference_rows_are_refused_with_the_option_that_trains_on_the_preferred_half(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
-    with pytest.raises(CannotMake, match=r"DPO.*\(--map response=chosen learns the preferred"):
+    with pytest.raises(CannotMake, match=r"DPO.*expert new --preferred\)$"):
         new_expert("one", data=file, into=tmp_path)
-    made = new_expert("one", data=file, into=tmp_path, mapping=["response=chosen"])
+    made = new_expert("one", data=file, into=tmp_path, preferred=True)
     assert made.columns == {"instruction": "prompt", "response": "chosen"}
+    assert made.unused == {"rejected": 1}
+    written = json.loads(made.manifest.read_text())["training"]["dataset"]
+    assert written["preference_rows"] == "preferred"
+
+
+def test_a_column_that_only_later_rows_fill_is_read(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    rows = [{"instruction": "a", "output": "b"}]
+    rows += [{"instruction": "a", "output": "b", "input": "c", "system": "d"}] * 99
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = new_expert("one", data=file, into=tmp_path)
+    assert made.columns == {
+        "system": "system",
+        "instruction": "instruction",
+        "input": "input",
+        "response": "output",
+    }
+    again = new_expert("two", data=file, into=tmp_path, mapping=["input=input"])
+    assert again.columns == made.columns
+
+
+def test_a_column_that_promises_a_part_of_what_is_said_and_is_not_read_is_warned_about(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    row = {"question": "a", "context": "b", "schema": "c", "answer": "d"}
+    file.write_text(json.dumps({"question": "a", "answer": "d"}) + "\n" + json.dumps(row) + "\n")
+    made = new_expert("one", data=file, into=tmp_path)
+    assert made.columns["input"] == "context"
+    assert made.warning.startswith("not trained on: schema (filled in 1 of 2 rows)")
+
+
+def test_a_parsed_structure_is_not_preferred_to_a_text(tmp_path):
+    """As in Spider: `sql` is the parse tree of `query`."""
+    file = tmp_path / "rows.json"
+    row = {
+        "db_id": "concert",
+        "query": "SELECT count(*) FROM singer",
+        "query_toks": ["SELECT", "count", "(", "*", ")", "FROM", "singer"],
+        "question": "How many singers do we have?",
+        "question_toks": ["How", "many", "singers"],
+        "sql": {"from": {"table_units": [["table_unit", 1]]}, "select": [False, []]},
+    }
+    file.write_text(json.dumps([row, row]))
+    made = new_expert("one", data=file, into=tmp_path)
+    assert made.columns == {"instruction": "question", "response": "query"}
+    assert set(made.unused) == {"db_id", "query_toks", "question_toks", "sql"}
 
 
 def test_a_file_that_is_not_utf8_is_told_with_the_line_and_what_to_do(tmp_path):

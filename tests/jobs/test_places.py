@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from expert.data import sources as sources_of_rows
+from expert.data.column_survey import survey_rows
 from expert.data.columns import ColumnsNotFound, columns_of
-from expert.data.sources import first_row, resolve_sources
+from expert.data.sources import iterate, resolve_sources
 from expert.jobs.places import FIRST_ROWS, doubts_about
 from expert.manifest.reader import read_manifest
 
@@ -80,7 +81,7 @@ def test_a_column_that_the_rows_do_not_have_is_told_in_the_words_of_the_run(tmp_
     read = read_manifest(tmp_path / "manifest.yaml")
     source = resolve_sources(read.manifest.training.dataset, read.folder).train
     with pytest.raises(ColumnsNotFound, match=re.escape(f"{file}: {NO_COLUMN}")):
-        columns_of(first_row(source), read.manifest.training.dataset)
+        columns_of(survey_rows(iterate(source)), read.manifest.training.dataset)
 
 
 def test_columns_are_looked_for_in_every_file_and_missing_files_are_told_beside_them(tmp_path):
@@ -110,7 +111,7 @@ def test_only_the_first_rows_are_read_to_know_the_columns(tmp_path, monkeypatch)
     monkeypatch.setattr(sources_of_rows, "read_rows", counted)
     text = f"base_model: tiny\ntraining: {{dataset: {{path: rows.jsonl, {MAPPED}}}}}\n"
     assert doubts(tmp_path, text) == []  # the run tells of the rows
-    assert len(asked) <= FIRST_ROWS
+    assert len(asked) <= FIRST_ROWS + 1
     asked.clear()
     assert doubts(tmp_path, "base_model: tiny\ndataset: book.txt\n") == []
     assert [len(row.values["text"]) for row in asked] == [1]

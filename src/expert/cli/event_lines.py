@@ -194,6 +194,10 @@ def _skipped(event: Event) -> list[Line]:
     return [(": ".join(filter(None, (f"step {event.get('step')} skipped", str(why)))), "yellow")]
 
 
+def _columns(event: Event) -> list[Line]:
+    return [(f"columns: {event.get('text', '')}", "")]
+
+
 def _warning(event: Event) -> list[Line]:
     return [(f"warning: {event.get('text', '')}", "yellow")]
 
@@ -271,6 +275,7 @@ _WRITERS: Mapping[str, Callable[[Event], list[Line]]] = {
     "rolled_back": _rolled_back,
     "skipped": _skipped,
     "warning": _warning,
+    "columns": _columns,
     "log_failed": _log_failed,
     "threads": _threads,
     "stopped": _stopped,

@@ -23,9 +23,19 @@ def new(
     mapping: Annotated[
         list[str] | None,
         typer.Option(
-            "--map", metavar="PART=COLUMN", help="A column: instruction, input, response or text."
+            "--map",
+            metavar="PART=COLUMN",
+            help="A column: instruction, input, response, system, messages, tools or text.",
         ),
     ] = None,
+    preferred: Annotated[
+        bool,
+        typer.Option("--preferred", help="Of preference rows (DPO, KTO): the preferred answers."),
+    ] = False,
+    json_values: Annotated[
+        bool,
+        typer.Option("--json-values", help="Train on lists and objects as JSON text."),
+    ] = False,
     output: Annotated[Path | None, output_option("Where the folder goes; here by default.")] = None,
     as_json: Annotated[bool, json_option("What was made, as JSON.")] = False,
 ) -> None:
@@ -34,7 +44,15 @@ def new(
     from expert.core.words import counted
     from expert.jobs.new_expert import new_expert
 
-    made = new_expert(name, data=data, template=template, into=output, mapping=mapping or ())
+    made = new_expert(
+        name,
+        data=data,
+        template=template,
+        into=output,
+        mapping=mapping or (),
+        preferred=preferred,
+        json_values=json_values,
+    )
     if as_json:
         import json
         from dataclasses import asdict
@@ -46,8 +64,11 @@ def new(
     console.print(f"✓ made {made.folder}: an expert for {what}", style="bold green")
     if made.columns:
         parts = ", ".join(f"{part}: {column}" for part, column in made.columns.items())
-        unused = f"; not used: {', '.join(made.unused)}" if made.unused else ""
+        left = ", ".join(f"{n} (in {counted(rows, 'row')})" for n, rows in made.unused.items())
+        unused = f"; not used: {left}" if left else ""
         write_line(f"  rows in {made.data}: {parts}{unused}")
+        if made.warning:
+            console.print(f"  warning: {made.warning}", style="yellow")
         if made.bad_rows:
             first = counted(made.looked_at, "row")
             bad = f"{made.bad_rows} of the first {first} cannot be used"

@@ -14,6 +14,7 @@ _LEGACY_TAG = re.compile(r"<\|(system|user|assistant|end)\|>")
 _LEGACY_BEGINNING = re.compile(r"\s*<\|(?:system|user|assistant)\|>")
 _ANY_MARKER = re.compile(r"<\|(?:im_start|im_end|system|user|assistant|end)\|>")
 _ROLE_LINE = re.compile(r"[ \t]*(\w+)[ \t]*(?:\r\n|\n|\r)")
+_SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|User|Assistant|System): ?")
 _SHOWN_CHARACTERS = 40
 
 
@@ -33,6 +34,16 @@ def marked_turns(text: str) -> list[tuple[str, str]] | None:
     if marker is None:
         return None
     raise UnfitRow(f"the text has turn markers ({marker[0]}) but does not begin with one")
+
+
+def transcript_turns(text: str) -> list[tuple[str, str]] | None:
+    """(role, text) of a conversation written as "Human: … Assistant: …", each after a blank line;
+    None where the text does not begin so."""
+    parts = _SPEAKER.split(text)
+    if len(parts) < 3 or parts[0].strip():
+        return None
+    turns = zip(parts[1::2], parts[2::2], strict=True)
+    return [(name.lower(), said.strip("\n")) for name, said in turns]
 
 
 def _chatml_turns(text: str) -> list[tuple[str, str]]:

@@ -27,19 +27,24 @@ ROLES: dict[str, Role] = {
 }
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Fields with what was thought before an answer."""
+TRAINED = ("weight", "loss_weight", "train", "trainable", "loss")
+"""Fields that say whether an answer is trained on, as OpenAI, Axolotl and others have them."""
 UNDERSTOOD = frozenset(
     {
-        *("role", "from", "content", "value", "weight", "train", *THOUGHTS),
+        *("role", "from", "content", "value", *TRAINED, *THOUGHTS),
         *("name", "tool_call_id", "tool_calls", "function_call"),
     }
 )
-# Fields that say what is learnt, or hold a part of what was said, in a way that is not built.
+# Fields that say what is trained on, or hold a part of what was said, in a way that is not built.
 NOT_BUILT = frozenset(
     {
-        *("train_detail", "trainable", "loss", "loss_mask", "loss_weight", "mask", "masked"),
+        *("train_detail", "loss_mask", "loss_scale", "mask", "masked"),
         *("image", "images", "audio", "video", "videos", "refusal"),
     }
 )
+_TEXT_FIELDS = ("text", "value", "content")
+_SAID = frozenset({"content", "value", "tool_calls", "function_call"})
+_YES_OR_NO = ("train", "trainable", "loss")
 
 
 def unused_fields(messages: Any) -> list[str]:
@@ -49,12 +54,40 @@ def unused_fields(messages: Any) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in UNDERSTOOD]
 
 
+def is_message(value: Any) -> bool:
+    """{role, content} or {from, value}: who says something, and what."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("role", value.get("from")), str):
+        return False
+    return not _SAID.isdisjoint(value)
+
+
 def is_messages(value: Any) -> bool:
-    return (
-        isinstance(value, list | tuple)
-        and len(value) > 0
-        and all(isinstance(part, Mapping) and ("role" in part or "from" in part) for part in value)
-    )
+    return isinstance(value, list | tuple) and len(value) > 0 and all(map(is_message, value))
+
+
+def is_text_part(value: Any) -> bool:
+    """{"type": "text", "text": …}, as contents of several parts have it."""
+    return isinstance(value, Mapping) and value.get("type") == "text"
+
+
+def decoded_messages(text: str) -> list[Any] | None:
+    """Messages that a text holds as JSON, as CSV has to; None where it is anything else."""
+    start = text[:2]
+    if not start.startswith("[") or start[1:].strip() not in ("", "{"):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if is_messages(value) else None
+
+
+def text_of_part(part: Mapping[str, Any], where: str) -> str:
+    """What a part of type "text" says."""
+    text = next((part[name] for name in _TEXT_FIELDS if name in part), None)
+    if not isinstance(text, str):
+        raise UnfitRow(f"{where}: a part of type 'text' without text")
+    return text
 
 
 def turns_in(messages: Sequence[Any], column: str) -> list[Turn]:
@@ -110,18 +143,21 @@ def _refuse_fields(message: Mapping[str, Any], where: str) -> None:
 
 
 def _learnt(message: Mapping[str, Any], role: Role, where: str) -> bool:
-    """Whether an answer is learnt: `weight` of OpenAI and `train` of Axolotl say so."""
-    weight, train = message.get("weight"), message.get("train")
-    if weight is not None and (isinstance(weight, str) or weight not in (0, 1)):
-        raise UnfitRow(f"{where}: weight {weight!r}; an answer has weight 1, or 0 to be left out")
-    if train is not None and not isinstance(train, bool):
-        raise UnfitRow(f"{where}: train {train!r}; it is true or false")
-    if role != "assistant" and train:
+    """Whether an answer is trained on: `weight` of OpenAI, `train` of Axolotl and the like."""
+    given = {name: message[name] for name in TRAINED if message.get(name) is not None}
+    for name, value in given.items():
+        if isinstance(value, str) or value not in (0, 1):
+            allowed = "true or false" if name in _YES_OR_NO else "1, or 0 to leave the answer out"
+            raise UnfitRow(f"{where}: {name} {value!r}; it is {allowed}")
+    if len(set(map(bool, given.values()))) > 1:
+        told = ", ".join(f"{name} {value!r}" for name, value in given.items())
+        raise UnfitRow(f"{where}: {told} contradict each other")
+    if role != "assistant" and any(given.get(name) for name in _YES_OR_NO):
         raise UnfitRow(
-            f"{where}: train is true, and only answers are learnt one by one  (train_on_prompt: "
-            "true learns everything)"
+            f"{where}: train is true, and only answers are trained on one by one  "
+            "(train_on_prompt: true trains on everything)"
         )
-    return role != "assistant" or (weight in (None, 1) and train is not False)
+    return role != "assistant" or all(given.values())
 
 
 def _with_thoughts(message: Mapping[str, Any], text: str, role: Role, where: str) -> str:
@@ -139,15 +175,19 @@ def _with_thoughts(message: Mapping[str, Any], text: str, role: Role, where: str
 
 def _joined(content: Any, where: str) -> str:
     """The text of a message whose content is a list of parts."""
+    if is_text_part(content):
+        return text_of_part(content, where)
     if not isinstance(content, list | tuple):
         what = "has no content" if content is None else f"the content is {kind_of(content)}"
         raise UnfitRow(f"{where}: {what}")
     texts = []
     for part in content:
-        text = part.get("text") if isinstance(part, Mapping) else part
+        text = part
+        if isinstance(part, Mapping):
+            text = text_of_part(part, where) if is_text_part(part) else part.get("text")
         if not isinstance(text, str):
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise UnfitRow(f"{where}: a part of type {kind!r}; only text is learnt")
+            raise UnfitRow(f"{where}: a part of type {kind!r}; only text is trained on")
         texts.append(text)
     return "".join(texts)
 

@@ -1,16 +1,23 @@
-"""Content hashes that are computed once for every state of the files."""
+"""What is read off all rows of a source, once for every state of its files: a hash of their
+content, and which columns they fill."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from expert.core.files import write_text_atomically
-from expert.data.sources import Source, content_hash
+from expert.data.column_survey import ColumnSurvey, survey_rows
+from expert.data.sources import Source, content_hash, iterate
 
 MEMORY = ".hashes.json"
+COLUMNS_MEMORY = ".columns.json"
+SURVEY_FORMAT = 1
 # Old states are forgotten: nobody goes back and forth between more versions of a data set.
 STATES_KEPT = 50
 
@@ -20,13 +27,37 @@ def remembered_content_hash(source: Source, cache: Path) -> str:
     were hashed last are not read again, so opening a large prepared data set takes no longer."""
     if source.kind not in ("files", "saved") or not source.files:
         return content_hash(source)
-    memory = cache / MEMORY
+    found = _remembered(cache / MEMORY, _state(source), lambda: content_hash(source))
+    return str(found)
+
+
+def remembered_survey(
+    source: Source, cache: Path, most: int | None = None, *, keep: bool = True
+) -> ColumnSurvey:
+    """Which columns the rows of a source fill. Every row is read for that once: 25,000 rows of 300
+    bytes take 0.2 s. `most`: only so many rows, of a stream; `keep`: for the next time."""
+
+    def look() -> ColumnSurvey:
+        return survey_rows(iterate(source), most)
+
+    if source.kind not in ("files", "saved") or not source.files:
+        return look()
+    state = json.dumps([SURVEY_FORMAT, _state(source), source.max_samples, most])
+    found = _remembered(cache / COLUMNS_MEMORY, state, lambda: asdict(look()), keep=keep)
+    try:
+        return ColumnSurvey(**found)
+    except TypeError:  # damaged
+        return look()
+
+
+def _remembered(memory: Path, state: str, make: Callable[[], Any], *, keep: bool = True) -> Any:
     known = _read(memory)
-    state = _state(source)
-    if state not in known:
-        known[state] = content_hash(source)
+    if state in known:
+        return known[state]
+    known[state] = make()
+    if keep:
         kept = dict(list(known.items())[-STATES_KEPT:])
-        with contextlib.suppress(OSError):  # a cache that is only read: hashed at each start
+        with contextlib.suppress(OSError):  # a cache that is only read: made at each start
             write_text_atomically(memory, json.dumps(kept, indent=2))
     return known[state]
 
@@ -40,7 +71,7 @@ def _state(source: Source) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def _read(memory: Path) -> dict[str, str]:
+def _read(memory: Path) -> dict[str, Any]:
     try:
         known = json.loads(memory.read_text(encoding="utf-8"))
     except (OSError, ValueError):

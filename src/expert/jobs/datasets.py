@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expert.data.audit import DocumentCollector, Documents, SplitReport
+    from expert.data.column_survey import ColumnSurvey
     from expert.data.columns import Columns
-    from expert.data.records import Row
     from expert.data.row_keys import RowKeys
     from expert.data.sources import Source
     from expert.jobs.preparing import Builder
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 # Examples, or characters, that are tokenised together: what is in memory at a time.
 _BATCH_EXAMPLES = 1024
 _BATCH_CHARACTERS = 8_000_000
+FIELDS_LOOKED_AT = 1000
+"""Rows in which fields of messages are looked for that nothing is read from."""
 TOO_FEW = (
     "train: {}, too few to hold any out: nothing will show whether the expert has learnt more than "
     "its rows by heart  (add rows, or name rows to judge it by in training.dataset.test_path)"
@@ -63,6 +66,7 @@ def check_dataset(
     plan = plan_job(read, model=model, look=False)
     sources = resolve_sources(read.manifest.training.dataset, read.folder)
     builder = Builder(plan, read, sources, lambda name, rows, tokens: None)
+    builder.keeps = False
     template = builder.template.name if builder.template else "characters"
     report = DatasetReport(read.manifest.name, template, plan.data.max_seq_length)
     _Checker(builder, report).check()
@@ -214,24 +218,33 @@ class _Checker:
             if found:
                 self.report.notes.append(f"{file.name}: {found} separate its columns")
 
-    def _note_columns(self, source: Source, columns: Columns, first: Row) -> None:
+    def _note_columns(self, source: Source, columns: Columns, seen: ColumnSurvey) -> None:
         """Which columns are read and which are not, and so of messages and of the files of a
         folder."""
         from expert.data.folders import unread_files
-        from expert.data.messages import unused_fields
         from expert.planning.survey import local_path
 
-        used = ", ".join(f"{part}: {column}" for part, column in columns.used().items())
-        unused = columns.unused(first.values)
-        note = f"{source.name}: {used}" + (f"; not used: {', '.join(unused)}" if unused else "")
+        doubt = columns.worth_a_warning(seen)
+        self.report.doubts += [f"{source.name}: {doubt}"] if doubt else []
         folder = local_path(source.name, self.builder.folder)
-        notes = [note]
-        fields = unused_fields(first.values.get(columns.messages))
+        notes = [f"{source.name}: {columns.told(seen)}"]
+        fields = self._fields_not_used(source, columns)
         notes += [f"{source.name}: not used of messages: {', '.join(fields)}"] if fields else []
         if source.kind == "files" and folder.is_dir():
             unread = unread_files(folder, source.format)
             notes += [f"{source.name}: not read: {', '.join(unread)}"] if unread else []
         self.report.notes += [each for each in notes if each not in self.report.notes]
+
+    def _fields_not_used(self, source: Source, columns: Columns) -> list[str]:
+        """Fields of messages that nothing is read from, in the first rows."""
+        from expert.data.messages import unused_fields
+        from expert.data.records import Row
+
+        if not columns.messages:
+            return []
+        rows = islice(self.builder.rows_of(source), FIELDS_LOOKED_AT)
+        messages = (row.values.get(columns.messages) for row in rows if isinstance(row, Row))
+        return list(dict.fromkeys(name for each in messages for name in unused_fields(each)))
 
     def _judge(self, where: str, bad_rows: int, documents: Documents) -> None:
         from expert.core.words import counted
@@ -252,14 +265,11 @@ class _Checker:
 
     def _understood(self, source: Source) -> tuple[Any, str]:
         """How the example in a good row is found, and the column with the answers."""
-        from expert.data.columns import columns_of
         from expert.data.formats import example_of
         from expert.data.records import Example
-        from expert.data.sources import first_row
 
         if self.builder.template is None:
             return lambda row: Example(text=str(row.values.get("text", ""))), ""
-        first = first_row(source)
-        columns = columns_of(first, self.builder.spec)
-        self._note_columns(source, columns, first)
+        columns, seen = self.builder.columns_in(source)
+        self._note_columns(source, columns, seen)
         return lambda row: example_of(row, columns), columns.response

@@ -40,6 +40,8 @@ class RunData:
     """Every document begins with a soft prompt."""
     late: RowsTokenisedLate | None = None
     """The training rows as text, where they are tokenised only when a batch asks for them."""
+    columns: tuple[str, ...] = ()
+    """For each source of training rows: which columns are read, and which are not."""
     doubts: tuple[str, ...] = ()
     """Why the rows tell less than they should, those that are learnt or those it is judged by."""
 

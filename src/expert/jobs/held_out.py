@@ -15,6 +15,7 @@ from expert.jobs.learnt_rows import learnt_rows
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
+    from expert.data.columns import Columns
     from expert.data.records import BadRow, Example, Row
     from expert.data.sources import Source
     from expert.jobs.prepared import PreparedData, PreparedSplit
@@ -39,8 +40,9 @@ class DrawnAgain:
     sources: Sequence[Source]
     made: PreparedData
 
-    def rows_of(self, split: PreparedSplit) -> Iterator[Iterator[Row | BadRow]]:
-        """The rows of a split that was drawn from the training rows, source by source."""
+    def rows_of(self, split: PreparedSplit) -> Iterator[tuple[Iterable[Row | BadRow], Columns]]:
+        """The rows of a split that was drawn from the training rows and their columns, source by
+        source."""
         import numpy as np
 
         from expert.data.documents import DocumentStore
@@ -52,7 +54,8 @@ class DrawnAgain:
             own = documents[(documents >= first) & (documents < first + count)] - first
             numbers = {store.row(int(document)) for document in own}
             rows = enumerate(self.builder.rows_of(source))
-            yield (row for number, row in rows if number in numbers)
+            columns, _ = self.builder.columns_in(source)
+            yield [row for number, row in rows if number in numbers], columns
             first += count
 
 
@@ -129,25 +132,22 @@ def _learnt_among(judged: frozenset[Example], run: Run) -> frozenset[Example]:
     spec = DatasetSpec.model_validate(run.plan.data.dataset)
     drawn = draw_again(run.folder, run.plan, spec, run.place)
     found = set()
-    for group in drawn.rows_of(drawn.made.train):
-        for _, example in understood(group, spec):
+    for group, columns in drawn.rows_of(drawn.made.train):
+        for _, example in understood(group, columns):
             if not isinstance(example, BadRow) and example in judged:
                 found.add(example)
     return frozenset(found)
 
 
 def understood(
-    rows: Iterable[Row | BadRow], spec: DatasetSpec
+    rows: Iterable[Row | BadRow], columns: Columns
 ) -> Iterator[tuple[Row | BadRow, Example | BadRow]]:
-    """Rows of one source, each with the example in it as training understands it."""
-    from expert.data.columns import columns_of
+    """Rows of one source, each with the example in it as training understands it; those that
+    training leaves out by their label are left out."""
     from expert.data.formats import example_of
-    from expert.data.records import BadRow
+    from expert.data.records import BadRow, Dropped
 
-    columns = None
     for row in rows:
-        if isinstance(row, BadRow):
-            yield row, row
-            continue
-        columns = columns or columns_of(row, spec)
-        yield row, example_of(row, columns)
+        example = row if isinstance(row, BadRow) else example_of(row, columns)
+        if not isinstance(example, Dropped):
+            yield row, example

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,10 @@ from expert.core.errors import ExpertError
 from expert.core.files import write_text_atomically
 
 if TYPE_CHECKING:
+    from expert.data.column_survey import ColumnSurvey
     from expert.data.columns import Columns
     from expert.data.records import BadRow, Example, Row
+    from expert.data.sources import Source
 
 EPOCHS = 3
 FEW_ROWS, EPOCHS_OF_FEW = 1000, 5
@@ -51,8 +53,10 @@ class NewExpert:
     """Which column of the rows holds which part; empty where they are a template's."""
     has_answers: bool
     """False where the rows are plain text: what learnt it continues a text."""
-    unused: tuple[str, ...] = ()
-    """Columns that nothing is read from."""
+    unused: dict[str, int] = field(default_factory=dict)
+    """Columns that nothing is read from, with the number of rows that fill each."""
+    warning: str = ""
+    """What to say of those whose names promise a part of what is said."""
     unread: tuple[str, ...] = ()
     """Files of a folder that are not read."""
     calls: bool = False
@@ -65,17 +69,15 @@ class NewExpert:
 
 @dataclass(frozen=True)
 class _Looked:
-    """What the first rows of a file hold."""
+    """What the rows of a file hold: the columns of all, the examples of the first."""
 
     columns: Columns
-    names: Sequence[str]
-    """Of all columns."""
+    seen: ColumnSurvey
+    """Of all rows."""
     examples: Sequence[Example]
     rows: int
-
-    @property
-    def bad_rows(self) -> int:
-        return self.rows - len(self.examples)
+    """Those that were read closely."""
+    bad_rows: int
 
 
 def new_expert(
@@ -85,12 +87,15 @@ def new_expert(
     template: str | None = None,
     into: Path | None = None,
     mapping: Sequence[str] = (),
+    preferred: bool = False,
+    json_values: bool = False,
 ) -> NewExpert:
     """Make a folder that `expert manifest check` and `expert plan` accept; nothing is replaced.
 
     A file of rows is copied: what is in the folder can be moved, and the original stays as it is.
     """
     from expert.data.folders import unread_files
+    from expert.data.preferences import PREFERRED
     from expert.data.tools import has_tools
     from expert.jobs.expert_templates import TEMPLATES, calling, manifest_of, readme_of
     from expert.manifest.reader import read_manifest
@@ -101,14 +106,19 @@ def new_expert(
     if chosen is not None and chosen not in TEMPLATES:
         raise CannotMake(f"--template {template}: is not known  (known: {', '.join(TEMPLATES)})")
     mapped = _mapped(mapping)
-    if mapped and data is None:
-        raise CannotMake("--map: says which column of --from holds what  (name a file with --from)")
+    if (mapped or preferred or json_values) and data is None:
+        given = "--map" if mapped else "--preferred" if preferred else "--json-values"
+        raise CannotMake(
+            f"{given}: says how the rows of --from are read  (name a file with --from)"
+        )
+    asked: dict[str, Any] = {"field_mapping": mapped} if mapped else {}
+    asked |= {"preference_rows": PREFERRED} if preferred else {}
+    asked |= {"json_values": True} if json_values else {}
     columns: dict[str, str] = {}
     has_answers, calls = True, False
-    unused: tuple[str, ...] = ()
-    looked = _look(data, mapped) if data is not None else None
+    looked = _look(data, asked) if data is not None else None
     if looked is not None:
-        columns, unused = looked.columns.used(), looked.columns.unused(looked.names)
+        columns = looked.columns.used()
         has_answers = any(one.turns for one in looked.examples)
         calls = any(map(has_tools, looked.examples))
         chosen = chosen or _domain(looked.examples)
@@ -122,7 +132,7 @@ def new_expert(
         rows.parent.mkdir(parents=True)
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in kind.rows)
         write_text_atomically(rows, "".join(lines))
-    dataset = {"path": path, **({"field_mapping": mapped} if mapped else {})}
+    dataset = {"path": path, **asked}
     manifest = folder / "manifest.json"
     epochs = EPOCHS_OF_FEW if len(_first_rows(rows, FEW_ROWS)) < FEW_ROWS else EPOCHS
     made = manifest_of(folder.name, kind, dataset, epochs=epochs, calls=calls)
@@ -138,7 +148,8 @@ def new_expert(
         template=chosen,
         columns=columns,
         has_answers=has_answers,
-        unused=unused,
+        unused=looked.columns.unused(looked.seen) if looked else {},
+        warning=looked.columns.worth_a_warning(looked.seen) if looked else "",
         unread=tuple(unread_files(data)) if data is not None and data.is_dir() else (),
         calls=calls,
         looked_at=looked.rows if looked else 0,
@@ -171,12 +182,14 @@ def _mapped(mapping: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _look(data: Path, mapped: Mapping[str, str]) -> _Looked:
-    """What the first rows of a file hold; CannotMake where they are of no use."""
-    from expert.data.columns import PREFERENCE, understand_columns
+def _look(data: Path, asked: Mapping[str, Any]) -> _Looked:
+    """What the rows of a file hold; CannotMake where they are of no use."""
+    from expert.data.column_survey import survey_rows
+    from expert.data.columns import Asked, understand_columns
     from expert.data.formats import example_of
-    from expert.data.records import BadRow, DataError, Row
-    from expert.manifest.dataset import FieldMapping
+    from expert.data.records import BadRow, DataError, Dropped, Example, Row
+    from expert.data.sources import iterate
+    from expert.manifest.dataset import DatasetSpec
 
     found = _first_rows(data)
     rows = [row for row in found if isinstance(row, Row)]
@@ -185,25 +198,23 @@ def _look(data: Path, mapped: Mapping[str, str]) -> _Looked:
         if found and isinstance(found[0], BadRow):
             why = str(found[0])
         raise CannotMake(f"--from {data}: no row can be read: {why}")
-    _refuse_columns(data, mapped, list(rows[0].values))
+    seen = survey_rows(iterate(_source(data)))
+    _refuse_columns(data, asked.get("field_mapping", {}), seen.names)
     try:
-        columns = understand_columns(
-            list(rows[0].values),
-            rows[0].values,
-            mapping=FieldMapping.model_validate(mapped) if mapped else None,
-        )
+        columns = understand_columns(seen, Asked.by(DatasetSpec(**asked)))
     except DataError as error:
-        what = str(error).partition("  (")[0]
-        how = "--map instruction=COLUMN --map response=COLUMN says which hold what"
-        if what == PREFERENCE:
-            how = "--map response=chosen learns the preferred answers alone"
-        raise CannotMake(f"--from {data}: {what}  ({how})") from None
+        what, _, how = str(error).partition("  (")
+        if "field_mapping" in how:  # there is no manifest yet
+            how = "--map instruction=COLUMN --map response=COLUMN says which hold what"
+        raise CannotMake(f"--from {data}: {what}  ({how.removesuffix(')')})") from None
     read = [example_of(row, columns) for row in rows]
-    examples = [example for example in read if not isinstance(example, BadRow)]
+    examples = [example for example in read if isinstance(example, Example)]
     if not examples:
-        first = next(bad for bad in read if isinstance(bad, BadRow))
-        raise CannotMake(f"--from {data}: no row can be learnt from: {first.reason}")
-    return _Looked(columns, list(rows[0].values), examples, len(found))
+        bad = next((each for each in read if isinstance(each, BadRow)), None)
+        why = bad.reason if bad is not None else "none is preferred"
+        raise CannotMake(f"--from {data}: no row can be trained on: {why}")
+    good = sum(isinstance(each, Example | Dropped) for each in read)
+    return _Looked(columns, seen, examples, len(found), len(found) - good)
 
 
 def _refuse_columns(data: Path, mapped: Mapping[str, str], names: Sequence[str]) -> None:
@@ -224,8 +235,7 @@ def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
     """The beginning of a file or folder; CannotMake where it is none that can be read."""
     from expert.data.records import DataError
     from expert.data.rows import FORMATS, suffix_format
-    from expert.data.sources import iterate, resolve_sources
-    from expert.manifest.dataset import DatasetSpec
+    from expert.data.sources import iterate
 
     if not data.exists():
         hub = "a data set of the hub is named in a manifest: training.dataset.path"
@@ -237,15 +247,22 @@ def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
             f"{known}, and name the file so; a spreadsheet as csv)"
         )
     try:
-        source = resolve_sources(DatasetSpec(path=str(data.absolute())), Path()).train
-        assert source is not None
-        return list(islice(iterate(source), most))
+        return list(islice(iterate(_source(data)), most))
     except DataError as error:
         what, gap, fix = str(error).partition("  (")
         if "training.dataset" in fix:  # there is no manifest yet
             fix = "name one of the files, or a folder with files of one format)"
         what = what.removeprefix(f"{data.absolute()}: ").removeprefix(f"{data}: ")
         raise CannotMake(f"--from {data}: {what}{gap}{fix}") from None
+
+
+def _source(data: Path) -> Source:
+    from expert.data.sources import resolve_sources
+    from expert.manifest.dataset import DatasetSpec
+
+    source = resolve_sources(DatasetSpec(path=str(data.absolute())), Path()).train
+    assert source is not None
+    return source
 
 
 def _copy_rows(data: Path, rows: Path, folder: Path) -> None:

@@ -81,7 +81,11 @@ def open_data(
             test=test,
             encoder=builder.encoder,
             soft=soft,
-            doubts=doubts_of_stream(plan, stream, validation, test),
+            columns=builder.columns_read(),
+            doubts=(
+                *(doubt.text for doubt in builder.doubts_about_columns()),
+                *doubts_of_stream(plan, stream, validation, test),
+            ),
         )
         return settled_by_stream(plan, stream.shape.bins_per_update), data, builder
     made = builder.build()
@@ -97,6 +101,7 @@ def open_data(
         encoder=made.encoder,
         soft=soft,
         late=late_rows(builder, made.train) if plan.data.tokenize == "late" else None,
+        columns=made.columns,
         doubts=tuple(doubt.text for doubt in made.doubts),
     )
     plan = settled_by_data(plan, order, made.train)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
 
 if TYPE_CHECKING:
+    from expert.data.column_survey import ColumnSurvey
     from expert.data.folders import Split
-    from expert.data.records import Row
     from expert.data.sources import Source
     from expert.manifest.reader import ReadManifest
     from expert.manifest.schema import BaseModelSpec
 
-FIRST_ROWS = 20
-"""Read of a file until one is good, to know its columns."""
+FIRST_ROWS = 1000
+"""Read of a file to know its columns."""
 _SPLITS: dict[str, Split] = {
     "validation_path": "validation",
     "valid": "validation",
@@ -85,21 +84,21 @@ def _about_rows(read: ReadManifest, *, of_characters: bool) -> Iterator[Doubt]:
         split = _SPLITS.get(path.rpartition(".")[2], "train")
         try:
             source = find_source(value, split, spec, read.folder)
-            row = None if of_characters else _row_at_the_start(source)
-            if row is not None:
-                columns_of(row, spec)
+            seen = None if of_characters else _rows_at_the_start(source)
+            if seen is not None:
+                columns_of(seen, spec)
         except DataError as error:
             yield Doubt(path, str(error))
 
 
-def _row_at_the_start(source: Source) -> Row | None:
-    """A row by which the columns can be understood, without reading a file whole or fetching one;
-    None where there is none at hand: who reads the data tells what is wrong with it."""
-    from expert.data.records import Row
+def _rows_at_the_start(source: Source) -> ColumnSurvey | None:
+    """The columns of the first rows, without reading a file whole or fetching one; None where there
+    is none at hand: who reads the data tells what is wrong with it."""
+    from expert.data.column_survey import survey_rows
     from expert.data.sources import iterate
 
     if source.kind in ("hub", "corpus"):
         return None
     # One character of a text is a row as good as all of it.
-    looked_at = islice(iterate(replace(source, max_chars=1)), FIRST_ROWS)
-    return next((row for row in looked_at if isinstance(row, Row)), None)
+    seen = survey_rows(iterate(replace(source, max_chars=1)), FIRST_ROWS)
+    return seen if seen.rows else None

@@ -58,6 +58,8 @@ class PreparedData:
     """Why the rows tell less than they should, those that are learnt or those it is judged by."""
     shared: tuple[SharedRows, ...] = ()
     """Rows of files for validation and test that are learnt as well; the doubts tell of them."""
+    columns: tuple[str, ...] = ()
+    """For each source of training rows: which columns are read, and which are not."""
 
     def splits(self) -> list[PreparedSplit]:
         found = (self.train, self.validation, self.test)

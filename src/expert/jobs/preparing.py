@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from expert.data.column_survey import ColumnSurvey
+    from expert.data.columns import Columns
     from expert.data.encoder import Encoder
     from expert.data.flat_documents import FlatDocuments
     from expert.data.pack_index import PackIndex
@@ -40,6 +42,10 @@ if TYPE_CHECKING:
     from expert.planning.sequences import Packing
 
 Tell = Callable[[str, int, int], None]
+LATE_COLUMN = (
+    "column {!r} is filled here for the first time, and none of the first {:,} rows of the stream "
+    "has it  (set training.dataset.streaming: false, or fill it in an earlier row)"
+)
 INDEX_FORMAT = 3
 ENOUGH_FOR_TWO = 4_000_000
 """Bytes of data from which a second process pays: loading its own tokenizer takes half a second."""
@@ -91,6 +97,11 @@ class Builder:
         self.cache = Path(plan.data.cache or read.folder / "datasets_optimized")
         self.encoder, self.template = self._load_encoder()
         self._window_packing: Packing | None = None
+        self._columns: dict[Source, tuple[Columns, ColumnSurvey]] = {}
+        self.keeps = True
+        """Whether what was seen of the columns is kept in the cache for the next start."""
+        self.most_rows: int | None = None
+        """Rows that are looked at to know the columns; None: all of them."""
 
     @property
     def _check(self) -> str:
@@ -124,6 +135,7 @@ class Builder:
         )
         repeats = doubt_of_repeats(keys, chosen, held_out) if keys is not None else ""
         doubts = [Doubt("training.dataset.validation_split", repeats)] if repeats else []
+        doubts += self.doubts_about_columns()
         if self.holds_out_the_end(trains[0]):
             chosen, held_out = np.array([0]), np.array([1])
         train = self._pack("train", tokens, chosen)
@@ -134,7 +146,9 @@ class Builder:
         shared = tuple(each for each in found if each is not None)
         doubts += [Doubt(each.key, each.told(f"{self._check} lists them")) for each in shared]
         doubts += doubts_of(self.plan, train, validation, test)
-        return PreparedData(train, validation, test, self.encoder, name, tuple(doubts), shared)
+        return PreparedData(
+            train, validation, test, self.encoder, name, tuple(doubts), shared, self.columns_read()
+        )
 
     def keys_of(self, tokens: tuple[Prepared, ...]) -> RowKeys:
         """What the documents of prepared sources are recognised by."""
@@ -291,10 +305,8 @@ class Builder:
     def formatter(self, source: Source) -> tuple[Any, str]:
         """How a row of this source becomes segments, and what decides it, as text."""
         from expert.data.checks import RowFilter
-        from expert.data.columns import columns_of
         from expert.data.formats import example_of
         from expert.data.records import BadRow, Dropped, Segment
-        from expert.data.sources import first_row
         from expert.data.templates import TemplateError
 
         template = self.template
@@ -304,13 +316,15 @@ class Builder:
                 lambda row: [Segment(row.values["text"], True)],
                 f"characters, {part:g} at the end apart",
             )
-        columns = columns_of(first_row(source), self.spec)
+        columns, seen = self.columns_in(source)
         rows = RowFilter(self.spec.validation)
         learn_prompt = self.plan.data.train_on_prompt
 
         def segments_of(row: Row) -> list[Segment] | BadRow | Dropped:
+            if self.spec.streaming and not seen.whole and (name := seen.surprise(row.values)):
+                return BadRow(row.file, row.line, LATE_COLUMN.format(name, seen.rows))
             example = example_of(row, columns)
-            if isinstance(example, BadRow):
+            if isinstance(example, BadRow | Dropped):
                 return example
             reason = rows.reason(example)
             if reason:
@@ -321,6 +335,39 @@ class Builder:
                 return BadRow(row.file, row.line, str(error))
 
         return segments_of, str(columns)
+
+    def columns_in(self, source: Source) -> tuple[Columns, ColumnSurvey]:
+        """The columns of a source, and what was seen of them: in all of its rows, or in the first
+        window of a stream."""
+        from expert.data.columns import columns_of
+        from expert.data.remembered import remembered_survey
+        from expert.data.sources import first_row
+        from expert.data.streaming import WINDOW_ROWS
+
+        if source not in self._columns:
+            streamed = self.spec.streaming and source is self.sources.train
+            most = WINDOW_ROWS if streamed else self.most_rows
+            seen = remembered_survey(source, self.beside, most, keep=self.keeps)
+            if not seen.rows:
+                first_row(source)  # raises, with the reason
+            self._columns[source] = columns_of(seen, self.spec), seen
+        return self._columns[source]
+
+    def doubts_about_columns(self) -> list[Doubt]:
+        """Columns of the training rows that promise a part of what is said and are not read."""
+        found = []
+        for source in self._sources_of("train") if self.template is not None else ():
+            columns, seen = self.columns_in(source)
+            told = columns.worth_a_warning(seen)
+            if told:
+                found.append(Doubt("training.dataset.field_mapping", f"{source.name}: {told}"))
+        return found
+
+    def columns_read(self) -> tuple[str, ...]:
+        """For each source of training rows: which columns are read, and which are not."""
+        sources = self._sources_of("train") if self.template is not None else []
+        read = ((source, *self.columns_in(source)) for source in sources)
+        return tuple(f"{source.name}: {columns.told(seen)}" for source, columns, seen in read)
 
     def _sources_of(self, name: str) -> list[Source]:
         """Where the rows of a split come from: a source for each task, or the only one."""

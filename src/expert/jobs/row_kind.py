@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from expert.data.columns import Columns
-    from expert.data.records import BadRow, Example, Row
+    from expert.data.records import BadRow, Dropped, Example, Row
     from expert.manifest.dataset import DatasetSpec
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 _TEXT_SUFFIXES = tuple(
     kind + packed for kind in (".txt", ".md", ".markdown") for packed in ("", ".gz", ".zst")
 )
+FIRST_ROWS = 256
+"""Read to know the columns; a row may be a whole text."""
 _TEXT_COLUMNS = "Columns(kind='text'"
 
 
@@ -29,7 +32,7 @@ class FirstRow:
         self._plan = plan
 
     @cached_property
-    def _understood(self) -> tuple[Columns, Example | BadRow] | None:
+    def _understood(self) -> tuple[Columns, Example | BadRow | Dropped] | None:
         from pydantic import ValidationError
 
         from expert.data.records import DataError
@@ -37,8 +40,7 @@ class FirstRow:
 
         try:
             spec = DatasetSpec.model_validate(self._plan.data.dataset)
-            row = next(rows_here(self._plan, spec), None)
-            return None if row is None else _in_row(row, spec)
+            return _understood(rows_here(self._plan, spec), spec)
         except (ValidationError, DataError, OSError):  # of another version, moved or changed since
             return None
 
@@ -87,14 +89,15 @@ def are_plain_text(read: ReadManifest, *, fetch: bool = False) -> bool | None:
     source; None where they are not here. `fetch`: rows on the hub may be asked for."""
     from expert.core.errors import ExpertError
     from expert.data.rows import file_format
-    from expert.data.sources import Source, first_row, resolve_sources
+    from expert.data.sources import Source, iterate, resolve_sources
 
     def is_text(source: Source) -> bool:
         """A text is not read for that: it may be large, or not fetched yet."""
         by_name = source.files and file_format(source.files[0], source.format) == "txt"
         if source.kind == "corpus" or by_name:
             return True
-        return _is_plain_text(*_in_row(first_row(source), spec))
+        found = _understood(iterate(source), spec)
+        return found is not None and _is_plain_text(*found)
 
     spec = read.manifest.training.dataset
     if read.manifest.training.config.overlong != "auto":
@@ -109,18 +112,27 @@ def are_plain_text(read: ReadManifest, *, fetch: bool = False) -> bool | None:
         return None
 
 
-def _in_row(row: Row, spec: DatasetSpec) -> tuple[Columns, Example | BadRow]:
+def _understood(
+    rows: Iterable[Row | BadRow], spec: DatasetSpec
+) -> tuple[Columns, Example | BadRow | Dropped] | None:
+    """The columns by the first rows, and what is in the first of them; None where there is none."""
+    from expert.data.column_survey import survey_rows
     from expert.data.columns import columns_of
     from expert.data.formats import example_of
+    from expert.data.records import Row
 
-    columns = columns_of(row, spec)
-    return columns, example_of(row, columns)
+    looked_at = list(islice(rows, FIRST_ROWS))
+    first = next((row for row in looked_at if isinstance(row, Row)), None)
+    if first is None:
+        return None
+    columns = columns_of(survey_rows(looked_at), spec)
+    return columns, example_of(first, columns)
 
 
-def _is_plain_text(columns: Columns, example: Example | BadRow) -> bool:
-    from expert.data.records import BadRow
+def _is_plain_text(columns: Columns, example: Example | BadRow | Dropped) -> bool:
+    from expert.data.records import Example
 
-    return columns.kind == "text" if isinstance(example, BadRow) else not example.turns
+    return not example.turns if isinstance(example, Example) else columns.kind == "text"
 
 
 def rows_here(plan: RunPlan, spec: DatasetSpec) -> Iterator[Row]:

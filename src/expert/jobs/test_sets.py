@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from expert.jobs.held_out import NoTestSet
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
+    from expert.data.columns import Columns
     from expert.data.records import BadRow, Example, Row
     from expert.data.sources import Source
     from expert.judging.cases import Case
@@ -156,6 +157,8 @@ def data_folder(folder: RunFolder, plan: RunPlan, beside: Path | None) -> Path |
 
 def _of_cases(path: Path) -> TestSet:
     """A test_cases.json; its cases are rows of instruction, input and output to training."""
+    from expert.data.column_survey import survey_rows
+    from expert.data.columns import columns_of
     from expert.data.records import Row
     from expert.judging.cases import OWN_KEYS, read_case_file
     from expert.manifest.dataset import DatasetSpec
@@ -166,13 +169,23 @@ def _of_cases(path: Path) -> TestSet:
         asked = {key: value for key, value in case.items() if key not in OWN_KEYS}
         facts = {key: case[key] for key in ("id", "task", "check", "domain") if key in case}
         rows.append(Row({**asked, "output": case["expected"], **facts}, str(path), number))
-    return _of_rows([rows], DatasetSpec(path="cases"), str(path), domain=found.domain)
+    spec = DatasetSpec(path="cases", json_values=True)
+    columns = columns_of(survey_rows(rows), spec)
+    return _of_rows([(rows, columns)], spec, str(path), domain=found.domain)
 
 
 def _of_sources(sources: Sequence[Source], spec: DatasetSpec, name: str) -> TestSet:
-    from expert.data.sources import iterate
+    from expert.data.column_survey import survey_rows
+    from expert.data.columns import columns_of
+    from expert.data.sources import first_row, iterate
 
-    return _of_rows([iterate(source) for source in sources], spec, name)
+    groups = []
+    for source in sources:
+        seen = survey_rows(iterate(source))
+        if not seen.rows:
+            first_row(source)  # raises, with the reason
+        groups.append((iterate(source), columns_of(seen, spec)))
+    return _of_rows(groups, spec, name)
 
 
 def _of_split(folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path) -> TestSet:
@@ -202,7 +215,7 @@ def _of_split(folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path) 
 
 
 def _of_rows(
-    groups: Sequence[Iterator[Row | BadRow] | Sequence[Row | BadRow]],
+    groups: Sequence[tuple[Iterable[Row | BadRow], Columns]],
     spec: DatasetSpec,
     name: str,
     *,
@@ -216,8 +229,8 @@ def _of_rows(
     cases: list[tuple[Case, ...]] = []
     seen: dict[str, int] = {}
     bad: list[str] = []
-    for group in groups:
-        for row, example in understood(group, spec):
+    for group, columns in groups:
+        for row, example in understood(group, columns):
             if isinstance(example, BadRow) or isinstance(row, BadRow):
                 bad.append(str(example))
             else:

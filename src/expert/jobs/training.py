@@ -165,6 +165,8 @@ def _tell_of_data(session: Session, data: RunData) -> None:
                 index=split.index_file.name,
                 bad_rows=prepared.statistics.bad_rows,
             )
+    for text in data.columns:
+        session.emit("columns", text=text)
     made = {each.folder: each.left_out for split in splits for each in split.folders}
     told = [remark.text for remark in session.plan.remarks if remark.path == MAX_STEPS]
     for text in filter(None, (*made.values(), *data.doubts, *told)):

@@ -30,6 +30,12 @@ class FieldMapping(Section):
     """Column with the answer."""
     text: Text | None = None
     """Column with an already formatted example."""
+    messages: Text | None = None
+    """Column with whole conversations: lists of messages."""
+    system: Text | None = None
+    """Column with the system text."""
+    tools: Text | None = None
+    """Column with the tools that a conversation offers."""
 
 
 class Task(Section):
@@ -86,7 +92,12 @@ class DatasetSpec(Section):
     text_field: Text | None = None
     """Column with already formatted text."""
     field_mapping: FieldMapping | None = None
-    """Columns of instruction, input, response or text, where they have other names."""
+    """Columns of instruction, input, response, messages, … where they have other names."""
+    preference_rows: Literal["preferred", "all"] | None = None
+    """Rows with chosen and rejected answers or a label (DPO, KTO): `preferred` trains on the
+    preferred answers alone; `all` ignores a label."""
+    json_values: Flag = False
+    """Train on lists and objects as JSON text; otherwise they make a row a bad row."""
     tasks: dict[str, Task] | None = None
     """Several data sets, trained together."""
     validation: RowChecks | None = None
