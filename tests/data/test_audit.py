@@ -27,6 +27,7 @@ from expert.data.audit import (
     learnt_tokens,
     length_summary,
     markers_in,
+    placeholders_in,
 )
 from expert.data.encoder import EncodedBatch
 from expert.data.records import BadRow, Example, Segment, Turn
@@ -222,3 +223,22 @@ def test_only_the_first_bad_rows_and_remnants_are_kept():
     assert (split.bad_rows, len(split.first_bad_rows)) == (130, 100)
     assert split.first_bad_rows[-1] == "t:100: broken"
     assert (split.remnants, len(split.first_remnants)) == ({"<|end|>": 130}, 5)
+
+
+def test_placeholders_that_nobody_filled_in_are_found():
+    said = (Turn("user", "<image>What does {{ name }} hold? {{x.y}} {}"), Turn("assistant", "a"))
+    assert placeholders_in(Example(said)) == ["<image>", "{{ name }}", "{{x.y}}"]
+    assert placeholders_in(Example(text='a {{"a": 1}} b <images> <|image_pad|>')) == [
+        "<|image_pad|>"
+    ]
+    assert markers_in(Example(text="[INST] a [/INST] b")) == ["[INST]", "[/INST]"]
+
+
+def test_placeholders_are_warned_about_each_with_its_places():
+    split = SplitReport("train")
+    for number in range(8):
+        split.note_remnants(Example(text="{{name}} [INST]"), f"rows:{number}")
+    assert split.warnings()[0] == (
+        "train: template remnant [INST] in 8 examples: rows:0, rows:1, rows:2, rows:3, rows:4"
+    )
+    assert split.warnings()[1].startswith("train: placeholder {{name}} in 8 examples: rows:0")

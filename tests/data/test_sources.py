@@ -56,7 +56,8 @@ def test_the_format_of_the_manifest_reads_a_file_without_a_suffix(tmp_path: Path
     assert values(train_of(tmp_path, "rows", format="csv")) == [{"a": "1", "b": "2"}]
     assert refusal(tmp_path, "rows") == (
         "FOLDER/rows: the name does not tell the format"
-        "  (set training.dataset.format to one of jsonl, json, csv, tsv, txt, parquet, arrow)"
+        "  (set training.dataset.format to one of jsonl, json, csv, tsv, txt, parquet, arrow, "
+        "excel)"
     )
 
 

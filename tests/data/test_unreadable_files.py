@@ -114,9 +114,11 @@ def test_a_table_cut_off_at_any_place_is_refused_or_loses_nothing(name: str, tmp
         assert [dict(row.values) for row in found if isinstance(row, Row)] == RIVERS
 
 
-def test_utf16_and_lfs_pointers_are_told_for_what_they_are(tmp_path: Path):
-    path = written(tmp_path, "a.jsonl", '{"a": 1}\n'.encode("utf-16"))
-    assert refusal(path) == "a.jsonl: the text is UTF-16  (save it as UTF-8)"
+def test_utf16_without_a_mark_and_lfs_pointers_are_told_for_what_they_are(tmp_path: Path):
+    path = written(tmp_path, "a.jsonl", '{"a": 1}\n'.encode("utf-16-le"))
+    assert refusal(path) == (
+        "a.jsonl: the text looks like UTF-16 without its mark  (save it as UTF-8)"
+    )
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
     assert refusal(written(tmp_path, "a.csv", pointer)) == (
         "a.csv: only the Git LFS pointer is here, not the data  (run 'git lfs pull')"
@@ -124,7 +126,7 @@ def test_utf16_and_lfs_pointers_are_told_for_what_they_are(tmp_path: Path):
 
 
 def test_a_format_that_cannot_be_told_or_is_unknown_is_refused(tmp_path: Path):
-    formats = "jsonl, json, csv, tsv, txt, parquet, arrow"
+    formats = "jsonl, json, csv, tsv, txt, parquet, arrow, excel"
     assert refusal(written(tmp_path, "rows", "")) == (
         "rows: the name does not tell the format"
         f"  (set training.dataset.format to one of {formats})"

@@ -44,6 +44,10 @@ MARKERS = (
     *("### Instruction:", "### Response:"),
 )
 _MARKER = re.compile("|".join(map(re.escape, MARKERS)))
+# What was to be filled in before training: {{name}}, and where an image or a sound stood.
+_PLACEHOLDER = re.compile(
+    r"\{\{\s*[A-Za-z_][\w.]*\s*\}\}|<\|?(?:image|video|audio|img)(?:_\d+|_pad)?\|?>"
+)
 _EMPTY_ANSWER = re.compile(
     r"the answer is empty$|^turn \d+ \(assistant\) is empty$|^there is no assistant turn$"
 )
@@ -95,6 +99,12 @@ def markers_in(example: Example) -> list[str]:
     """Markers of prompt templates in what is said, each once, in the order of their places."""
     texts = [example.text, *(turn.text for turn in example.turns)]
     return list(dict.fromkeys(marker for text in texts for marker in _MARKER.findall(text)))
+
+
+def placeholders_in(example: Example) -> list[str]:
+    """Placeholders that nobody filled in, each once."""
+    texts = [example.text, *(turn.text for turn in example.turns)]
+    return list(dict.fromkeys(found for text in texts for found in _PLACEHOLDER.findall(text)))
 
 
 def is_empty_answer(bad: BadRow, response_column: str) -> bool:
@@ -344,9 +354,9 @@ class SplitReport:
         return [*found, *([f"… and {rest:,} more"] if rest else [])]
 
     def note_remnants(self, example: Example, place: str) -> None:
-        for marker in markers_in(example):
+        for marker in (*markers_in(example), *placeholders_in(example)):
             self.remnants[marker] = self.remnants.get(marker, 0) + 1
-            if len(self.first_remnants) < SHOWN_PAIRS:
+            if sum(shown == marker for shown, _ in self.first_remnants) < SHOWN_PAIRS:
                 self.first_remnants.append((marker, place))
 
     def note_silent_calls(self, example: Example, segments: Sequence[Segment], place: str) -> None:
@@ -362,12 +372,16 @@ class SplitReport:
         found = []
         if self.empty_answers:
             found.append(f"{self.name}: {counted(self.empty_answers, 'row')} without an answer")
-        for marker, number in self.remnants.items():
+        kinds = sorted(self.remnants.items(), key=lambda each: -each[1])
+        for marker, number in kinds[:SHOWN_KINDS]:
             places = [place for shown, place in self.first_remnants if shown == marker]
+            kind = "placeholder" if _PLACEHOLDER.fullmatch(marker) else "template remnant"
             found.append(
-                f"{self.name}: template remnant {marker} in {counted(number, 'example')}"
+                f"{self.name}: {kind} {marker} in {counted(number, 'example')}"
                 + (f": {', '.join(places)}" if places else "")
             )
+        if len(kinds) > SHOWN_KINDS:
+            found.append(f"{self.name}: {len(kinds) - SHOWN_KINDS} more such markers")
         if self.silent_calls:
             found.append(
                 f"{self.name}: {counted(self.silent_calls, 'example')} with words beside a call, "

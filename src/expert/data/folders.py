@@ -29,16 +29,20 @@ _NOT_DATA = {
 
 
 def _data_files(folder: Path, format: str | None) -> list[Path]:
-    """The files of a folder and of the folders in it that may hold rows, sorted. Markdown beside
-    rows of another format describes them; without such it is text."""
+    """The files of a folder and of the folders in it that may hold rows, sorted. Markdown and
+    spreadsheets beside rows of another format describe them; without such they hold the rows."""
     wanted = FORMATS if format is None else _ASKED_FORMATS.get(format, (format,))
     found = [
         path
         for path in _visible_files(folder)
         if path.name.lower() not in _NOT_DATA and suffix_format(path) in wanted
     ]
-    others = {suffix_format(path) for path in found} - {"txt"}
-    return [path for path in found if not (others and is_markdown(path))]
+    others = {suffix_format(path) for path in found} - {"txt", "excel"}
+    return [
+        path
+        for path in found
+        if not (others and (is_markdown(path) or suffix_format(path) == "excel"))
+    ]
 
 
 def _visible_files(folder: Path) -> list[Path]:

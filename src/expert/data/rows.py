@@ -17,14 +17,17 @@ from expert.data.records import BadRow, DataError, Row
 from expert.data.row_text import NOT_UTF8, RowFault, object_of
 from expert.data.streams import Overlong, bad_row, numbered_lines, open_text, too_long, unusable
 
-FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "arrow")
+FORMATS = ("jsonl", "json", "csv", "tsv", "txt", "parquet", "arrow", "excel")
+SPREADSHEETS = (".xlsx", ".xls", ".xlsb", ".xlsm", ".ods")
 _MARKDOWN = (".md", ".markdown")
 _SUFFIXES = {
-    **{f".{name}": name for name in FORMATS},
+    **{f".{name}": name for name in FORMATS if name != "excel"},
     ".ndjson": "jsonl",
+    **dict.fromkeys(SPREADSHEETS, "excel"),
     **dict.fromkeys(_MARKDOWN, "txt"),
 }
-_OTHER_NAMES = {"text": "txt", "ndjson": "jsonl"}
+_OTHER_NAMES = {"text": "txt", "ndjson": "jsonl", **dict.fromkeys(("xlsx", "xls", "ods"), "excel")}
+_ARRAY_HEAD = 4096
 _PACKED = (".gz", ".zst")
 
 
@@ -39,10 +42,15 @@ def read_rows(
 
             yield from (read_parquet if kind == "parquet" else read_arrow)(path)
             return
+        if kind == "excel":
+            from expert.data.excel_rows import read_excel
+
+            yield from read_excel(path)
+            return
         with open_text(path) as stream:
-            if kind == "jsonl":
+            if kind == "jsonl" and not _is_array(stream):
                 yield from _read_jsonl(stream, str(path))
-            elif kind == "json":
+            elif kind in ("json", "jsonl"):
                 yield from read_json(stream, str(path), read_lines=_read_jsonl)
             elif kind == "txt":
                 yield from _read_text(stream, path, max_chars)
@@ -105,6 +113,12 @@ def file_format(path: Path, format: str | None = None) -> str:
     if format not in FORMATS:
         raise unusable(str(path), f"unknown format {format!r}", f"one of {', '.join(FORMATS)}")
     return "tsv" if (format, told) == ("csv", "tsv") else format
+
+
+def _is_array(stream: io.BufferedReader) -> bool:
+    """Whether a file of JSON lines is one array of objects after all, under a wrong name."""
+    head = stream.peek(_ARRAY_HEAD)[:_ARRAY_HEAD].lstrip()
+    return head.startswith(b"[") and head[1:].lstrip()[:1] in (b"{", b"")
 
 
 def _read_jsonl(stream: io.BufferedReader, file: str) -> Iterator[Row | BadRow]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import shutil
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from expert.data.records import BadRow, DataError, DataNotHere
 
@@ -20,7 +21,13 @@ RAW_CHARACTERS = 200
 """How much of a bad row is kept for rejects.jsonl."""
 
 _BOM = b"\xef\xbb\xbf"
-_WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
+_WIDE_BOMS = {
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16's, which begins alike
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+_TRANSCODED_BYTES = 2**16
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 _SKIPPED_BYTES = 2**20
 
@@ -50,11 +57,18 @@ def open_bytes(path: Path) -> io.BufferedReader:
 
 @contextmanager
 def open_text(path: Path) -> Iterator[io.BufferedReader]:
-    """The bytes of a UTF-8 file after its byte-order mark; what is no such text is refused."""
+    """The text of a file as UTF-8 after its byte-order mark, whichever Unicode encoding the mark
+    tells; what is not text is refused."""
     with open_bytes(path) as stream:
         start = stream.peek(len(_LFS_POINTER))[: len(_LFS_POINTER)]
-        if start.startswith(_WIDE_BOMS):
-            raise unusable(str(path), "the text is UTF-16", "save it as UTF-8")
+        wide = next((name for mark, name in _WIDE_BOMS.items() if start.startswith(mark)), None)
+        if wide is not None:
+            yield io.BufferedReader(_Transcoded(stream, wide, str(path)), 2**18)
+            return
+        if start[1:2] == start[3:4] == b"\0" and start[:1] != b"\0":
+            raise unusable(
+                str(path), "the text looks like UTF-16 without its mark", "save it as UTF-8"
+            )
         if start == _LFS_POINTER:
             raise unusable(
                 str(path), "only the Git LFS pointer is here, not the data", "run 'git lfs pull'"
@@ -62,6 +76,29 @@ def open_text(path: Path) -> Iterator[io.BufferedReader]:
         if start.startswith(_BOM):
             stream.read(len(_BOM))
         yield stream
+
+
+class _Transcoded(io.RawIOBase):
+    """Bytes of another Unicode encoding as UTF-8, while they are read."""
+
+    def __init__(self, stream: io.BufferedReader, encoding: str, file: str) -> None:
+        self._text = io.TextIOWrapper(stream, encoding=encoding, newline="")
+        self._encoding, self._file = encoding, file
+        self._left = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._left:
+            try:
+                self._left = self._text.read(_TRANSCODED_BYTES).encode("utf-8", "surrogatepass")
+            except UnicodeDecodeError as error:
+                what = f"broken {self._encoding.upper()}: {error.reason}"
+                raise unusable(self._file, what, "save it as UTF-8") from None
+        taken, self._left = self._left[: len(buffer)], self._left[len(buffer) :]
+        buffer[: len(taken)] = taken
+        return len(taken)
 
 
 @contextmanager

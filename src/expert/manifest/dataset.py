@@ -16,7 +16,9 @@ from expert.manifest.types import (
     Text,
 )
 
-RowFormat = Literal["jsonl", "json", "csv", "parquet", "txt", "text", "arrow", "huggingface"]
+RowFormat = Literal[
+    "jsonl", "json", "csv", "parquet", "txt", "text", "arrow", "excel", "huggingface"
+]
 
 
 class FieldMapping(Section):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import re
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ FILE_BYTES_PER_TOKEN = 3.8
 _COUNTED_BYTES = 64 * 2**20
 _PARTS = 16
 _LINES = {".jsonl", ".ndjson", ".csv"}
+_WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 @dataclass(frozen=True)
@@ -118,15 +120,21 @@ def local_path(path: str, folder: Path) -> Path:
 def looks_local(path: str, folder: Path) -> bool:
     """Whether a path that does not exist was meant as a file rather than as a hub id."""
     has_suffix = PureWindowsPath(path).suffix.lower() in _LINES | {
-        *(".json", ".txt", ".md", ".markdown", ".parquet", ".gz", ".zst", ".arrow")
+        *(".json", ".txt", ".md", ".markdown", ".parquet", ".gz", ".zst", ".arrow"),
+        *(".xlsx", ".xls", ".xlsb", ".xlsm", ".ods"),
     }
     is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+(::.*)?", path) and not has_suffix
     return not is_hub_id or (folder / path.split("/")[0]).is_dir()
 
 
 def has_a_row_a_line(path: Path) -> bool:
-    """Whether the lines of a file can be counted for rows, by its name."""
-    return path.suffix.lower() in _LINES and not path.is_dir()
+    """Whether the lines of a file can be counted for rows: by its name, and not where it begins as
+    a JSON array or in another encoding."""
+    if path.suffix.lower() not in _LINES or path.is_dir():
+        return False
+    with path.open("rb") as stream:
+        head = stream.read(64)
+    return not (head.startswith(_WIDE_MARKS) or head.lstrip().startswith(b"["))
 
 
 def survey_file(path: Path) -> Survey:
