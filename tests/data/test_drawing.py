@@ -139,3 +139,13 @@ def test_documents_have_one_key_exactly_where_they_have_the_same_tokens(rows, sh
         for one in range(len(rows)):
             same = [texts[one] == text for text in texts]
             assert (column == column[one]).tolist() == same
+
+
+def test_rows_held_out_that_share_a_request_with_training_rows_are_told():
+    """Two requests, ten rows: keeping each on one side would hold out half of the rows."""
+    keys = RowKeys(np.array([1, 2] * 5, np.uint64), np.arange(10, dtype=np.uint64))
+    train, held_out = draw_documents([10], [1.0], held_out_share=0.1, seed=0, keys=keys)
+    told = doubt_of_repeats(keys, train, held_out)
+    assert told.startswith("1 of 1 row held out for validation ask what training rows ask")
+    apart = RowKeys(np.arange(10, dtype=np.uint64), keys.whole)
+    assert doubt_of_repeats(apart, train, held_out) == ""

@@ -38,7 +38,7 @@ INSTRUCTION_COLUMNS = (*USUAL_REQUESTS, "query", "request", "user", "human")
 RESPONSE_COLUMNS = (*USUAL_ANSWERS, "reply", "assistant", "query")
 SPEAKERS = frozenset({"user", "human"})
 """Such a column holds what was said only beside "assistant"; else it may say who it was."""
-INPUT_COLUMNS = ("input", "context", "schema")
+INPUT_COLUMNS = ("input", "context", "schema", "sql_context")
 SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
 MESSAGE_COLUMNS = ("messages", "conversations")
 TOOL_COLUMNS = ("tools", "functions")

@@ -48,15 +48,28 @@ def draw_documents(
 
 
 def doubt_of_repeats(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
-    """What to say where rows that are held out stand, whole, among those that are learnt; else
-    nothing."""
+    """What to say where rows that are held out stand among those that are trained on, whole or with
+    another answer to the same request; else nothing."""
     learnt = int(np.isin(keys.whole[held_out], keys.whole[train]).sum())
     if not learnt:
-        return ""
+        return _doubt_of_requests(keys, train, held_out)
     rows = f"{learnt} of {counted(len(held_out), 'row')}"
     return (
         f"the rows repeat so much that {rows} held out for validation are learnt as well: the loss "
         "on them shows what is known by heart  (remove copies, or name other rows in "
+        "training.dataset.validation_path)"
+    )
+
+
+def _doubt_of_requests(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
+    """The data has so few requests that rows with one request could not be kept on one side."""
+    shared = int(np.isin(keys.prompt[held_out], keys.prompt[train]).sum())
+    if not shared:
+        return ""
+    rows = f"{shared} of {counted(len(held_out), 'row')}"
+    return (
+        f"{rows} held out for validation ask what training rows ask, with another answer: the loss "
+        "on them says little about new requests  (name rows with other requests in "
         "training.dataset.validation_path)"
     )
 

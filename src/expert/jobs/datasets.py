@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from expert.data.audit import DocumentCollector, Documents, SplitReport
@@ -112,6 +112,8 @@ class _Checker:
             seed=self.builder.plan.optim.seed,
             keys=keys,
         )
+        if self.builder.holds_out_the_end(cast("Source", trains[0])):
+            chosen, held_out = np.array([0], np.int32), np.array([1], np.int32)
         # A weight above 1 takes rows several times: that is no duplicate in the data.
         train = every.take(np.unique(chosen))
         self._sum_up(split, train)

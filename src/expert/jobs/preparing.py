@@ -46,6 +46,8 @@ LATE_COLUMN = (
     "column {!r} is filled here for the first time, and none of the first {:,} rows of the stream "
     "has it  (set training.dataset.streaming: false, or fill it in an earlier row)"
 )
+LONG_TEXT = 4000
+"""Characters of a single text from which its end is held out; less would tell nothing."""
 INDEX_FORMAT = 3
 ENOUGH_FOR_TWO = 4_000_000
 """Bytes of data from which a second process pays: loading its own tokenizer takes half a second."""
@@ -98,6 +100,7 @@ class Builder:
         self.encoder, self.template = self._load_encoder()
         self._window_packing: Packing | None = None
         self._columns: dict[Source, tuple[Columns, ColumnSurvey]] = {}
+        self._end_apart: dict[Source, bool] = {}
         self.keeps = True
         """Whether what was seen of the columns is kept in the cache for the next start."""
         self.most_rows: int | None = None
@@ -273,7 +276,7 @@ class Builder:
         return getattr(self.encoder, "by_words", False) and size > ENOUGH_FOR_TWO
 
     def rows_of(self, source: Source) -> Iterator[Row | BadRow]:
-        """The rows of a source; a corpus that is one text comes in two parts where its end is held
+        """The rows of a source; one that is a single text comes in two parts where its end is held
         out for validation."""
         from expert.data.records import Row
         from expert.data.sources import iterate
@@ -281,26 +284,47 @@ class Builder:
         if not self.holds_out_the_end(source):
             yield from iterate(source)
             return
+        column = "text" if self.template is None else self.columns_in(source)[0].text
         for row in iterate(source):
             if isinstance(row, Row):
-                text = str(row.values.get("text", ""))
+                text = str(row.values.get(column, ""))
                 cut = int(len(text) * (1 - self.spec.validation_split))
-                yield Row({"text": text[:cut]}, row.file, row.line)
-                yield Row({"text": text[cut:]}, row.file, row.line)
+                if self.template is not None:  # between two lines or words, not inside of one
+                    cut = max(text.rfind("\n", cut // 2, cut), text.rfind(" ", cut // 2, cut)) + 1
+                yield Row({column: text[:cut]}, row.file, row.line)
+                yield Row({column: text[cut:]}, row.file, row.line)
             else:
                 yield row
 
     def holds_out_the_end(self, source: Source) -> bool:
-        """True for a corpus that is one text and has no validation text of its own: other rows are
+        """True for a source that is one text and has no validation text of its own: other rows are
         held out one by one, but of one text only a part can be, and that is its end."""
+        if source not in self._end_apart:
+            self._end_apart[source] = self._is_one_text(source)
+        return self._end_apart[source]
+
+    def _is_one_text(self, source: Source) -> bool:
         from itertools import islice
 
+        from expert.data.formats import example_of
+        from expert.data.records import Example, Row
         from expert.data.sources import iterate
 
-        if self.template is not None or not self.spec.validation_split:
-            return False
         own = self.sources.validation is not None or source is not self.sources.train
-        return not own and len(list(islice(iterate(source), 2))) == 1
+        if own or not self.spec.validation_split or self.spec.streaming:
+            return False
+        rows = list(islice(iterate(source), 2))
+        if len(rows) != 1 or self.template is None:
+            return len(rows) == 1
+        columns, _ = self.columns_in(source)
+        if (
+            not isinstance(rows[0], Row)
+            or columns.kind != "text"
+            or self.plan.data.overlong != "split"
+        ):
+            return False
+        made = example_of(rows[0], columns)  # one with turns is a conversation
+        return isinstance(made, Example) and len(made.text) >= LONG_TEXT
 
     def formatter(self, source: Source) -> tuple[Any, str]:
         """How a row of this source becomes segments, and what decides it, as text."""
@@ -334,7 +358,8 @@ class Builder:
             except TemplateError as error:
                 return BadRow(row.file, row.line, str(error))
 
-        return segments_of, str(columns)
+        apart = f", {self.spec.validation_split:g} at the end apart"
+        return segments_of, str(columns) + (apart if self.holds_out_the_end(source) else "")
 
     def columns_in(self, source: Source) -> tuple[Columns, ColumnSurvey]:
         """The columns of a source, and what was seen of them: in all of its rows, or in the first
