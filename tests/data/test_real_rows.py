@@ -10,7 +10,7 @@ import pytest
 from expert.data.encoder import TextEncoder
 from expert.data.formats import example_of
 from expert.data.pack import pack_best_fit
-from expert.data.records import BadRow, Example, Row, Segment
+from expert.data.records import Example, Row, Segment
 from expert.data.rows import read_rows
 from expert.data.templates import Template, named_template, plain_segments
 from tests.data.examples import understand
@@ -42,7 +42,7 @@ def examples_of(name: str, most: int | None) -> list[Example]:
     rows = [row for row in islice(read_rows(SHARED / name), most) if isinstance(row, Row)]
     columns = understand(list(rows[0].values), rows[0].values)
     made = [example_of(row, columns) for row in rows]
-    return [example for example in made if not isinstance(example, BadRow)]
+    return [example for example in made if isinstance(example, Example)]
 
 
 def answers_of(example: Example, template: Template) -> str:

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
 from expert.data.encoder import SpecialTokens, TextEncoder
 from expert.data.formats import example_of
-from expert.data.records import BadRow, Row, Segment
+from expert.data.records import Example, Row, Segment
 from expert.data.rows import read_rows
 from expert.data.templates import named_template
 from expert.data.text_pieces import PieceEncoder, find_cuts, without_normalizer
@@ -209,7 +209,7 @@ def rows_of(path: Path, most: int | None = None) -> list[list[Segment]]:
     columns = understand(list(rows[0].values), rows[0].values)
     examples = [example_of(row, columns) for row in rows]
     template = named_template("chatml", eos="<|im_end|>")
-    return [template.segments(one) for one in examples if not isinstance(one, BadRow)]
+    return [template.segments(one) for one in examples if isinstance(one, Example)]
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "qwen", "llama"])

@@ -6,6 +6,7 @@ import gzip
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from expert.planning.survey import survey_file
 from tests.data.row_files import RIVERS, good, outline, refusal, written, xlsx
 
 HEADER = list(RIVERS[0])
-SHEET = [HEADER, *([row[name] for name in HEADER] for row in RIVERS)]
+SHEET: list[list[Any]] = [HEADER, *([row[name] for name in HEADER] for row in RIVERS)]
 
 
 @pytest.mark.parametrize("indent", [None, 2])
@@ -64,7 +65,8 @@ def test_a_spreadsheet_gives_the_rows_below_its_header(tmp_path, name):
 
 
 def test_cells_of_a_spreadsheet_are_what_a_person_sees(tmp_path):
-    rows = [["question", "answer", None], [None, None, None], ["2+2", 4, "x"], ["1/2", 0.5, None]]
+    header: list[Any] = ["question", "answer", None]
+    rows = [header, [None, None, None], ["2+2", 4, "x"], ["1/2", 0.5, None]]
     assert outline(xlsx(tmp_path / "a.xlsx", rows)) == [
         (3, {"question": "2+2", "answer": 4, "column 3": "x"}),
         (4, {"question": "1/2", "answer": 0.5}),

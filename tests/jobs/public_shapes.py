@@ -142,7 +142,7 @@ KTO = [
     {"prompt": ASK, "completion": "No idea.", "label": False},
     {"prompt": ASK2, "completion": ANSWER2, "label": True},
 ]
-SPIDER = [
+SPIDER: list[dict[str, Any]] = [
     {
         "db_id": "rivers",
         "query": f"SELECT {number} FROM river",
@@ -356,7 +356,13 @@ CHATS = {
         ),
         (
             BOTH[0],
-            [("user", ASK2), ("assistant", "weather"), ("tool", "Rain."), ("assistant", ANSWER2)],
+            [
+                ("tools", "Weather of a place"),
+                ("user", ASK2),
+                ("assistant", "weather"),
+                ("tool", "Rain."),
+                ("assistant", ANSWER2),
+            ],
         ),
     ),
     "messages as JSON in a table": Shape(
