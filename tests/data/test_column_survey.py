@@ -52,7 +52,11 @@ def test_columns_are_the_union_over_all_rows_in_the_order_of_their_first_sight()
 
 
 def test_bad_rows_tell_nothing_and_a_window_says_that_more_follows():
-    rows: list[Row | BadRow] = [BadRow("f", 1, "broken"), Row({"a": "x"}, "f", 2), Row({"b": "x"}, "f", 3)]
+    rows: list[Row | BadRow] = [
+        BadRow("f", 1, "broken"),
+        Row({"a": "x"}, "f", 2),
+        Row({"b": "x"}, "f", 3),
+    ]
     seen = survey_rows(rows, 2)
     assert (seen.names, seen.rows, seen.whole, seen.file) == (["a"], 1, False, "f")
     assert seen.surprise({"a": "y", "b": None}) == ""
