@@ -393,3 +393,17 @@ def test_the_python_api_prepares(tmp_path):
     made = expert.prepare(an_expert(tmp_path))
     assert isinstance(made, expert.PreparedData)
     assert len(DocumentStore(made.train.folders[0].folder)) == 120
+
+
+@pytest.mark.parametrize(("letters", "held_out"), [(9000, True), (900, False)])
+def test_the_end_of_a_single_long_text_is_held_out(tmp_path, letters, held_out):
+    file = an_expert(tmp_path, dataset={"path": "book.txt"})
+    words = " ".join(f"word{number}" for number in range(letters // 8))
+    (tmp_path / "book.txt").write_text(words, encoding="utf-8")
+    data = prepare(file)
+    assert (data.validation is not None) == held_out
+    if held_out:
+        train, validation = "".join(texts_of(data, "train")), "".join(texts_of(data, "validation"))
+        assert "word1 " in train
+        assert words[-8:] in validation
+        assert words[-8:] not in train

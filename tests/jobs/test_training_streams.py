@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from expert.core.errors import ManifestError
+from expert.data.records import DataError
 from expert.jobs.opening import planned_and_open
 from expert.jobs.planning import plan
 from expert.manifest.reader import read_manifest
@@ -226,3 +227,18 @@ def test_rows_that_are_grouped_by_length_are_another_run(base, tmp_path):
             resume=str(folder / "checkpoints" / "step-000001"),
             overrides=("training.config.group_by_length=true",),
         )
+
+
+def test_a_column_that_comes_after_the_first_window_of_a_stream_makes_bad_rows(
+    base, tmp_path, monkeypatch
+):
+    """Streams are looked at through their first window; nothing that comes later is left out in
+    silence."""
+    monkeypatch.setattr("expert.data.streaming.WINDOW_ROWS", len(ROWS) - 3)
+    manifest = write_stream(tmp_path, base, {})
+    late = [{**row, "context": "what it is about"} for row in ROWS[-2:]]
+    write = "".join(json.dumps(row) + "\n" for row in [*ROWS[:-2], *late])
+    (tmp_path / "train.jsonl").write_text(write, encoding="utf-8")
+    with pytest.raises(DataError) as caught:
+        run(manifest)
+    assert "column 'context' is filled here for the first time" in str(caught.value)

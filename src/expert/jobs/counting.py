@@ -57,10 +57,6 @@ class _NotPrepared(Exception):
 class _OnlyLooking(Builder):
     """Finds what was prepared for a run; where something is missing it stops instead of making."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.keeps = False
-
     def _tokenise(self, source: Source, name: str) -> Prepared:
         from expert.data.prepare import Prepared, look, read_statistics
 

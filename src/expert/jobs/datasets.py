@@ -66,7 +66,6 @@ def check_dataset(
     plan = plan_job(read, model=model, look=False)
     sources = resolve_sources(read.manifest.training.dataset, read.folder)
     builder = Builder(plan, read, sources, lambda name, rows, tokens: None)
-    builder.keeps = False
     template = builder.template.name if builder.template else "characters"
     report = DatasetReport(read.manifest.name, template, plan.data.max_seq_length)
     _Checker(builder, report).check()

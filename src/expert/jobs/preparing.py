@@ -101,8 +101,8 @@ class Builder:
         self._window_packing: Packing | None = None
         self._columns: dict[Source, tuple[Columns, ColumnSurvey]] = {}
         self._end_apart: dict[Source, bool] = {}
-        self.keeps = True
-        """Whether what was seen of the columns is kept in the cache for the next start."""
+        self._keeps = False
+        """Whether what was seen of the columns is kept in the cache: looking writes nothing."""
         self.most_rows: int | None = None
         """Rows that are looked at to know the columns; None: all of them."""
 
@@ -235,6 +235,7 @@ class Builder:
         from expert.data.prepare import prepare
         from expert.data.shards import Work
 
+        self._keeps = True
         recipe, folder = self.recipe_of(source, name)
         segments_of, _ = self.formatter(source)
         work = Work(
@@ -372,7 +373,7 @@ class Builder:
         if source not in self._columns:
             streamed = self.spec.streaming and source is self.sources.train
             most = WINDOW_ROWS if streamed else self.most_rows
-            seen = remembered_survey(source, self.beside, most, keep=self.keeps)
+            seen = remembered_survey(source, self.beside, most, keep=self._keeps)
             if not seen.rows:
                 first_row(source)  # raises, with the reason
             self._columns[source] = columns_of(seen, self.spec), seen
