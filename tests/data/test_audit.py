@@ -242,3 +242,18 @@ def test_placeholders_are_warned_about_each_with_its_places():
         "train: template remnant [INST] in 8 examples: rows:0, rows:1, rows:2, rows:3, rows:4"
     )
     assert split.warnings()[1].startswith("train: placeholder {{name}} in 8 examples: rows:0")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("User: What is a river?\nAssistant: Water.", True),
+        ("\nQ: What is a river?\n\nA: Water.", True),
+        ("Human: hello", False),
+        ("A user: and an assistant: met.", False),
+    ],
+)
+def test_plain_text_that_is_a_conversation_is_warned_about(text, told):
+    split = SplitReport("train")
+    split.note_remnants(Example(text=text), "rows:1")
+    assert any("written as a conversation" in line for line in split.warnings()) == told

@@ -44,6 +44,10 @@ MARKERS = (
     *("### Instruction:", "### Response:"),
 )
 _MARKER = re.compile("|".join(map(re.escape, MARKERS)))
+_TRANSCRIPT = re.compile(
+    r"\s*(?:User|Human|Question|Q) ?:.*?\n\s*(?:Assistant|AI|Bot|Answer|A) ?:",
+    re.DOTALL | re.IGNORECASE,
+)
 # What was to be filled in before training: {{name}}, and where an image or a sound stood.
 _PLACEHOLDER = re.compile(
     r"\{\{\s*[A-Za-z_][\w.]*\s*\}\}|<\|?(?:image|video|audio|img)(?:_\d+|_pad)?\|?>"
@@ -99,6 +103,11 @@ def markers_in(example: Example) -> list[str]:
     """Markers of prompt templates in what is said, each once, in the order of their places."""
     texts = [example.text, *(turn.text for turn in example.turns)]
     return list(dict.fromkeys(marker for text in texts for marker in _MARKER.findall(text)))
+
+
+def is_transcript(example: Example) -> bool:
+    """Whether a plain text is a conversation whose requests would be trained on like answers."""
+    return bool(_TRANSCRIPT.match(example.text))
 
 
 def placeholders_in(example: Example) -> list[str]:
@@ -327,6 +336,8 @@ class SplitReport:
     remnants: dict[str, int] = field(default_factory=dict)
     first_remnants: list[tuple[str, str]] = field(default_factory=list)
     """(marker, file:line)"""
+    transcripts: int = 0
+    """Plain texts that are conversations."""
     silent_calls: int = 0
     """Examples whose answers say something beside a call that the template does not write."""
     first_silent_calls: list[str] = field(default_factory=list)
@@ -354,6 +365,7 @@ class SplitReport:
         return [*found, *([f"… and {rest:,} more"] if rest else [])]
 
     def note_remnants(self, example: Example, place: str) -> None:
+        self.transcripts += is_transcript(example)
         for marker in (*markers_in(example), *placeholders_in(example)):
             self.remnants[marker] = self.remnants.get(marker, 0) + 1
             if sum(shown == marker for shown, _ in self.first_remnants) < SHOWN_PAIRS:
@@ -382,6 +394,12 @@ class SplitReport:
             )
         if len(kinds) > SHOWN_KINDS:
             found.append(f"{self.name}: {len(kinds) - SHOWN_KINDS} more such markers")
+        if self.transcripts:
+            found.append(
+                f"{self.name}: {counted(self.transcripts, 'example')} of plain text written as a "
+                "conversation (User: … Assistant: …): the requests are trained on like the "
+                "answers; rows with messages, or with a request and an answer, train on answers"
+            )
         if self.silent_calls:
             found.append(
                 f"{self.name}: {counted(self.silent_calls, 'example')} with words beside a call, "
