@@ -334,6 +334,7 @@ def _ask(trained: Trained, run: str, task: _Task) -> Reached:
         domain=task.domain,
         strict=task.strict,
         tell=lambda done, of: task.tell(f"{name}: judging", done, of),
+        notice=task.found.append,
     )
     return Reached(
         name=name,
