@@ -198,10 +198,13 @@ def _facts(side: Reached) -> dict[str, str]:
     score, scores, exact = side.score, side.scores, _matches(side)
     rate = side.tokens / side.seconds if side.seconds > 0 else 0.0
     facts = {}
-    if scores.mean is not None:
-        facts["mean score"] = f"{scores.mean:.3g} of {scores.scored}"
-    if score.cases:
-        counts = (score.passed, score.failed, score.without_oracle)
+    counts = (score.passed, score.failed, score.without_oracle)
+    if side.is_scored:
+        mean = "–" if scores.mean is None else f"{scores.mean:.3g}"
+        facts["mean score"] = f"{mean} of {scores.scored}"
+        facts["enough / too low / no score"] = " / ".join(map(str, counts))
+        facts |= exact | known
+    elif score.cases:
         facts["accuracy"] = _percent(score.accuracy)
         facts["95 % interval"] = _interval(score.interval)
         facts["right / wrong / no oracle"] = " / ".join(map(str, counts))

@@ -83,11 +83,12 @@ class Reached:
             score=score,
             loss=rows.loss,
             token_accuracy=rows.token_accuracy,
-            scores=self.scores if self._is_scored else None,
+            scores=self.scores if self.is_scored else None,
         )
 
     @property
-    def _is_scored(self) -> bool:
+    def is_scored(self) -> bool:
+        """Whether a judge command had the word."""
         return any(each.judgement.kind == JUDGE for each in self.cases)
 
     @property

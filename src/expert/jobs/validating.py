@@ -186,7 +186,7 @@ def _notes(task: _Task, reached: Reached) -> list[str]:
     from expert.jobs.validation_notes import few_cases, notes_on
 
     known = notes_on(task.cases, task.way.domain, left_out=task.test.left_out)
-    return [*known, few_cases(reached.standing.score)]
+    return [*known, "" if reached.is_scored else few_cases(reached.standing.score)]
 
 
 def _task(
