@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -267,8 +268,8 @@ def test_a_schema_that_never_ends_is_the_fault_of_the_case(attacked):
     assert (found.passed, "refers to itself" in found.reason) == (None, True)
 
 
-def _nested(depth: int) -> dict:
-    schema: dict = {}
+def _nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
     for _ in range(depth):
         schema = {"not": schema}
     return schema
@@ -408,6 +409,7 @@ def test_a_judge_works_in_an_empty_folder_and_without_the_users_environment(benc
     with Bench(15) as own:
         assert own.judge(case_of("1"), "1", domain="json", strict=False).passed is True
         assert own._child is not None
+        assert own._folder is not None
         folder = Path(own._folder.name)
         assert list(folder.iterdir()) == []
         if sys.platform.startswith("linux"):

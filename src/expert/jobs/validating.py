@@ -335,8 +335,8 @@ def _ask(trained: Trained, run: str, task: _Task) -> Reached:
         step=step,
         rows=rows,
         cases=tuple(
-            replace(_judged(*facts), learnt=facts[0].id in task.learnt, score=score)
-            for *facts, score in zip(cases, answers, judgements, scores, strict=True)
+            replace(_judged(case, answer, found), learnt=case.id in task.learnt, score=score)
+            for case, answer, found, score in zip(cases, answers, judgements, scores, strict=True)
         ),
         new_rows=new_rows,
         tokens=sum(answer.tokens for answer in answers),

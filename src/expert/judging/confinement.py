@@ -19,7 +19,7 @@ import os
 import platform
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 MEMORY_BYTES = 4 * 2**30
@@ -40,10 +40,11 @@ def confine(readable: Iterable[Path], *, program: bool = False) -> list[str]:
     lacking = []
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which both below ask for
-    for what, close in (
-        ("reading files", lambda: _landlock(libc, readable, program=program)),
-        ("network, programs and writing", lambda: _seccomp(libc, program=program)),
-    ):
+    closing: dict[str, Callable[[], None]] = {
+        "reading files": lambda: _landlock(libc, readable, program=program),
+        "network, programs and writing": lambda: _seccomp(libc, program=program),
+    }
+    for what, close in closing.items():
         try:
             close()
         except OSError as error:

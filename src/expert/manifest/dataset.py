@@ -125,7 +125,7 @@ class Decoding(Section):
     ) = None
     """How strictly answers are checked."""
     validation_cmd: Text | None = None
-    """Never run: commands from a manifest are not executed; see `expert validate --judge-command`."""
+    """Never run: commands from a manifest are not executed (see validate --judge-command)."""
     use_grammar: Flag = False
     """Descriptive only: generation is not constrained by a grammar; parsers judge the answers."""
     grammar_type: Text | None = None
