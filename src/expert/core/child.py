@@ -11,6 +11,7 @@ import json
 import os
 import queue
 import signal
+import site
 import subprocess
 import tempfile
 import threading
@@ -136,7 +137,9 @@ def clean_environment() -> dict[str, str]:
     named = [name for name in os.environ.get("PYTHONPATH", "").split(os.pathsep) if name]
     if named:
         kept["PYTHONPATH"] = os.pathsep.join(os.path.abspath(name) for name in named)
-    return {**kept, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"}
+    # Packages that were installed for one user lie below a home that it does not have.
+    own = {"PYTHONUSERBASE": site.getuserbase()} if site.ENABLE_USER_SITE else {}
+    return {**kept, **own, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"}
 
 
 def _opened(log: Path | None) -> IO[bytes]:
