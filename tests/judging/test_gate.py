@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from expert.judging.gate import Demands, Standing, gate_of
+from expert.judging.gate import Demands, Scores, Standing, gate_of
 from expert.judging.score import Score
 
 
@@ -50,3 +50,61 @@ def test_rows_without_answers_are_compared_by_their_loss():
     assert gate.reasons == ("loss 2.2000 is above the baseline's 2.0000 by more than 5% of it",)
     gate = gate_of(demands, standing(0, loss=None), standing(1))
     assert gate.reasons[0].startswith("the baseline could not be compared")
+
+
+def on_rows(loss: float, tokens: float | None = 0.5) -> Standing:
+    """Open text: no answer is right or wrong."""
+    none = Score(passed=0, failed=0, without_oracle=0)
+    return Standing(score=none, loss=loss, token_accuracy=tokens)
+
+
+@pytest.mark.parametrize(
+    ("now", "demands", "reasons"),
+    [
+        (on_rows(0.97), Demands(), ()),
+        (on_rows(3.45), Demands(), ("loss 3.4500 is not below the base's 3.4500",)),
+        (on_rows(float("nan")), Demands(), ("loss nan is not below the base's 3.4500",)),
+        (on_rows(3.0), Demands(min_improvement=0.1), ()),
+        (
+            on_rows(3.2),
+            Demands(min_improvement=0.1),
+            ("loss 3.2000 is not below the base's 3.4500 by at least 10.0% of it",),
+        ),
+        (on_rows(1.0, 0.3), Demands(), ("token accuracy 30.0% is below the base's 40.0%",)),
+        (
+            on_rows(1.0, 0.5),
+            Demands(min_token_accuracy=0.6),
+            ("token accuracy 50.0% is below 60.0%",),
+        ),
+        (on_rows(1.0, 0.3), Demands(min_token_accuracy=0.2), ()),
+    ],
+)
+def test_open_text_is_held_to_its_base(now, demands, reasons):
+    gate = gate_of(demands, now, None, base=on_rows(3.45, 0.4))
+    assert gate.reasons == reasons
+    assert gate.passed is (not reasons)
+    assert gate.asked[0].startswith("loss on the held-out answers below the base's")
+
+
+def test_answers_that_an_oracle_judges_are_asked_for_beside_open_text():
+    now = Standing(score=Score(passed=1, failed=1, without_oracle=0), loss=1.0, token_accuracy=0.5)
+    gate = gate_of(Demands(), now, None, base=on_rows(2.0, 0.4))
+    assert gate.reasons == ("accuracy 50.0% is below 95.0%",)
+    assert len(gate.asked) == 3
+
+
+def scores(mean: float | None, scored: int = 100) -> Standing:
+    """A judge command had the word: what the texts are held to otherwise does not count."""
+    score = Score(passed=0, failed=scored, without_oracle=100 - scored)
+    return Standing(score=score, loss=1.0, scores=Scores(mean=mean, scored=scored, cases=100))
+
+
+def test_scores_of_a_judge_command_decide_by_their_mean():
+    assert gate_of(Demands(), scores(0.5), None).passed is True
+    gate = gate_of(Demands(min_score=0.8), scores(0.75), None)
+    assert gate.reasons == ("mean score 0.75 is below 0.8",)
+    gate = gate_of(Demands(), scores(1.0, 90), None)
+    assert gate.reasons[0].startswith("10 of 100 cases have no score of the judge command")
+    assert gate_of(Demands(), scores(None, 0), None).passed is False
+    gate = gate_of(Demands(), scores(0.6), scores(0.7))
+    assert gate.reasons == ("mean score 0.6 is below the baseline's 0.7 by more than 5% of it",)

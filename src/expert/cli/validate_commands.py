@@ -25,6 +25,7 @@ class Domain(StrEnum):
     typescript = "typescript"
     calls = "calls"
     text = "text"
+    open = "open"
 
 
 class Checkpoints(StrEnum):
@@ -60,13 +61,50 @@ MinAccuracy = Annotated[
         min=0, max=1, help="Share of right answers that the gate asks for; 0.95 by default."
     ),
 ]
+MinImprovement = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        max=1,
+        help="Open text: how far the loss is to be below the base's, as a share of it; by default "
+        "below it at all.",
+    ),
+]
+MinTokenAccuracy = Annotated[
+    float | None,
+    typer.Option(
+        min=0, max=1, help="Open text: share of tokens to be right; by default the base's."
+    ),
+]
+JudgeProgram = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COMMAND",
+        help="A program of yours that scores the answers: JSON lines with id, prompt, expected and "
+        "answer on its standard input; id, score (0 to 1) and reason on its output.",
+    ),
+]
+JudgeSeconds = Annotated[
+    float | None,
+    typer.Option(min=1, help="Time for --judge-command, all cases together; 600 by default."),
+]
+MinScore = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, help="Mean score of --judge-command to reach; 0.5 by default."),
+]
 MaxRegression = Annotated[
     float, typer.Option(min=0, max=1, help="How much worse than the baseline, as a share of it.")
 ]
 Compared = Annotated[
     Checkpoints | None, typer.Option(help="Compare all states of the run; the best is named.")
 ]
-Judge = Annotated[Domain | None, typer.Option(help="Who judges; by default as the manifest says.")]
+Judge = Annotated[
+    Domain | None,
+    typer.Option(
+        help="Who judges; by default as the manifest says, else by the answers: text (exact match) "
+        "where they are short, open (loss against the base) where they are not."
+    ),
+]
 CaseLimit = Annotated[int | None, typer.Option(min=1, help="So many cases, spread over all.")]
 
 
@@ -77,6 +115,11 @@ def validate(
     baseline: Baseline = None,
     min_accuracy: MinAccuracy = None,
     max_regression: MaxRegression = 0.05,
+    min_improvement: MinImprovement = None,
+    min_token_accuracy: MinTokenAccuracy = None,
+    judge_command: JudgeProgram = None,
+    judge_seconds: JudgeSeconds = None,
+    min_score: MinScore = None,
     checkpoint: Annotated[str | None, checkpoint_option("training.packaging_checkpoint")] = None,
     checkpoints: Compared = None,
     domain: Judge = None,
@@ -87,7 +130,8 @@ def validate(
         bool, json_option("What validation.json holds, on standard output.")
     ] = False,
 ) -> None:
-    """Judge an expert's answers with parsers and databases; exit code 5 when the gate fails."""
+    """Judge an expert's answers with parsers and databases, open text by its loss against the base;
+    exit code 5 when the gate fails."""
     from expert.cli.display import make_console, write_line
     from expert.cli.run_view import say
     from expert.cli.validate_view import ValidatingView, show_validation
@@ -102,6 +146,11 @@ def validate(
             baseline=baseline,
             min_accuracy=min_accuracy,
             max_regression=max_regression,
+            min_improvement=min_improvement,
+            min_token_accuracy=min_token_accuracy,
+            judge_command=judge_command,
+            judge_seconds=judge_seconds,
+            min_score=min_score,
             checkpoint=checkpoint,
             checkpoints=checkpoints.value if checkpoints else None,
             domain=domain.value if domain else None,
@@ -136,4 +185,4 @@ def _next(done: Validation) -> list[str]:
         return []
     is_open = not done.checkpoints and len(states(RunFolder(done.folder))) > 1
     again = shlex.join(["expert", *sys.argv[1:], "--checkpoints", "all"]) if is_open else ""
-    return next_lines(done.folder, done.reached.standing.score, again)
+    return next_lines(done.folder, done.reached.standing.score, again, judge=bool(done.judge))

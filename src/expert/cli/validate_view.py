@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from expert.jobs.validated import Judged, Reached, Validation
     from expert.judging.score import Score
+    from expert.training.evaluation import EvalResult
 
 SECONDS_BETWEEN_LINES = 5.0
 """Where nobody watches, it says so often how far it is."""
@@ -93,7 +94,8 @@ def show_validation(done: Validation, console: Console) -> None:
         show_sheet(checkpoint_sheet(done), console)
         best = done.best
         assert best is not None
-        by = "right answers" if best.cases else "loss"
+        by = "right answers" if best.score.cases else "loss"
+        by = "score" if best.scores.mean is not None else by
         say(console, f"the best of them by {by}: {best.name}", "bold")
     for text, style in [*_example_lines(done), *gate_lines(done)]:
         say(console, text, style)
@@ -104,9 +106,17 @@ def score_sheet(done: Validation) -> Sheet:
     sides = [done.reached, *([done.baseline] if done.baseline else [])]
     heads = [done.reached.name, *([f"baseline: {_who(done)}"] if done.baseline else [])]
     facts = [_facts(side) for side in sides]
-    rows = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
+    if done.base is not None and (done.baseline is None or done.baseline.name != "base"):
+        heads.append("base")
+        facts.append(_of_rows(done.base))
+    rows = [[name, *(fact.get(name, "–") for fact in facts)] for name in facts[0]]
     tasks = list(done.reached.by_task())
-    below = [[f"  {task}", *(_share(side.by_task().get(task)) for side in sides)] for task in tasks]
+    below = [
+        [f"  {task}", *(_share(side.by_task().get(task)) for side in sides)]
+        + ["–"] * (len(facts) - len(sides))
+        for task in tasks
+        if done.reached.score.cases
+    ]
     title = f"{done.expert} on {done.model}: {_what_was_judged(done)} ({done.test_set})"
     return Sheet(("", *heads), [rows, below], title=title)
 
@@ -118,8 +128,16 @@ def _what_was_judged(done: Validation) -> str:
         return f"no answer asked for, {counted(done.reached.rows.targets, 'token')}"
     cases, rows = len(judged), len({each.row for each in judged})
     of = f" of {counted(rows, 'row')}" if rows != cases else ""
-    ways = dict.fromkeys(each.case.domain or done.domain for each in judged)
-    return f"{counted(cases, 'case')}{of}, judged as {' and '.join(ways)}"
+    ways = dict.fromkeys(_NAMES.get(name, name) for name in _domains(done))
+    by = f"scored by {done.judge}" if done.judge else f"judged as {' and '.join(ways)}"
+    return f"{counted(cases, 'case')}{of}, {by}"
+
+
+_NAMES = {"open": "open text"}
+
+
+def _domains(done: Validation) -> list[str]:
+    return [each.case.domain or done.domain for each in done.reached.cases]
 
 
 def checkpoint_sheet(done: Validation) -> Sheet:
@@ -142,10 +160,15 @@ def gate_lines(done: Validation) -> list[tuple[str, str]]:
     lines = [(f"note: {note}", "dim") for note in done.notes]
     remark = done.learnt_remark()
     lines += [(f"⚠ {remark}", "yellow")] if remark else []
+    if done.gate.asked and done.reached.cases:
+        lines.append((f"judged this way because: {done.because}", "dim"))
+        lines.append((f"asked for: {'; '.join(done.gate.asked)}", "dim"))
     if done.gate.passed is None:
         lines.append(("no gate: there is no answer to judge", "bold"))
     elif done.gate.passed:
         by = "" if done.reached.cases else " by the loss: there is no answer to judge"
+        if done.base is not None and not done.reached.score.cases and done.reached.cases:
+            by = " by loss and token accuracy against the base"
         lines.append((f"✓ the gate is passed{by}", "bold green"))
     else:
         lines.append(("✗ the gate is not passed", "bold red"))
@@ -154,12 +177,14 @@ def gate_lines(done: Validation) -> list[tuple[str, str]]:
     return lines
 
 
-def next_lines(folder: Path, score: Score, again: str) -> list[str]:
+def next_lines(folder: Path, score: Score, again: str, *, judge: bool = False) -> list[str]:
     """What helps further where the gate is not passed. `again`: the command that compares all
     states of the run; "" where there is nothing to compare or that was done."""
     from expert.judging.gate import MOST_WITHOUT_ORACLE
 
-    if score.share_without_oracle > MOST_WITHOUT_ORACLE:  # no training mends that
+    if judge and score.share_without_oracle > MOST_WITHOUT_ORACLE:
+        return ["next: look at what the notes say of the judge command, and validate again"]
+    if score.share_without_oracle > MOST_WITHOUT_ORACLE:  # no training changes that
         return ["next: name cases that can be judged (--test-set FILE) or who judges (--domain)"]
     report = f"expert report {folder}"
     lines = [f"next: {report} shows whether the loss was still falling: then train longer"]
@@ -167,26 +192,44 @@ def next_lines(folder: Path, score: Score, again: str) -> list[str]:
 
 
 def _facts(side: Reached) -> dict[str, str]:
-    score, rows = side.score, side.rows
-    rate = side.tokens / side.seconds if side.seconds > 0 else 0.0
-    count = len(side.cases)
-    known = {
-        "loss on the rows": loss(rows.loss),
-        "perplexity": f"{rows.perplexity:.4g}",
-        "token accuracy": _percent(rows.token_accuracy),
-    }
+    known = _of_rows(side.rows)
     if not side.cases:
         return known
+    score, scores, exact = side.score, side.scores, _matches(side)
+    rate = side.tokens / side.seconds if side.seconds > 0 else 0.0
+    facts = {}
+    counts = (score.passed, score.failed, score.without_oracle)
+    if side.is_scored:
+        mean = "–" if scores.mean is None else f"{scores.mean:.3g}"
+        facts["mean score"] = f"{mean} of {scores.scored}"
+        facts["enough / too low / no score"] = " / ".join(map(str, counts))
+        facts |= exact | known
+    elif score.cases:
+        facts["accuracy"] = _percent(score.accuracy)
+        facts["95 % interval"] = _interval(score.interval)
+        facts["right / wrong / no oracle"] = " / ".join(map(str, counts))
+        facts |= exact | known
+    else:  # open text: an exact match is told, and nobody asks for it
+        facts |= known | {f"{name} (not asked for)": text for name, text in exact.items()}
+    facts["generated"] = f"{side.tokens:,} tokens in {duration(side.seconds)}, {rate:,.0f}/s"
+    return facts
+
+
+def _matches(side: Reached) -> dict[str, str]:
+    count = len(side.cases)
     return {
-        "accuracy": _percent(score.accuracy),
-        "95 % interval": _interval(score.interval),
-        "right / wrong / no oracle": f"{score.passed} / {score.failed} / {score.without_oracle}",
         "exact match": _percent(_ratio(sum(each.exact for each in side.cases), count)),
         "match but for blanks": _percent(
             _ratio(sum(each.normalised for each in side.cases), count)
         ),
-        **known,
-        "generated": f"{side.tokens:,} tokens in {duration(side.seconds)}, {rate:,.0f}/s",
+    }
+
+
+def _of_rows(rows: EvalResult) -> dict[str, str]:
+    return {
+        "loss on the rows": loss(rows.loss),
+        "perplexity": f"{rows.perplexity:.4g}",
+        "token accuracy": _percent(rows.token_accuracy),
     }
 
 
@@ -195,6 +238,9 @@ def _example_lines(done: Validation) -> list[tuple[str, str]]:
     compared = done.comparison
     wrong = [each for each in done.reached.cases if each.judgement.passed is False]
     if compared is None or compared.difference is None:
+        answered = [each for each in done.reached.cases if each.is_open]
+        if answered and not wrong:
+            return _cases(answered[:SHOWN], counted(len(answered), "open answer"), "")
         return _cases(wrong[:SHOWN], counted(len(wrong), "wrong answer"), "yellow")
     low, high = compared.interval or (0.0, 0.0)
     against = (

@@ -11,6 +11,7 @@ import json
 import os
 import queue
 import signal
+import site
 import subprocess
 import tempfile
 import threading
@@ -20,6 +21,12 @@ from pathlib import Path
 from typing import IO, Any
 
 KEPT_LINES = 20
+LONGEST_LINE = 2**20
+"""Characters of one line that is listened to: what a process says goes into memory here."""
+_NEEDED_TO_START = frozenset(
+    {"PATH", "PYTHONHOME", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
+    | {"SYSTEMROOT", "SYSTEMDRIVE", "PATHEXT", "COMSPEC", "WINDIR", "NUMBER_OF_PROCESSORS"}
+)
 
 
 class Child:
@@ -31,9 +38,11 @@ class Child:
         *,
         log: Path | None = None,
         env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        clean: bool = False,
     ) -> None:
         """`log`: where its errors are added; without one only the last of them are kept. `env` is
-        added to the environment."""
+        added to the environment; a `clean` one has what programs need to start, and no more."""
         self._log = _opened(log)
         self._words: list[str] = []
         self._process = subprocess.Popen(
@@ -44,7 +53,8 @@ class Child:
             text=True,
             encoding="utf-8",
             errors="replace",
-            env={**os.environ, **(env or {})},
+            env={**(clean_environment() if clean else os.environ), **(env or {})},
+            cwd=cwd,
             start_new_session=os.name == "posix",  # compilers start processes of their own
         )
         self._said: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -116,6 +126,22 @@ def how_it_ended(code: int) -> str:
     return f"was ended by {known.get(-code, f'signal {-code}')}"
 
 
+def clean_environment() -> dict[str, str]:
+    """What a program needs to start: no token, no address, no home."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name.upper() in _NEEDED_TO_START or name.startswith("LC_")
+    }
+    # Python's own search path, from wherever it is started.
+    named = [name for name in os.environ.get("PYTHONPATH", "").split(os.pathsep) if name]
+    if named:
+        kept["PYTHONPATH"] = os.pathsep.join(os.path.abspath(name) for name in named)
+    # Packages that were installed for one user lie below a home that it does not have.
+    own = {"PYTHONUSERBASE": site.getuserbase()} if site.ENABLE_USER_SITE else {}
+    return {**kept, **own, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONUTF8": "1"}
+
+
 def _opened(log: Path | None) -> IO[bytes]:
     return log.open("ab+") if log is not None else tempfile.TemporaryFile()
 
@@ -123,8 +149,8 @@ def _opened(log: Path | None) -> IO[bytes]:
 def _read(stream: IO[str], said: queue.Queue[dict[str, Any] | None]) -> None:
     """In a thread: hand on every line, and None at the end. A library may write other lines."""
     with stream, contextlib.suppress(ValueError):
-        for line in stream:
-            with contextlib.suppress(ValueError):
+        while line := stream.readline(LONGEST_LINE):
+            with contextlib.suppress(ValueError, RecursionError):
                 fact = json.loads(line)
                 if isinstance(fact, dict):
                     said.put(fact)

@@ -55,7 +55,7 @@ def _is_schema(value: Any) -> bool:
         return False
     try:
         validator_for(value).check_schema(value)
-    except SchemaError:
+    except (SchemaError, RecursionError):
         return False
     return True
 
@@ -63,6 +63,6 @@ def _is_schema(value: Any) -> bool:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True

@@ -176,8 +176,18 @@ def _answers(verdict: Verdict | None) -> list[tuple[str, str]]:
     if not verdict.cases:
         none = ("answers", "not judged: the rows have none that could be asked for")
         return [none, (f"loss on {verdict.test_set}", _loss(verdict.loss))]
-    rows = [("answers right", _number(verdict.accuracy, "{:.1%}"))]
-    if verdict.interval is not None:
+    if verdict.by_loss:
+        rows = [("answers", "open text: judged by the loss on them, not one by one")]
+        rows += [
+            ("loss on them", _loss(verdict.loss)),
+            ("loss of the base", _loss(verdict.base_loss)),
+        ]
+        rows.append(("token accuracy", _number(verdict.token_accuracy, "{:.1%}")))
+    elif verdict.mean_score is not None:
+        rows = [("answers, mean score of a judge command", f"{verdict.mean_score:.3g}")]
+    else:
+        rows = [("answers right", _number(verdict.accuracy, "{:.1%}"))]
+    if verdict.interval is not None and verdict.mean_score is None:
         low, high = verdict.interval
         rows.append(("95 % interval", f"{low:.1%} to {high:.1%}"))
     of = f" of {counted(verdict.rows or 0, 'row')}" if verdict.rows != verdict.cases else ""
@@ -190,6 +200,8 @@ def _answers(verdict: Verdict | None) -> list[tuple[str, str]]:
     gate = "passed" if verdict.passed else f"not passed: {verdict.reasons}"
     bar = f", {verdict.low_bar}" if verdict.low_bar else ""
     rows.append(("quality gate", f"{gate} ({verdict.checkpoint}){bar}"))
+    if verdict.demands:
+        rows.append(("it asks for", "; ".join(verdict.demands)))
     return rows
 
 

@@ -47,6 +47,13 @@ class Verdict:
     """Rows that the loss is of."""
     asked: float | None = None
     """The accuracy that the gate asked for."""
+    demands: tuple[str, ...] = ()
+    """All that it asked for, in words."""
+    base_loss: float | None = None
+    """Of the base on the same rows, where open text was held to it."""
+    token_accuracy: float | None = None
+    mean_score: float | None = None
+    """Of a judge command."""
     outdated: str = ""
     """Why it says nothing of the weights there are now; "" where it does."""
 
@@ -68,6 +75,15 @@ class Verdict:
         few = (self.rows or 0) < ENOUGH_CASES
         return few and self.of is not None and self.cases != 0
 
+    @property
+    def by_loss(self) -> str:
+        """What open text was judged by; "" where it was judged by answers."""
+        if self.accuracy is not None or self.mean_score is not None or self.base_loss is None:
+            return ""
+        known = f"loss {loss(self.loss)}" if self.loss is not None else "no loss"
+        right = f", token accuracy {self.token_accuracy:.1%}" if self.token_accuracy else ""
+        return f"open text: {known}, the base's {loss(self.base_loss)}{right}"
+
     def in_words(self) -> str:
         """`accuracy 95.0% of 20 cases (95 % interval 76.4% to 99.1%), a part of 36`."""
         if self.cases is None:
@@ -76,9 +92,13 @@ class Verdict:
             known = f"loss {loss(self.loss)}" if self.loss is not None else "no loss"
             return f"{known}; no answer was judged: the rows have none that could be asked for"
         text = counted(self.cases, "case")
-        if self.accuracy is not None:
+        if self.by_loss:
+            return f"{self.by_loss} ({text}{'' if self.of is None else f', a part of {self.of}'})"
+        if self.mean_score is not None:
+            text = f"mean score {self.mean_score:.3g} of {text}"
+        elif self.accuracy is not None:
             text = f"accuracy {self.accuracy:.1%} of {text}"
-        if self.interval is not None:
+        if self.interval is not None and self.mean_score is None:
             text += f" (95 % interval {self.interval[0]:.1%} to {self.interval[1]:.1%})"
         if self.of is not None:
             text += f", a part of {self.of}"
@@ -94,6 +114,7 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
         found = json.loads(folder.validation.read_text(encoding="utf-8"))
         gate, part = found["gate"], found.get("partial") or {}
         told, settings = found.get("rows") or {}, found.get("settings") or {}
+        told = found.get("new_rows") or told  # what the gate was judged by
         ends, asked = found.get("interval"), settings.get("min_accuracy")
         cases = found["cases"] if isinstance(found.get("cases"), list) else None
         return Verdict(
@@ -110,6 +131,10 @@ def read_verdict(folder: RunFolder) -> Verdict | None:
             loss=told.get("loss"),
             examples=told.get("examples"),
             asked=None if asked is None else float(asked),
+            demands=tuple(map(str, (found.get("asked") or {}).get("for") or ())),
+            base_loss=(found.get("base") or {}).get("loss"),
+            token_accuracy=told.get("token_accuracy"),
+            mean_score=found.get("mean_score"),
             outdated=outdated(found, folder),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):

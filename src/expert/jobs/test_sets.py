@@ -293,7 +293,7 @@ def _check(value: Any, row: Row) -> Mapping[str, Any]:
 
     try:
         found = json.loads(value) if isinstance(value, str) and value else value or {}
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, Mapping):
         raise DataError(f"{row.place}: column 'check' is no JSON object")

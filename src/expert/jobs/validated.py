@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.judging.gate import Gate, Standing, score_for_the_gate
+from expert.judging.gate import ENOUGH_NEW_CASES, Gate, Scores, Standing, score_for_the_gate
+from expert.judging.judge_command import JUDGE
+from expert.judging.open_oracle import OPEN_KIND
 from expert.judging.score import Comparison, Score, score_of
 
 if TYPE_CHECKING:
@@ -32,6 +34,13 @@ class Judged:
     """The same but for white space and a Markdown fence."""
     learnt: bool = False
     """Prompt and answer stand among the rows that the run has learnt."""
+    score: float | None = None
+    """Of a judge command."""
+
+    @property
+    def is_open(self) -> bool:
+        """Open text: no part of an accuracy."""
+        return self.judgement.kind == OPEN_KIND
 
     @property
     def row(self) -> str:
@@ -54,6 +63,8 @@ class Reached:
     """Of all answers together."""
     seconds: float
     """For generating them."""
+    new_rows: EvalResult | None = None
+    """Of the rows that were not learnt, where some of them were and enough others are left."""
 
     @property
     def score(self) -> Score:
@@ -67,7 +78,27 @@ class Reached:
     @property
     def standing(self) -> Standing:
         score = score_for_the_gate(self.score, self.new_score)
-        return Standing(score=score, loss=self.rows.loss)
+        rows = self.new_rows or self.rows
+        return Standing(
+            score=score,
+            loss=rows.loss,
+            token_accuracy=rows.token_accuracy,
+            scores=self.scores if self.is_scored else None,
+        )
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether a judge command had the word."""
+        return any(each.judgement.kind == JUDGE for each in self.cases)
+
+    @property
+    def scores(self) -> Scores:
+        """What a judge command said, of the cases that were not learnt where enough are left."""
+        new = [each for each in self.cases if not each.learnt]
+        asked = new if len(new) >= min(ENOUGH_NEW_CASES, len(self.cases)) else self.cases
+        known = [each.score for each in asked if each.score is not None]
+        mean = sum(known) / len(known) if known else None
+        return Scores(mean=mean, scored=len(known), cases=len(asked))
 
     def verdicts(self) -> dict[str, bool | None]:
         return {each.case.id: each.judgement.passed for each in self.cases}
@@ -87,7 +118,8 @@ class Reached:
 
 
 def _score(cases: Sequence[Judged]) -> Score:
-    return score_of([each.judgement.passed for each in cases], [each.row for each in cases])
+    held = [each for each in cases if not each.is_open]
+    return score_of([each.judgement.passed for each in held], [each.row for each in held])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +136,13 @@ class Validation:
     reached: Reached
     baseline: Reached | None
     comparison: Comparison | None
+    base: EvalResult | None
+    """The base on the same rows, where open text is held to it."""
     gate: Gate
+    because: str
+    """Why the answers are judged as they are."""
+    judge: str
+    """The judge command; "": there is none."""
     checkpoints: tuple[Reached, ...]
     """All states of the run, where they were compared; without them none."""
     settings: Mapping[str, Any]
@@ -117,10 +155,15 @@ class Validation:
 
     @property
     def best(self) -> Reached | None:
-        """The state with the most right answers, and of two the one with the lower loss."""
+        """The state with the best scores or the most right answers, and of two the one with the
+        lower loss."""
         if not self.checkpoints:
             return None
-        return max(self.checkpoints, key=lambda each: (each.score.accuracy or 0.0, -each.rows.loss))
+
+        def worth(each: Reached) -> tuple[float, float, float]:
+            return each.scores.mean or 0.0, each.score.accuracy or 0.0, -each.rows.loss
+
+        return max(self.checkpoints, key=worth)
 
     @property
     def learnt(self) -> dict[str, Any] | None:
@@ -145,6 +188,9 @@ class Validation:
         text = (
             f"{learnt['cases']} of {len(self.reached.cases)} cases were also in the training rows"
         )
+        if self.base is not None and not self.reached.score.cases:
+            loss = "the loss is judged without them" if self.reached.new_rows else "it flatters"
+            return f"{text}: {loss}"
         if new.accuracy is None:
             return f"{text}: what was learnt by heart passes"
         text += f"; accuracy without them {new.accuracy:.1%} ({new.passed} of {new.judged})"
@@ -163,6 +209,12 @@ class Validation:
             "weights": self.weights,
             **facts_of(self.reached),
             "gate": {"passed": self.gate.passed, "reasons": list(self.gate.reasons)},
+            "asked": {
+                "for": list(self.gate.asked),
+                "because": self.because,
+                "judge_command": self.judge or None,
+            },
+            "base": rows_of(self.base) if self.base is not None else None,
             "learnt": self.learnt,
             "partial": dict(self.partial) if self.partial else None,
             "baseline": facts_of(self.baseline) if self.baseline else None,
@@ -177,21 +229,29 @@ class Validation:
         }
 
 
+def rows_of(rows: EvalResult) -> dict[str, Any]:
+    """Loss and token accuracy of a model on the rows, as JSON has them."""
+    perplexity = rows.perplexity
+    return {
+        "loss": rows.loss if math.isfinite(rows.loss) else None,
+        "perplexity": perplexity if math.isfinite(perplexity) else None,
+        "token_accuracy": rows.token_accuracy,
+        "tokens": rows.targets,
+        "examples": rows.examples,
+    }
+
+
 def facts_of(reached: Reached, *, cases: bool = True) -> dict[str, Any]:
     """What a state reached, as JSON has it."""
     score, rows = reached.score, reached.rows
-    perplexity = rows.perplexity
     facts: dict[str, Any] = {
         "run": reached.run,
         "checkpoint": reached.name,
         "step": reached.step,
-        "rows": {
-            "loss": rows.loss if math.isfinite(rows.loss) else None,
-            "perplexity": perplexity if math.isfinite(perplexity) else None,
-            "token_accuracy": rows.token_accuracy,
-            "tokens": rows.targets,
-            "examples": rows.examples,
-        },
+        "rows": rows_of(rows),
+        "new_rows": rows_of(reached.new_rows) if reached.new_rows else None,
+        "mean_score": reached.scores.mean,
+        "open": sum(each.is_open for each in reached.cases),
         "accuracy": score.accuracy,
         "interval": list(score.interval) if score.interval else None,
         "passed": score.passed,
@@ -220,6 +280,7 @@ def facts_of(reached: Reached, *, cases: bool = True) -> dict[str, Any]:
                 "reason": each.judgement.reason,
                 "kind": each.judgement.kind,
                 "exact": each.exact,
+                "score": each.score,
                 "learnt": each.learnt,
             }
             for each in reached.cases

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.core.errors import ExpertError
 from expert.core.judged_weights import weights_of
+from expert.jobs.judging_way import Asked, CannotValidate, Way, way_of
 from expert.jobs.run_places import find_expert
 from expert.jobs.standing_verdict import place_for
 from expert.jobs.validated import Judged, Reached, Validation
-from expert.judging.gate import MAX_REGRESSION, MIN_ACCURACY, Demands, gate_of
-from expert.judging.score import compare
+from expert.judging.gate import ENOUGH_NEW_CASES, MAX_REGRESSION, Demands, Standing, gate_of
+from expert.judging.score import Score, compare
 
 if TYPE_CHECKING:
     import torch
@@ -27,9 +27,11 @@ if TYPE_CHECKING:
     from expert.jobs.test_sets import TestSet
     from expert.jobs.trained import Trained
     from expert.judging.cases import Case
+    from expert.judging.judge_command import Scored
     from expert.judging.oracle import Judgement
     from expert.judging.score import Comparison
     from expert.planning.run_plan import RunPlan
+    from expert.training.evaluation import EvalResult
 
 __all__ = ["CannotValidate", "Validation", "find_expert", "validate"]
 
@@ -37,10 +39,6 @@ ALL = "all"
 
 Tell = Callable[[str, int, int], None]
 """Told of what is being done, how far it is, and of how much; of 0 where that is not known."""
-
-
-class CannotValidate(ExpertError):
-    """A validation that makes no sense."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +49,7 @@ class _Task:
     cases: tuple[Case, ...]
     learnt: frozenset[str]
     """Ids of the cases that the run has learnt."""
-    domain: str
+    way: Way
     strict: bool
     decoding: Decoding
     seed: int
@@ -68,6 +66,11 @@ def validate(
     baseline: str | Path | None = None,
     min_accuracy: float | None = None,
     max_regression: float = MAX_REGRESSION,
+    min_improvement: float | None = None,
+    min_token_accuracy: float | None = None,
+    judge_command: str | None = None,
+    judge_seconds: float | None = None,
+    min_score: float | None = None,
     checkpoint: str | None = None,
     checkpoints: str | None = None,
     domain: str | None = None,
@@ -81,12 +84,24 @@ def validate(
     `expert`: a run folder, a folder of runs, or the folder of a manifest, whose newest run is
     taken. `baseline`: "base" for the same base untrained, or another run. `checkpoints`: "all".
     `min_accuracy`: 0.95 where it is not named; rows without answers have none, and no gate on it.
+    Open text is held to its base by loss and token accuracy: `min_improvement`, as a share of the
+    base's loss, and `min_token_accuracy` ask for more. `judge_command`: a program that scores the
+    answers (see expert.judging.judge_command); `min_score` is the mean that is asked for.
     """
     from expert.jobs.choosing import choose
     from expert.jobs.sampling import settle_decoding
     from expert.jobs.trained import base_remark, pick_device, read_plan
 
     _refuse_unknown(checkpoints)
+    asked = Asked(
+        min_accuracy=min_accuracy,
+        max_regression=max_regression,
+        min_improvement=min_improvement,
+        min_token_accuracy=min_token_accuracy,
+        judge_command=judge_command,
+        judge_seconds=judge_seconds,
+        min_score=min_score,
+    )
     began = time.monotonic()
     folder, beside = find_expert(Path(expert) if expert is not None else None)
     plan = read_plan(folder)
@@ -97,28 +112,31 @@ def validate(
     named = Path(test_set) if test_set is not None else None
     test = _rows(folder, plan, beside, named=named, limit=limit, baseline=baseline, tell=tell)
     how, _ = settle_decoding(plan, {})  # it speaks of characters that are drawn; here none are
-    task = _task(folder, plan, test, how, domain, seed=seed, device=pick_device(device), tell=tell)
-    _refuse_impossible(min_accuracy, task)
+    way = way_of(folder, plan, test, domain, asked)
+    task = _task(plan, test, way, how, seed=seed, device=pick_device(device), tell=tell)
     learnt, untold = _learnt(folder, plan, beside, test)
     task = replace(task, learnt=learnt)
     reached = _reach(folder, plan, chosen, task)
     others = _reach_all(folder, plan, task, {chosen.path: reached}) if checkpoints else ()
     before = _baseline(folder, plan, str(baseline), task) if baseline is not None else None
     theirs = before.standing if before is not None else None
-    least = MIN_ACCURACY if min_accuracy is None else min_accuracy
-    demands = Demands(min_accuracy=least, max_regression=max_regression)
+    base = _base_rows(plan, task, before) if way.to_base else None
+    demands = asked.demands()
     file, kept = place_for(folder, chosen, test)
     done = Validation(
         folder=folder.path,
         expert=plan.expert,
         model=plan.model.name,
-        domain=task.domain,
+        domain=way.domain,
         test_set=test.name,
         weights=weights,
         reached=reached,
         baseline=before,
         comparison=_compared(reached, before),
-        gate=gate_of(demands, reached.standing, theirs),
+        base=base,
+        gate=gate_of(demands, reached.standing, theirs, base=_as_standing(base)),
+        because=way.because,
+        judge=way.judge.command if way.judge is not None else "",
         checkpoints=others,
         settings=_settings(demands, task, limit),
         partial=test.partial,
@@ -167,47 +185,20 @@ def _refuse_unknown(checkpoints: str | None) -> None:
 def _notes(task: _Task, reached: Reached) -> list[str]:
     from expert.jobs.validation_notes import few_cases, notes_on
 
-    known = notes_on(task.cases, task.domain, left_out=task.test.left_out)
-    return [*known, few_cases(reached.standing.score)]
-
-
-def _refuse_impossible(min_accuracy: float | None, task: _Task) -> None:
-    """An accuracy that was asked for of rows without answers."""
-    if min_accuracy and not task.cases:
-        raise CannotValidate(
-            f"--min-accuracy {min_accuracy:g}: {task.test.name}: there is no answer that could be "
-            "asked for  (leave it out, and hold the loss to that of a run with "
-            "--baseline, or name rows with answers with --test-set FILE)"
-        )
+    known = notes_on(task.cases, task.way.domain, left_out=task.test.left_out)
+    return [*known, "" if reached.is_scored else few_cases(reached.standing.score)]
 
 
 def _task(
-    folder: RunFolder,
-    plan: RunPlan,
-    test: TestSet,
-    how: Decoding,
-    domain: str | None,
-    *,
-    seed: int,
-    device: Any,
-    tell: Tell,
+    plan: RunPlan, test: TestSet, way: Way, how: Decoding, *, seed: int, device: Any, tell: Tell
 ) -> _Task:
-    """Who judges, by what was asked for, what the cases say, and the manifest of the run."""
-    import json
+    from expert.judging.domain import is_strict
 
-    from expert.judging.domain import domain_of, is_strict
-    from expert.judging.oracle import oracle_for
-
-    manifest = json.loads(folder.manifest.read_text(encoding="utf-8"))
-    name = domain or test.domain or domain_of(manifest.get("capabilities") or (), plan.decoding)
-    cases = tuple(case for own in test.cases for case in own)
-    for each in {name, *(case.domain for case in cases if case.domain)}:
-        oracle_for(each)  # an unknown one is told before anything is loaded
     return _Task(
         test=test,
-        cases=cases,
+        cases=tuple(case for own in test.cases for case in own),
         learnt=frozenset(),
-        domain=name,
+        way=way,
         strict=is_strict(plan.decoding),
         decoding=how,
         seed=seed,
@@ -218,10 +209,8 @@ def _task(
 
 def _settings(demands: Demands, task: _Task, limit: int | None) -> dict[str, Any]:
     """All that decides the outcome besides the expert and the rows, as validation.json has it."""
-    asked = {} if task.cases else {"min_accuracy": None}
     return {
-        **asdict(demands),
-        **asked,
+        **task.way.settings(demands),
         "decoding": asdict(task.decoding),
         "seed": task.seed,
         "limit": limit,
@@ -322,31 +311,86 @@ def _ask(trained: Trained, run: str, task: _Task) -> Reached:
         tell=lambda done, of: task.tell(f"{name}: loss on held-out rows", done, of),
         note=task.found.append,
     )
+    new_rows = _new_rows(trained, task)
     began = time.monotonic()
     answers = _answers(trained, task)
     seconds, step = time.monotonic() - began, trained.choice.step
     cases = as_written(task.test.asked(), trained.template) if trained.template else []
     del trained
     gc.collect()
-    judgements = judge_all(
+    said = [_said(*pair) for pair in zip(cases, answers, strict=True)]
+    scored = _scored(cases, said, name, task)
+    judgements = [each.judgement for each in scored] or judge_all(
         cases,
-        [_said(*pair) for pair in zip(cases, answers, strict=True)],
-        domain=task.domain,
+        said,
+        domain=task.way.domain,
         strict=task.strict,
         tell=lambda done, of: task.tell(f"{name}: judging", done, of),
+        notice=task.found.append,
     )
+    scores = [each.score for each in scored] or [None] * len(cases)
     return Reached(
         name=name,
         run=run,
         step=step,
         rows=rows,
         cases=tuple(
-            replace(_judged(*facts), learnt=facts[0].id in task.learnt)
-            for facts in zip(cases, answers, judgements, strict=True)
+            replace(_judged(case, answer, found), learnt=case.id in task.learnt, score=score)
+            for case, answer, found, score in zip(cases, answers, judgements, scores, strict=True)
         ),
+        new_rows=new_rows,
         tokens=sum(answer.tokens for answer in answers),
         seconds=seconds,
     )
+
+
+def _scored(cases: list[Case], answers: list[str], name: str, task: _Task) -> list[Scored]:
+    """What the judge command says; nothing where there is none."""
+    from expert.judging.judge_command import score_all
+
+    if task.way.judge is None:
+        return []
+    task.tell(f"{name}: {task.way.judge.command}", 0, 0)
+    found, faults = score_all(task.way.judge, cases, answers)
+    task.found.extend(f"{name}: {fault}" for fault in faults)
+    return found
+
+
+def _new_rows(trained: Trained, task: _Task) -> EvalResult | None:
+    """Loss on the rows that were not learnt, where the loss decides and some of them were."""
+    from expert.jobs.row_losses import row_losses
+
+    pairs = zip(task.test.examples, task.test.cases, strict=True)
+    new = [row for row, own in pairs if not any(case.id in task.learnt for case in own)]
+    enough = len(new) >= min(ENOUGH_NEW_CASES, len(task.test.examples))
+    if not task.way.to_base or not enough or len(new) == len(task.test.examples):
+        return None
+    return row_losses(trained, new, note=task.found.append)
+
+
+def _base_rows(plan: RunPlan, task: _Task, before: Reached | None) -> EvalResult:
+    """Loss of the base on the rows by which the expert is held to it; it is asked nothing."""
+    from expert.jobs.choosing import BASE
+    from expert.jobs.row_losses import row_losses
+    from expert.jobs.trained import load_base
+
+    if before is not None and before.name == BASE:
+        return before.new_rows or before.rows
+    task.tell(f"loading {plan.model.name} alone", 0, 0)
+    base = load_base(plan, device=task.device)
+    return _new_rows(base, task) or row_losses(
+        base,
+        task.test.examples,
+        tell=lambda done, of: task.tell("base: loss on held-out rows", done, of),
+        note=task.found.append,
+    )
+
+
+def _as_standing(rows: EvalResult | None) -> Standing | None:
+    if rows is None:
+        return None
+    none = Score(passed=0, failed=0, without_oracle=0)
+    return Standing(score=none, loss=rows.loss, token_accuracy=rows.token_accuracy)
 
 
 def _answers(trained: Trained, task: _Task) -> list[Answer]:
@@ -372,9 +416,12 @@ def _said(case: Case, answer: Answer) -> str:
 
 def _judged(case: Case, answer: Answer, judgement: Judgement) -> Judged:
     from expert.judging.answers import normalised, unfenced
+    from expert.judging.open_oracle import OPEN_KIND
     from expert.judging.oracle import wrong
 
-    if answer.refused:
+    if answer.refused and judgement.kind == OPEN_KIND:
+        judgement = replace(judgement, reason=answer.refused)
+    elif answer.refused:
         judgement = wrong("run", answer.refused)
     elif judgement.passed is False and not answer.ended:
         cut = f"{judgement.reason}; the answer was cut at {answer.tokens} tokens"

@@ -1,16 +1,22 @@
-"""Many answers judged, each within a time limit, in processes that may fall."""
+"""Many answers judged, each within a time limit, in processes that may fall.
+
+Every judge works in an empty folder of its own and without the environment of the user; what else
+it gives up is told in confinement.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from expert.core.child import Child
 from expert.judging.cases import Case
@@ -24,6 +30,8 @@ SECONDS = 15.0
 CASES_FOR_ANOTHER = 40
 """Answers that pay for the start of another process."""
 MOST_PROCESSES = 8
+MOST_CHARACTERS = 10_000_000
+"""Of a case with its check and the answer: more than any graph or table that is worth making."""
 
 Tell = Callable[[int, int], None]
 
@@ -37,8 +45,10 @@ def judge_all(
     seconds: float = SECONDS,
     tsc: str | None = None,
     tell: Tell = lambda done, of: None,
+    notice: Callable[[str], None] = lambda text: None,
 ) -> list[Judgement]:
-    """Judge every answer by its case; in their order. `tsc`: the compiler, where there is one."""
+    """Judge every answer by its case; in their order. `tsc`: the compiler, where there is one.
+    `notice` is told what the system could not close to the judges."""
     pairs = list(zip(cases, answers, strict=True))
     several = max(
         1,
@@ -63,6 +73,8 @@ def judge_all(
         for _ in range(several):
             benches.put(stack.enter_context(Bench(seconds)))
         found = list(pool.map(judged, pairs))
+        for text in dict.fromkeys(text for bench in benches.queue for text in bench.open):
+            notice(text)
     return _with_types(pairs, found, tsc or find_tsc(), strict=strict)
 
 
@@ -105,6 +117,9 @@ class Bench:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._child: Child | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self.open: tuple[str, ...] = ()
+        """What the system could not close to the process."""
 
     def __enter__(self) -> Bench:
         return self
@@ -114,11 +129,13 @@ class Bench:
 
     def judge(self, case: Case, answer: str, *, domain: str, strict: bool) -> Judgement:
         """What the process says; whatever happens in there, this returns."""
+        asked = {"case": vars(case), "answer": answer, "domain": domain, "strict": strict}
+        fault = _unaskable(asked)
+        if fault:
+            return unknown(fault)
         if self._child is None or self._child.has_ended:
             self.stop()
-            # -P: the folder a person stands in is no place to import from.
-            self._child = Child([sys.executable, "-P", "-m", "expert.judging.server"])
-        asked = {"case": asdict(case), "answer": answer, "domain": domain, "strict": strict}
+            self._child = self._start()
         begun, ends_at = False, time.monotonic() + self._seconds
         self._child.ask(asked)  # where it has ended, the next line tells
         while True:
@@ -129,6 +146,8 @@ class Bench:
                 return _fallen(self._seconds if late else None, begun=begun)
             if told.get("begun"):
                 begun = True
+            elif "open" in told:
+                self.open = tuple(map(str, told["open"]))
             else:
                 return Judgement(**told)
 
@@ -137,6 +156,32 @@ class Bench:
         child, self._child = self._child, None
         if child is not None:
             child.stop()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.cleanup()
+
+    def _start(self) -> Child:
+        self._folder = tempfile.TemporaryDirectory(prefix="expert-judge-")
+        # -P: the folder a person stands in is no place to import from.
+        return Child(
+            [sys.executable, "-P", "-m", "expert.judging.server"],
+            cwd=Path(self._folder.name),
+            env={"HOME": self._folder.name},
+            clean=True,
+        )
+
+
+def _unaskable(asked: Mapping[str, Any]) -> str:
+    """Why a case is not handed to a judge; "" where it is."""
+    try:
+        size = len(json.dumps(asked))
+    except RecursionError:
+        return "the check of the case is nested too deep"
+    except (TypeError, ValueError) as error:
+        return f"the check of the case is not JSON: {error}"
+    if size > MOST_CHARACTERS:
+        return f"the case has {size:,} characters, more than {MOST_CHARACTERS:,}"
+    return ""
 
 
 def _fallen(seconds: float | None, *, begun: bool) -> Judgement:

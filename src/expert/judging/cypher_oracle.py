@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from expert.judging.answers import unfenced, unreadable
+from expert.judging.answers import unfenced
 from expert.judging.cases import Case
+from expert.judging.cypher_statements import NotCypher, Parsed, parse, setup_statements
 from expert.judging.oracle import Begin, Judgement, NoOracle, needed, right, unknown, wrong
 from expert.judging.tables import difference
 
@@ -22,8 +22,6 @@ MOST_ROWS = 10_000
 POOL_BYTES, DATABASE_BYTES = 2**26, 2**30
 """Of the graph of a case; the database would otherwise take most of the machine's memory."""
 
-WRITING = frozenset({"CREATE", "DELETE", "DETACH", "MERGE", "REMOVE", "SET", "DROP", "ADD"})
-_BLANK = frozenset({"SP", "WHITESPACE", "Comment", "COMMENT", "SEMI", "EOF"})
 _DIALECT = re.compile(
     r"Parser exception|function .* does not exist|not supported|not implemented|Not implemented|"
     r"Cannot (?:implicitly )?cast|Conversion exception|Implicit cast",
@@ -32,44 +30,12 @@ _DIALECT = re.compile(
 _EVERYTHING = ("MATCH (n) RETURN n", "MATCH (a)-[r]->(b) RETURN a, r, b")
 
 
-class NotCypher(Exception):
-    """Text that is no Cypher query, and why."""
-
-
 class Refused(Exception):
     """What the database does not run; `dialect` where another database might."""
 
     def __init__(self, what: str, *, dialect: bool) -> None:
         self.dialect = dialect
         super().__init__(what)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parsed:
-    """A query in tokens: (kind, text), without blanks and comments."""
-
-    text: str
-    tokens: tuple[tuple[str, str], ...]
-
-    @property
-    def kinds(self) -> set[str]:
-        return {kind for kind, _ in self.tokens}
-
-    @property
-    def reads(self) -> bool:
-        return not self.kinds & WRITING
-
-    @property
-    def ordered(self) -> bool:
-        """Whether what is returned last is sorted."""
-        kinds = [kind for kind, _ in self.tokens]
-        last = len(kinds) - kinds[::-1].index("RETURN") if "RETURN" in kinds else len(kinds)
-        return "ORDER" in kinds[last:]
-
-    def canonical(self) -> tuple[str, ...]:
-        """The same for two queries that differ in white space and case of keywords alone."""
-        words = ("ID", "ESC_LITERAL", "STRING_LITERAL", "CHAR_LITERAL")
-        return tuple(text if kind in words else text.upper() for kind, text in self.tokens)
 
 
 class CypherOracle:
@@ -89,7 +55,8 @@ class CypherOracle:
             same = " ".join(own.split()) == " ".join(case.expected.split())
             why = f"the expected query is not in the grammar: {fault}"
             return right("equal") if same else unknown(why)
-        setup = [str(statement) for statement in case.check.get("setup") or ()]
+        given = case.check.get("setup") or ()
+        setup = [str(each) for each in ([given] if isinstance(given, str | int) else given)]
         rows, none = None, ""
         try:
             rows = _expected_result(wanted, setup)
@@ -103,59 +70,6 @@ class CypherOracle:
         if found.canonical() == wanted.canonical():
             return right("equal")
         return unknown(none) if rows is None else _held_to(wanted, rows, found, setup)
-
-
-def parse(text: str) -> Parsed:
-    """One query by openCypher's grammar, or NotCypher."""
-    antlr, grammar = needed("antlr4"), needed("antlr4_cypher")
-    fault = unreadable(text)
-    if fault:
-        raise NotCypher(fault)
-    # The simpler prediction is several times faster; where it fails, the full one has the word.
-    modes = needed("antlr4.atn.PredictionMode").PredictionMode
-    for mode in (modes.SLL, modes.LL):
-        stream, complaint = _parsed(text, antlr, grammar, mode)
-        if not complaint:
-            break
-    else:
-        raise NotCypher(f"does not parse: {complaint}")
-    names = [*grammar.CypherLexer.symbolicNames]
-    kinds = [
-        (names[token.type] if token.type > 0 else "EOF", token.text) for token in stream.tokens
-    ]
-    return Parsed(text=text, tokens=tuple(pair for pair in kinds if pair[0] not in _BLANK))
-
-
-def _parsed(text: str, antlr: Any, grammar: Any, mode: Any) -> tuple[Any, str]:
-    """The tokens of a text, and the first complaint about it."""
-    listener = _listener()
-    lexer = grammar.CypherLexer(antlr.InputStream(text))
-    stream = antlr.CommonTokenStream(lexer)
-    parser = grammar.CypherParser(stream)
-    parser._interp.predictionMode = mode
-    for part in (lexer, parser):
-        part.removeErrorListeners()
-        part.addErrorListener(listener)
-    try:
-        parser.script()
-    except RecursionError:
-        return stream, "it is nested too deep"
-    return stream, str(listener.first)
-
-
-def _listener() -> Any:
-    """Keeps the first complaint of the parser, which would write all of them to the terminal."""
-    base: Any = needed("antlr4.error.ErrorListener").ErrorListener
-
-    class FirstFault(base):  # type: ignore[misc, valid-type, unused-ignore]
-        first = ""
-
-        def syntaxError(
-            self, recognizer: Any, symbol: Any, line: int, column: int, message: str, error: Any
-        ) -> None:
-            self.first = self.first or f"line {line}, column {column + 1}: {message[:120]}"
-
-    return FirstFault()
 
 
 def _expected_result(wanted: Parsed, setup: Sequence[str]) -> list[list[Any]]:
@@ -206,12 +120,13 @@ class Graph:
         )
         self._connection = self._ladybug.Connection(self._database, num_threads=1)
         self._connection.set_query_timeout(int(1000 * SECONDS))
-        for statement in setup:
-            try:
-                self._rows(statement)
-            except Refused as fault:
-                self.close()
-                raise NoOracle(f"the graph of the case cannot be made: {fault}") from None
+        try:
+            for text in setup:
+                for statement in setup_statements(text):
+                    self._rows(statement.safe)
+        except (NotCypher, Refused) as fault:
+            self.close()
+            raise NoOracle(f"the graph of the case cannot be made: {fault}") from None
         self._before: list[list[Any]] | None = None
 
     def __enter__(self) -> Graph:
@@ -226,12 +141,12 @@ class Graph:
 
     def result_of(self, query: Parsed) -> list[list[Any]]:
         """The rows of a query, or all of the graph after a statement that changes it."""
-        if "CALL" in query.kinds:
-            raise Refused("procedures are not run here", dialect=True)
+        if query.refused:
+            raise Refused(query.refused, dialect=True)
         if query.reads:
-            return self._rows(query.text)
+            return self._rows(query.safe)
         self._before = self._all()
-        self._rows(query.text)
+        self._rows(query.safe)
         return self._all()
 
     def untouched(self, now: list[list[Any]]) -> bool:

@@ -14,18 +14,21 @@ NAMES = {
     "ts": "typescript",
     "tsx": "typescript",
 }
+WRITTEN = {**NAMES, "text": "text", "open": "open"}
+"""What grammar_type may say besides. A tag like format:text is no word on how to judge."""
 STRICT = ("parser-strict", "schema-strict")
 
 
 def domain_of(capabilities: Iterable[str], decoding: Mapping[str, Any]) -> str:
-    """By grammar_type or validation of the decoding, else by a tag like language:sql, else text."""
+    """By grammar_type or validation of the decoding, else by a tag like language:sql; "" where the
+    manifest does not say."""
     grammar = str(decoding.get("grammar_type") or "").lower().partition("-")[0]
-    if grammar in NAMES:
-        return NAMES[grammar]
+    if grammar in WRITTEN:
+        return WRITTEN[grammar]
     if decoding.get("validation") == "tsc":
         return "typescript"
     tags = (str(tag).lower().rpartition(":")[2] for tag in capabilities)
-    return next((NAMES[tag] for tag in tags if tag in NAMES), "text")
+    return next((NAMES[tag] for tag in tags if tag in NAMES), "")
 
 
 def is_strict(decoding: Mapping[str, Any]) -> bool:

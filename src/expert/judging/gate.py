@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from expert.core.words import loss
+from expert.judging.judge_command import MIN_SCORE
 from expert.judging.score import Score
 
 MIN_ACCURACY = 0.95
@@ -24,6 +25,21 @@ class Demands:
     """Of the answers that could be judged; the share itself is held to it, not its interval."""
     max_regression: float = MAX_REGRESSION
     """How much worse than the baseline it may be, as a share of the baseline's accuracy."""
+    min_improvement: float = 0.0
+    """Of open text: how far below the base's the loss is to be, as a share of it; 0: below it."""
+    min_token_accuracy: float | None = None
+    """Of open text: share of tokens that are to be right; None: at least the base's share."""
+    min_score: float = MIN_SCORE
+    """Mean score that is asked for, where a judge command gives scores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """What a judge command said."""
+
+    mean: float | None
+    scored: int
+    cases: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +48,20 @@ class Standing:
 
     score: Score
     loss: float | None
+    token_accuracy: float | None = None
+    scores: Scores | None = None
+    """Where a judge command had the word."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """The verdict, and what speaks against it; empty where it passed."""
+    """The verdict, what was asked for, and what speaks against it; empty where it passed."""
 
     passed: bool | None
     """None: there was nothing to judge, neither an answer nor a baseline."""
     reasons: tuple[str, ...]
+    asked: tuple[str, ...] = ()
+    """In words."""
 
 
 def score_for_the_gate(every: Score, new: Score) -> Score:
@@ -48,40 +69,97 @@ def score_for_the_gate(every: Score, new: Score) -> Score:
     return new if new.cases >= min(ENOUGH_NEW_CASES, every.cases) else every
 
 
-def gate_of(demands: Demands, now: Standing, before: Standing | None) -> Gate:
+def gate_of(
+    demands: Demands, now: Standing, before: Standing | None, *, base: Standing | None = None
+) -> Gate:
     """Hold what a model reached to what is asked, and to the baseline where there is one. Rows
-    without answers have no accuracy that could be asked for; answers without an oracle have."""
-    if not now.score.cases and before is None:
-        return Gate(passed=None, reasons=())
-    reasons = _of_accuracy(demands, now.score) if now.score.cases else []
+    without answers have no accuracy that could be asked for; answers without an oracle have. Open
+    text is held to its `base`."""
+    parts = []
+    if now.scores is not None:
+        parts.append(_of_scores(demands, now.scores))
+    elif now.score.cases:
+        parts.append(_of_accuracy(demands, now.score))
+    if base is not None:
+        parts += [_of_improvement(demands, now, base), _of_tokens(demands, now, base)]
     if before is not None:
-        reasons += _of_regression(demands, now, before)
-    return Gate(passed=not reasons, reasons=tuple(reasons))
+        parts.append(_of_regression(demands, now, before))
+    reasons = tuple(fault for _, fault in parts if fault)
+    passed = not reasons if parts else None
+    return Gate(passed=passed, reasons=reasons, asked=tuple(asked for asked, _ in parts))
 
 
-def _of_accuracy(demands: Demands, score: Score) -> list[str]:
+Part = tuple[str, str]
+"""What is asked for, and what speaks against it; "" where nothing does."""
+
+
+def _of_accuracy(demands: Demands, score: Score) -> Part:
+    asked = f"accuracy of at least {demands.min_accuracy:.1%}"
     if score.share_without_oracle > MOST_WITHOUT_ORACLE:
-        return [
+        return asked, (
             f"{score.without_oracle} of {score.cases} cases have no oracle, "
             f"{score.share_without_oracle:.1%}; at most {MOST_WITHOUT_ORACLE:.0%} may"
-        ]
+        )
     if score.accuracy is not None and score.accuracy < demands.min_accuracy:
-        return [f"accuracy {score.accuracy:.1%} is below {demands.min_accuracy:.1%}"]
-    return []
+        return asked, f"accuracy {score.accuracy:.1%} is below {demands.min_accuracy:.1%}"
+    return asked, ""
 
 
-def _of_regression(demands: Demands, now: Standing, before: Standing) -> list[str]:
-    """Accuracy where both have one, else the loss on the held-out rows."""
-    ours, theirs = now.score.accuracy, before.score.accuracy
-    if ours is not None and theirs is not None:
-        least = theirs * (1 - demands.max_regression)
-        if ours < least:
-            text = f"accuracy {ours:.1%} is below the baseline's {theirs:.1%}"
-            return [f"{text} by more than {demands.max_regression:.0%} of it"]
-        return []
+def _of_scores(demands: Demands, scores: Scores) -> Part:
+    asked = f"mean score of at least {demands.min_score:g} by the judge command"
+    without = scores.cases - scores.scored
+    if without > MOST_WITHOUT_ORACLE * scores.cases or scores.mean is None:
+        return asked, (
+            f"{without} of {scores.cases} cases have no score of the judge command; at most "
+            f"{MOST_WITHOUT_ORACLE:.0%} may"
+        )
+    if scores.mean < demands.min_score:
+        return asked, f"mean score {scores.mean:.3g} is below {demands.min_score:g}"
+    return asked, ""
+
+
+def _of_improvement(demands: Demands, now: Standing, base: Standing) -> Part:
+    least = demands.min_improvement
+    by = f" by at least {least:.1%} of it" if least else ""
+    asked = f"loss on the held-out answers below the base's{by}"
+    if now.loss is None or base.loss is None:
+        return asked, "the loss on the held-out answers is not a number"
+    if now.loss < base.loss and now.loss <= base.loss * (1 - least):  # nor where it is NaN
+        return asked, ""
+    return asked, f"loss {loss(now.loss)} is not below the base's {loss(base.loss)}{by}"
+
+
+def _of_tokens(demands: Demands, now: Standing, base: Standing) -> Part:
+    asked_for = demands.min_token_accuracy
+    least = base.token_accuracy if asked_for is None else asked_for
+    whose = "the base's " if asked_for is None else ""
+    asked = f"token accuracy of at least {whose or f'{least:.1%}'}".strip()
+    if now.token_accuracy is None or least is None:
+        return asked, ""
+    if now.token_accuracy < least:
+        return asked, f"token accuracy {now.token_accuracy:.1%} is below {whose}{least:.1%}"
+    return asked, ""
+
+
+def _of_regression(demands: Demands, now: Standing, before: Standing) -> Part:
+    """Scores or accuracy where both have them, else the loss on the held-out rows."""
+    most = f"by more than {demands.max_regression:.0%} of it"
+    asked = f"not worse than the baseline {most}"
+    mean = (
+        (now.scores.mean if now.scores else None),
+        (before.scores.mean if before.scores else None),
+    )
+    for name, (ours, theirs), form in (
+        ("mean score", mean, "{:.3g}"),
+        ("accuracy", (now.score.accuracy, before.score.accuracy), "{:.1%}"),
+    ):
+        if ours is not None and theirs is not None:
+            if ours >= theirs * (1 - demands.max_regression):
+                return asked, ""
+            said = f"{name} {form.format(ours)} is below the baseline's {form.format(theirs)}"
+            return asked, f"{said} {most}"
     if now.loss is not None and before.loss is not None:
-        if not now.loss <= before.loss * (1 + demands.max_regression):  # nor where it is NaN
-            text = f"loss {loss(now.loss)} is above the baseline's {loss(before.loss)}"
-            return [f"{text} by more than {demands.max_regression:.0%} of it"]
-        return []
-    return ["the baseline could not be compared: no answer of one of the two was judged"]
+        if now.loss <= before.loss * (1 + demands.max_regression):  # nor where it is NaN
+            return asked, ""
+        return asked, (f"loss {loss(now.loss)} is above the baseline's {loss(before.loss)} {most}")
+    return asked, "the baseline could not be compared: no answer of one of the two was judged"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal, DecimalException
 from typing import Any
 
@@ -13,10 +15,16 @@ from expert.judging.cases import Case
 from expert.judging.oracle import Begin, Judgement, NoOracle, needed, right, unknown, wrong
 
 SHOWN = 60
+SECONDS = 2.0
+"""For a schema on one answer: a pattern may take longer than the universe is old."""
 
 
 class NotJson(Exception):
     """Text that is no JSON, and why."""
+
+
+class _TooLong(Exception):
+    """A schema that does not come to an end."""
 
 
 class JsonOracle:
@@ -46,9 +54,16 @@ class JsonOracle:
                 return wrong("equal", place)
         if validator is not None:
             try:
-                broken = next(validator.iter_errors(_without_decimals(value)), None)
+                with _in_time(SECONDS):
+                    broken = next(validator.iter_errors(_without_decimals(value)), None)
             except needed("referencing").exceptions.Unresolvable as error:
                 return unknown(f"the schema of the case names what is not in it: {error}")
+            except _TooLong:
+                return unknown(f"the schema of the case takes longer than {SECONDS:g} s")
+            except RecursionError:
+                return unknown("the schema of the case refers to itself without an end")
+            except Exception as error:  # noqa: BLE001 - a pattern may fail when it is first used
+                return unknown(f"the schema of the case cannot be used: {short(str(error))}")
             if broken is not None:
                 where = "".join(f"[{part!r}]" for part in broken.absolute_path)
                 return wrong("schema", f"${where}: {short(broken.message)}")
@@ -139,11 +154,36 @@ def _validator(schema: Any) -> Any:
         raise NoOracle("the schema of the case is no JSON Schema")
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
-        kind.check_schema(schema)
+        with _in_time(SECONDS):
+            kind.check_schema(schema)
     except jsonschema.SchemaError as error:
-        raise NoOracle(f"the schema of the case is no JSON Schema: {error.message}") from None
+        raise NoOracle(
+            f"the schema of the case is no JSON Schema: {short(error.message)}"
+        ) from None
+    except (_TooLong, RecursionError, OverflowError):
+        raise NoOracle("the schema of the case is too large or nested too deep") from None
     # A registry of its own: nothing is fetched that the schema names.
     return kind(schema, registry=referencing.Registry())
+
+
+@contextlib.contextmanager
+def _in_time(seconds: float) -> Iterator[None]:
+    """Raise _TooLong after so many seconds, where a system has such a clock; elsewhere the court
+    ends the process later."""
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def late(*_: object) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _without_decimals(value: Any) -> Any:

@@ -35,7 +35,8 @@ class Judgement:
     reason: str
     """Why not; "" where it passed without more to say."""
     kind: str
-    """What told: "equal", "rows", "state", "parse", "run", "schema", "types", "calls", "none", …"""
+    """What told: "equal", "rows", "state", "parse", "run", "schema", "types", "calls", "judge",
+    "none", …; "open": nothing can, nor has to."""
 
 
 class Oracle(Protocol):
@@ -51,6 +52,7 @@ _HOMES = {
     "typescript": ("expert.judging.typescript_oracle", "TypeScriptOracle"),
     "calls": ("expert.judging.calls_oracle", "CallsOracle"),
     "text": ("expert.judging.text_oracle", "TextOracle"),
+    "open": ("expert.judging.open_oracle", "OpenOracle"),
 }
 DOMAINS = tuple(_HOMES)
 PACKAGES = {

@@ -1,12 +1,12 @@
 """The process in which answers are judged: it may hang or fall, and takes nobody with it.
 
-One JSON object a line in, two out: `{"begun": true}` when the case is understood and the answer
-comes next, then the judgement.
+First it gives up what it does not need (see confinement) and says what of that it could not, as
+`{"open": […]}`. Then one JSON object a line in, two out: `{"begun": true}` when the case is
+understood and the answer comes next, then the judgement.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -15,10 +15,10 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from expert.judging.cases import Case
-from expert.judging.oracle import Oracle, oracle_for
+from expert.judging.confinement import MEMORY_BYTES, confine, more_cpu_time, python_folders
+from expert.judging.oracle import Judgement, Oracle, oracle_for, unknown, wrong
 
-MEMORY_BYTES = 8 * 2**30
-"""Of addresses; the graph database reserves some of them for nothing."""
+LONGEST_REASON = 2000
 
 
 def main() -> None:
@@ -27,9 +27,10 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
-    limit()
+    _tell(answers, {"open": confine(python_folders())})
     oracles: dict[tuple[str, bool], Oracle] = {}
     for line in sys.stdin:
+        more_cpu_time()
         asked = json.loads(line)
         key = (asked["domain"], bool(asked["strict"]))
         oracles[key] = oracles.get(key) or oracle_for(key[0], strict=key[1])
@@ -37,29 +38,34 @@ def main() -> None:
 
 
 def _answer(oracle: Oracle, asked: dict[str, Any], answers: IO[str]) -> None:
-    def tell(fact: dict[str, Any]) -> None:
-        answers.write(json.dumps(fact) + "\n")
-        answers.flush()
-
     turns = tuple((role, text) for role, text in asked["case"].pop("turns"))
     case = Case(turns=turns, **asked["case"])
-    tell(asdict(oracle.judge(case, asked["answer"], lambda: tell({"begun": True}))))
+    found = asdict(_judged(oracle, case, asked["answer"], answers))
+    _tell(answers, {**found, "reason": found["reason"][:LONGEST_REASON]})
 
 
-def limit() -> None:
-    """Less memory than the machine has, no file written, no core left behind; where a system knows
-    such limits."""
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
+def _judged(oracle: Oracle, case: Case, answer: str, answers: IO[str]) -> Judgement:
+    """What the oracle says. A check is any JSON and an answer any text: what they break is this
+    case alone, and once the case is understood it is the answer's fault."""
+    begun = False
 
-        for kind, most in (
-            (resource.RLIMIT_AS, MEMORY_BYTES),
-            (resource.RLIMIT_FSIZE, 0),
-            (resource.RLIMIT_CORE, 0),
-        ):
-            _, hard = resource.getrlimit(kind)
-            allowed = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.setrlimit(kind, (allowed, hard))
+    def begin() -> None:
+        nonlocal begun
+        begun = True
+        _tell(answers, {"begun": True})
+
+    try:
+        return oracle.judge(case, answer, begin)
+    except MemoryError:
+        why = f"needs more than {MEMORY_BYTES / 2**30:g} GiB of memory"
+    except Exception as error:  # noqa: BLE001 - as above
+        why = f"cannot be judged: {type(error).__name__}: {error}"
+    return wrong("run", f"the answer {why}") if begun else unknown(f"the case itself {why}")
+
+
+def _tell(answers: IO[str], fact: dict[str, Any]) -> None:
+    answers.write(json.dumps(fact) + "\n")
+    answers.flush()
 
 
 if __name__ == "__main__":

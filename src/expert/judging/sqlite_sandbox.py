@@ -11,6 +11,10 @@ from typing import Any, NamedTuple, Self
 MOST_ROWS = 10_000
 MOST_BYTES = 1_000_000
 """Of one value: zeroblob(1e9) fills no memory."""
+MOST_RESULT_BYTES = 50_000_000
+"""Of all rows of a result: 10,000 rows of such values would be 10 GB."""
+HEAP_BYTES = 2**29
+"""Of SQLite itself, for tables, sorting and values."""
 STEPS_BETWEEN_LOOKS = 20_000
 """Of SQLite's own machine: a millisecond or so."""
 
@@ -20,8 +24,23 @@ _READING = {
     sqlite3.SQLITE_FUNCTION,
     sqlite3.SQLITE_RECURSIVE,
 }
-_NEVER = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA}
-_NO_FUNCTIONS = {"load_extension", "fts3_tokenizer", "randomblob", "zeroblob", "writefile"}
+_BUILDING = _READING | {
+    getattr(sqlite3, f"SQLITE_{name}")
+    for name in (
+        *("INSERT", "UPDATE", "DELETE", "TRANSACTION", "SAVEPOINT", "ALTER_TABLE", "REINDEX"),
+        *(f"{verb}_{what}" for verb in ("CREATE", "DROP") for what in ("TABLE", "INDEX", "VIEW")),
+        *(f"{verb}_TRIGGER" for verb in ("CREATE", "DROP")),
+        *("CREATE_TEMP_TABLE", "CREATE_TEMP_INDEX", "CREATE_TEMP_VIEW", "ANALYZE"),
+    )
+}
+"""What changes tables in memory. All else is refused: ATTACH (of which VACUUM INTO is a kind),
+DETACH, PRAGMA, virtual tables, and what a later SQLite may bring."""
+_NO_FUNCTIONS = {
+    *("load_extension", "fts3_tokenizer", "randomblob", "zeroblob"),
+    *("readfile", "writefile", "edit", "lsmode", "sqlite_compileoption_get"),
+}
+_NO_TABLES = {"dbstat", "sqlite_dbpage", "fsdir", "zipfile", "sqlite_stmt", "bytecode"}
+"""Tables that are functions, and tell of more than the rows of a case."""
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: MOST_BYTES,
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: 200_000,
@@ -61,6 +80,8 @@ class Sandbox:
         self._connection = sqlite3.connect(":memory:", isolation_level=None, cached_statements=0)
         for limit, value in _LIMITS.items():
             self._connection.setlimit(limit, value)
+        self._connection.execute(f"PRAGMA hard_heap_limit = {HEAP_BYTES}")
+        self._connection.execute("PRAGMA temp_store = MEMORY")
         self._connection.set_progress_handler(self._is_late, STEPS_BETWEEN_LOOKS)
 
     def __enter__(self) -> Self:
@@ -78,11 +99,12 @@ class Sandbox:
 
     def columns(self) -> dict[str, list[Column]]:
         """The columns of every table."""
-        self._connection.set_authorizer(None)
+        self._connection.set_authorizer(_reading)
         with self._told():
             names = self._connection.execute(
                 "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
             ).fetchall()
+            self._connection.set_authorizer(None)  # for the pragma, which evaluates nothing
             return {
                 name: [
                     Column(column[1], column[2] or "", bool(column[5]))
@@ -93,7 +115,7 @@ class Sandbox:
 
     def fill(self, rows: Mapping[str, Sequence[Sequence[Any]]]) -> None:
         """Put rows into tables; those that a table does not take are left out."""
-        self._connection.set_authorizer(None)
+        self._connection.set_authorizer(_changing)  # triggers and columns of the case are run
         with self._told():
             for name, values in rows.items():
                 places = ", ".join("?" * len(values[0])) if values else ""
@@ -111,14 +133,14 @@ class Sandbox:
         """The rows of one statement; unless it `reads` only, it may change tables."""
         self._connection.set_authorizer(_reading if reads else _changing)
         with self._told():
-            rows = self._connection.execute(statement).fetchmany(MOST_ROWS + 1)
-        if len(rows) > MOST_ROWS:
-            raise TooMuch(f"returns more than {MOST_ROWS:,} rows")
+            rows, more = _fetched(self._connection.execute(statement))
+        if more:
+            raise TooMuch(more)
         return rows
 
     def state(self) -> dict[str, Any]:
         """Every table with its columns and rows, the rows sorted."""
-        self._connection.set_authorizer(None)
+        self._connection.set_authorizer(_reading)
         with self._told():
             names = self._connection.execute(
                 "SELECT name, type FROM sqlite_master WHERE type IN ('table', 'view', 'index', "
@@ -131,8 +153,8 @@ class Sandbox:
             return {"kind": kind, "columns": [], "rows": []}
         cursor = self._connection.execute(f"SELECT * FROM {_quoted(name)}")
         columns = [column[0] for column in cursor.description]
-        rows = sorted(cursor.fetchmany(MOST_ROWS), key=repr)
-        return {"kind": kind, "columns": columns, "rows": rows}
+        rows, _ = _fetched(cursor)
+        return {"kind": kind, "columns": columns, "rows": sorted(rows, key=repr)}
 
     @contextlib.contextmanager
     def _told(self) -> Any:
@@ -153,19 +175,36 @@ class Sandbox:
         return time.monotonic() >= self._ends_at
 
 
+def _fetched(cursor: sqlite3.Cursor) -> tuple[list[tuple[Any, ...]], str]:
+    """The rows there are, as many as are kept, and why there are not more."""
+    rows: list[tuple[Any, ...]] = []
+    size = 0
+    for row in cursor:
+        if len(rows) == MOST_ROWS:
+            return rows, f"returns more than {MOST_ROWS:,} rows"
+        size += sum(len(value) for value in row if isinstance(value, str | bytes))
+        if size > MOST_RESULT_BYTES:
+            return rows, f"returns more than {MOST_RESULT_BYTES:,} bytes"
+        rows.append(row)
+    return rows, ""
+
+
 def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
 def _reading(action: int, first: str | None, second: str | None, *_: Any) -> int:
-    allowed = action in _READING and not _is_forbidden(action, second)
+    allowed = action in _READING and not _is_forbidden(action, first, second)
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
 def _changing(action: int, first: str | None, second: str | None, *_: Any) -> int:
-    refused = action in _NEVER or _is_forbidden(action, second)
-    return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
+    allowed = action in _BUILDING and not _is_forbidden(action, first, second)
+    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
-def _is_forbidden(action: int, function: str | None) -> bool:
-    return action == sqlite3.SQLITE_FUNCTION and (function or "").lower() in _NO_FUNCTIONS
+def _is_forbidden(action: int, table: str | None, function: str | None) -> bool:
+    if action == sqlite3.SQLITE_FUNCTION:
+        return (function or "").lower() in _NO_FUNCTIONS
+    name = (table or "").lower()
+    return action == sqlite3.SQLITE_READ and (name in _NO_TABLES or name.startswith("pragma_"))

@@ -6,6 +6,7 @@ see typecheck. Programs are never run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,6 +50,19 @@ class TypeScriptOracle:
             return right("equal")
         if case.check.get("equals", True):
             return wrong("equal", "another program than the expected one")
+        for whose, program in (
+            ("before", case.check.get("before")),
+            ("after", case.check.get("after")),
+        ):
+            outside = reaches_out(str(program or ""), tsx=tsx)
+            if outside:
+                return unknown(f"{whose} of the case {outside}")
+        outside = reaches_out(case.expected, tsx=tsx)
+        if outside:
+            return unknown(f"the expected answer {outside}")
+        outside = reaches_out(program_of(answer, strict=self._strict), tsx=tsx)
+        if outside:
+            return wrong(TYPES, outside)
         none = "it parses; whether its types are right only the compiler tsc can say"
         return Judgement(passed=None, reason=f"no oracle: {none}", kind=TYPES)
 
@@ -61,13 +75,10 @@ def program_of(answer: str, *, strict: bool = False) -> str:
 def tokens(text: str, *, tsx: bool = False) -> list[str]:
     """The program word by word: no blanks, no comments, no semicolon or comma that may be left out,
     one kind of quotation marks; NotTypeScript where it does not parse."""
-    tree_sitter, grammar = needed("tree_sitter"), needed("tree_sitter_typescript")
     fault = unreadable(text)
     if fault:
         raise NotTypeScript(fault)
-    kind = grammar.language_tsx() if tsx else grammar.language_typescript()
-    parser = tree_sitter.Parser(tree_sitter.Language(kind))
-    tree = parser.parse(text.encode("utf-8", "replace"))
+    tree = _tree(text, tsx=tsx)
     if tree.root_node.has_error:
         raise NotTypeScript(f"does not parse{_place_of_error(tree)}")
     words = list(_words(tree))
@@ -78,7 +89,51 @@ def tokens(text: str, *, tsx: bool = False) -> list[str]:
     ]
 
 
+def reaches_out(text: str, *, tsx: bool = False) -> str:
+    """What a program takes from other files, or changes for other programs, which the compiler sees
+    in the same go; "" where it is by itself. Packages by name are not there and need no word."""
+    tree = _tree(text, tsx=tsx)
+    for node in _nodes(tree):
+        said = node.text.decode("utf-8", "replace") if node.child_count == 0 else ""
+        if node.type == "comment" and _DIRECTIVE.match(said):
+            return f"names another file: {said[:60]}"
+        if said == "global" and node.parent is not None and node.parent.type == _AMBIENT:
+            return "changes what all programs share: declare global"
+        if node.type == "string" and _is_path(node):
+            return f"imports another file: {node.text.decode('utf-8', 'replace')[:60]}"
+    return ""
+
+
+_AMBIENT = "ambient_declaration"
+_DIRECTIVE = re.compile(r"\s*///\s*<\s*(reference|amd)", re.IGNORECASE)
+_IMPORTING = frozenset({"import_statement", "export_statement", "import_require_clause", "module"})
+
+
+def _is_path(node: Any) -> bool:
+    """Whether a string names a module by its path: "./x", "/x", "C:/x", "file:…"."""
+    path = node.text.decode("utf-8", "replace").strip("'\"`")
+    if not re.match(r"[./\\~]|\w+:", path) or path.startswith("node:"):
+        return False
+    above = node.parent
+    for _ in range(3):
+        if above is None:
+            return False
+        if above.type in _IMPORTING:
+            return True
+        if any(part.text in (b"import", b"require") for part in above.children[:1]):
+            return True
+        above = above.parent
+    return False
+
+
 _ENDS: list[list[str]] = [[], *([closing] for closing in sorted(_CLOSING))]
+
+
+def _tree(text: str, *, tsx: bool) -> Any:
+    tree_sitter, grammar = needed("tree_sitter"), needed("tree_sitter_typescript")
+    kind = grammar.language_tsx() if tsx else grammar.language_typescript()
+    parser = tree_sitter.Parser(tree_sitter.Language(kind))
+    return parser.parse(text.encode("utf-8", "replace"))
 
 
 def _nodes(tree: Any) -> Iterator[Any]:

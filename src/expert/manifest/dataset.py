@@ -138,10 +138,10 @@ class Decoding(Section):
     ) = None
     """How strictly answers are checked."""
     validation_cmd: Text | None = None
-    """Never run: commands from a manifest are not executed."""
+    """Never run: commands from a manifest are not executed (see validate --judge-command)."""
     use_grammar: Flag = False
     """Descriptive only: generation is not constrained by a grammar; parsers judge the answers."""
     grammar_type: Text | None = None
-    """Language of the answers: json, sql, sql-postgres, cypher, typescript, …"""
+    """What answers are judged as: json, sql, sql-postgres, cypher, typescript, text, open, …"""
     grammar_file: Text | None = None
     """Descriptive only, like use_grammar."""

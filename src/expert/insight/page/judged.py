@@ -56,6 +56,11 @@ def _gate(facts: Mapping[str, Any]) -> list[Block]:
     remarks = [
         Words(text=f"{text[:1].upper()}{text[1:]}.", tone="warning") for text in _doubts(facts)
     ]
+    wanted = "; ".join(str(each) for each in listed(mapping(facts.get("asked")).get("for")))
+    because = mapping(facts.get("asked")).get("because")
+    if wanted:
+        why = f" ({because})" if because else ""
+        remarks.insert(0, Words(text=f"It asks for {wanted}{why}.", tone="note"))
     if gate["passed"]:
         return [Words(text="The quality gate is passed."), *remarks]
     reasons = "; ".join(str(reason) for reason in listed(gate.get("reasons")))
@@ -77,7 +82,15 @@ def _doubts(facts: Mapping[str, Any]) -> Iterator[str]:
 def standing(facts: Mapping[str, Any]) -> tuple[str, str] | None:
     """How good the expert is, in a few words and in a sentence; None where nobody judged it."""
     accuracy, gate = number(facts.get("accuracy")), mapping(facts.get("gate")).get("passed")
-    if accuracy is None or not isinstance(gate, bool):
+    if not isinstance(gate, bool):
+        return None
+    told = f"gate {'' if gate else 'not '}passed"
+    mean, open_text = number(facts.get("mean_score")), by_loss(facts)
+    if mean is not None:
+        return told, f"{'; '.join([f'mean score {mean:.3g} by a judge command', *_doubts(facts)])}."
+    if open_text:
+        return told, f"{'; '.join([open_text, *_doubts(facts)])}."
+    if accuracy is None:
         return None
     cases = len(listed(facts.get("cases")))
     known = [f"{accuracy:.1%} of {counted(cases, 'answer')} {'is' if cases == 1 else 'are'} right"]
@@ -87,7 +100,18 @@ def standing(facts: Mapping[str, Any]) -> tuple[str, str] | None:
     before = number(mapping(facts.get("baseline")).get("accuracy"))
     known += [f"the baseline: {before:.1%}"] if before is not None else []
     known += list(_doubts(facts))
-    return f"gate {'' if gate else 'not '}passed", f"{'; '.join(known)}."
+    return told, f"{'; '.join(known)}."
+
+
+def by_loss(facts: Mapping[str, Any]) -> str:
+    """What open text was judged by, in words; "" where it was judged by answers."""
+    rows = mapping(facts.get("new_rows")) or mapping(facts.get("rows"))
+    ours, base = number(rows.get("loss")), number(mapping(facts.get("base")).get("loss"))
+    if ours is None or base is None or number(facts.get("accuracy")) is not None:
+        return ""
+    right = number(rows.get("token_accuracy"))
+    tokens = f", {right:.1%} of tokens right" if right is not None else ""
+    return f"open text: loss {loss(ours)} on held-out answers, the base's {loss(base)}{tokens}"
 
 
 def _groups(
@@ -103,11 +127,15 @@ def _groups(
     yield "answers are wrong", [case for case in cases if case.get("passed") is False]
     yield "answers are right", [case for case in cases if case.get("passed") is True]
     neither = [case for case in cases if not isinstance(case.get("passed"), bool)]
+    yield "answers of open text", [case for case in neither if case.get("kind") == "open"]
+    neither = [case for case in neither if case.get("kind") != "open"]
     yield "answers without an oracle, neither right nor wrong", neither
 
 
 def _cards(facts: Mapping[str, Any]) -> Iterator[Card]:
-    accuracy = number(facts.get("accuracy"))
+    accuracy, mean = number(facts.get("accuracy")), number(facts.get("mean_score"))
+    if mean is not None:
+        yield Card(name="Mean score", value=f"{mean:.3g}", note="of the judge command")
     if accuracy is not None:
         ends = [number(end) for end in listed(facts.get("interval"))]
         known = len(ends) == 2 and None not in ends
@@ -118,11 +146,17 @@ def _cards(facts: Mapping[str, Any]) -> Iterator[Card]:
         yield Card(name="Baseline", value=f"{before:.1%}", note="the same cases")
     cases = listed(facts.get("cases"))
     on_rows, tokens = (number(mapping(facts.get("rows")).get(key)) for key in ("loss", "tokens"))
-    if not cases and on_rows is not None:
+    open_text = by_loss(facts)
+    if (not cases or open_text) and on_rows is not None:
         yield Card(
             name="Loss on the rows", value=loss(on_rows), note=f"of {tokens or 0:,.0f} tokens"
         )
-    if cases:
+    base = number(mapping(facts.get("base")).get("loss"))
+    if open_text and base is not None:
+        yield Card(name="Loss of the base", value=loss(base), note="on the same rows")
+    if open_text:
+        yield Card(name="Cases", value=f"{len(cases):,}", note="open text, not right or wrong")
+    elif cases:
         passed = sum(mapping(case).get("passed") is True for case in cases)
         yield Card(name="Cases", value=f"{len(cases):,}", note=f"{passed:,} passed")
 

@@ -8,6 +8,7 @@ from expert.core.words import count, counted, duration, gib, loss
 from expert.insight.finding import Finding, worst_first
 from expert.insight.page.blocks import Block, Card, Cards, Folded, Grid, Section, Words
 from expert.insight.page.facts import RunFacts, listed, mapping, number
+from expert.insight.page.judged import by_loss
 from expert.insight.wording import percent, times
 
 Measured = Card | str
@@ -73,13 +74,21 @@ def _answers(run: RunFacts) -> Measured:
         return f"validation.json {run.record.outdated}"
     facts = run.record.validation or {}
     accuracy, gate = number(facts.get("accuracy")), mapping(facts.get("gate")).get("passed")
+    told = {"True": ", gate passed", "False": ", gate not passed"}
+    passed = told.get(str(gate), "")
+    mean = number(facts.get("mean_score"))
+    rows = mapping(facts.get("new_rows")) or mapping(facts.get("rows"))
+    if mean is not None:
+        return Card(name="Answers", value=f"{mean:.3g}", note=f"mean score of a judge{passed}")
+    if by_loss(facts):
+        base = loss(number(mapping(facts.get("base")).get("loss")) or 0.0)
+        note = f"loss on held-out answers, the base's {base}{passed}"
+        return Card(name="Answers", value=loss(number(rows.get("loss")) or 0.0), note=note)
     if accuracy is None:
         plain = facts.get("cases") == []
         unjudged = "the rows are plain text, which has none" if plain else "not judged"
         return "expert validate has judged none" if run.record.validation is None else unjudged
     cases = len(listed(facts.get("cases")))
-    told = {"True": ", gate passed", "False": ", gate not passed"}
-    passed = told.get(str(gate), "")
     note = f"of {counted(cases, 'case')}{passed}"
     return Card(name="Answers right", value=f"{accuracy:.1%}", note=note)
 

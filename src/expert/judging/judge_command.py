@@ -1,0 +1,181 @@
+"""A program of the user's own that scores answers.
+
+It reads one JSON object a line on standard input, `id`, `task`, `turns` (a list of `role` and
+`content`), `prompt` (the last of them), `expected` and `answer`, until the end of the input, and
+writes one JSON object a line to standard output: the `id`, a `score` from 0 (wrong) to 1 (right),
+true and false count as 1 and 0, and a `reason` where it has one, in any order. It is run once for
+all cases, as the user and where the user stands, and never because a manifest or a row says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from expert.core.errors import ExpertError
+from expert.judging.cases import Case
+from expert.judging.oracle import Judgement
+
+SECONDS = 600.0
+MIN_SCORE = 0.5
+JUDGE = "judge"
+SHOWN_FAULTS = 3
+
+
+class NoJudge(ExpertError):
+    """A judge command that cannot be started."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeCommand:
+    """What is run, and how long it may take for all cases together."""
+
+    command: str
+    seconds: float = SECONDS
+    min_score: float = MIN_SCORE
+    """From here on a case counts as passed; the gate asks for such a mean."""
+
+    def parts(self) -> list[str]:
+        """The program with its arguments; NoJudge where there is no such program."""
+        try:
+            parts = shlex.split(self.command, posix=os.name == "posix")
+        except ValueError as error:
+            raise NoJudge(f"--judge-command {self.command}: cannot be read: {error}") from None
+        if not parts or shutil.which(parts[0]) is None:
+            raise NoJudge(
+                f"--judge-command {self.command}: there is no program "
+                f"{parts[0] if parts else ''!r}  (name one that can be run, such as 'python "
+                "judge.py')"
+            )
+        return parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """A judgement with the score it rests on; None where the command gave none."""
+
+    judgement: Judgement
+    score: float | None
+
+
+def score_all(
+    judge: JudgeCommand, cases: Sequence[Case], answers: Sequence[str]
+) -> tuple[list[Scored], list[str]]:
+    """Every case with its score, and what went wrong with the command, in words."""
+    lines = [
+        json.dumps(_asked(*pair), ensure_ascii=False) for pair in zip(cases, answers, strict=True)
+    ]
+    said, fault = _run(judge, "\n".join(lines) + "\n")
+    found, faults = _read(said, {case.id for case in cases})
+    missing = [case.id for case in cases if case.id not in found]
+    if missing and not fault:
+        faults.append(
+            f"gave no score for {len(missing)} of {len(cases)} cases, such as {missing[0]}"
+        )
+    why = fault or "the judge command gave no score"
+    scored = [_scored(found.get(case.id), judge.min_score, why) for case in cases]
+    return scored, [f"the judge command {text}" for text in ([fault] if fault else []) + faults]
+
+
+def _asked(case: Case, answer: str) -> dict[str, Any]:
+    return {
+        "id": case.id,
+        "task": case.task,
+        "turns": [{"role": role, "content": text} for role, text in case.turns],
+        "prompt": case.prompt,
+        "expected": case.expected,
+        "answer": answer,
+    }
+
+
+def _run(judge: JudgeCommand, asked: str) -> tuple[str, str]:
+    """What the command writes, and what is wrong with how it ended."""
+    try:
+        process = subprocess.Popen(
+            judge.parts(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=os.name == "posix",
+        )
+    except OSError as error:
+        return "", f"cannot be started: {error.strerror}"
+    try:
+        said, complained = process.communicate(asked, timeout=judge.seconds)
+    except subprocess.TimeoutExpired:
+        _end(process)
+        said, _ = process.communicate()
+        return said or "", f"took longer than {judge.seconds:g} s  (--judge-seconds gives it more)"
+    except BaseException:
+        _end(process)
+        raise
+    if process.returncode:
+        last = ([line for line in complained.splitlines() if line.strip()] or [""])[-1].strip()
+        return said, f"ended with code {process.returncode}{f': {last[:200]}' if last else ''}"
+    return said, ""
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End it with what it started."""
+    if os.name == "posix":
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+
+
+def _read(said: str, known: set[str]) -> tuple[dict[str, tuple[float, str]], list[str]]:
+    """Score and reason by id, and what could not be understood."""
+    found: dict[str, tuple[float, str]] = {}
+    faults: list[str] = []
+    for number, line in enumerate(said.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            fact = json.loads(line)
+        except (ValueError, RecursionError):
+            faults.append(f"wrote a line that is not JSON (line {number}): {line[:80]}")
+            continue
+        fault = _fault(fact, known, found)
+        if fault:
+            faults.append(f"{fault} (line {number})")
+        else:
+            found[str(fact["id"])] = float(fact["score"]), str(fact.get("reason") or "")
+    more = len(faults) - SHOWN_FAULTS
+    return found, faults[:SHOWN_FAULTS] + (
+        [f"… and {more} more lines like these"] if more > 0 else []
+    )
+
+
+def _fault(fact: Any, known: set[str], found: Mapping[str, Any]) -> str:
+    if not isinstance(fact, Mapping) or "id" not in fact or "score" not in fact:
+        return "wrote a line without id and score"
+    if str(fact["id"]) not in known:
+        return f"scored a case that was not asked: {str(fact['id'])[:60]}"
+    if str(fact["id"]) in found:
+        return f"scored a case twice: {str(fact['id'])[:60]}"
+    score = fact["score"]
+    if not isinstance(score, int | float) or not 0 <= score <= 1:
+        return f"gave a score that is not between 0 and 1: {str(score)[:40]}"
+    return ""
+
+
+def _scored(found: tuple[float, str] | None, least: float, why: str) -> Scored:
+    if found is None:
+        return Scored(
+            judgement=Judgement(passed=None, reason=f"no score: {why}", kind=JUDGE), score=None
+        )
+    score, reason = found
+    text = f"score {score:g}" + (f": {reason}" if reason else "")
+    return Scored(judgement=Judgement(passed=score >= least, reason=text, kind=JUDGE), score=score)

@@ -1,0 +1,194 @@
+"""Open text: judged by the loss on held-out answers against the base, or by a judge command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from expert.cli.validate_view import gate_lines, score_sheet
+from expert.jobs.export_checks import CannotExport
+from expert.jobs.exporting import export
+from expert.jobs.judging_way import CannotValidate
+from expert.jobs.reporting import report
+from expert.jobs.validating import validate
+from expert.judging.judge_command import NoJudge
+from tests.jobs.runs import WORDS, base_model, run, write_expert
+from tests.jobs.trained_runs import place
+from tests.jobs.validated_runs import as_it_was, learnt, written
+
+__all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
+
+TALES = [
+    {
+        "instruction": f"tell of the {word} {n}",
+        "output": f"once the {word} went to the old house number {n} and slept there all day long",
+    }
+    for n in range(8)
+    for word in WORDS
+]
+
+
+@cache
+def teller() -> Path:
+    """A run that has learnt to tell tales, and answers none of them word by word."""
+    config = {"epochs": 2, "adapter_type": "full", "learning_rate": 1e-3, "save_steps": 100}
+    base, folder = base_model(place() / "models"), place() / "tales"
+    split = {"test_path": "test.jsonl"}
+    path = write_expert(folder, base, config, rows=TALES[6:], dataset=split)
+    (folder / "test.jsonl").write_text("\n".join(map(json.dumps, TALES[:6])), encoding="utf-8")
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["training"]["decoding"] = {"max_new_tokens": 3}
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    return run(path).folder
+
+
+def judge_file(folder: Path, code: str) -> str:
+    file = folder / "judge.py"
+    read = "import json, sys\ncases = [json.loads(line) for line in sys.stdin]\n"
+    file.write_text(read + code, encoding="utf-8")
+    return f"{sys.executable} {file}"
+
+
+SCORES = "for n, case in enumerate(cases): print(json.dumps({{'id': case['id'], 'score': {}}}))\n"
+
+
+def test_open_text_whose_loss_is_below_the_bases_passes_and_may_be_exported(tmp_path):
+    done = validate(teller(), device="cpu")
+    assert done.domain == "open"
+    assert sum(each.normalised for each in done.reached.cases) == 0  # none is right word by word
+    assert done.base is not None
+    assert done.reached.rows.loss < done.base.loss
+    assert (done.gate.passed, done.gate.reasons) == (True, ())
+    found = written(teller())
+    assert found["asked"]["for"] == [
+        "loss on the held-out answers below the base's",
+        "token accuracy of at least the base's",
+    ]
+    assert found["asked"]["because"].startswith("6 of 6 expected answers are longer than 5 words")
+    assert (found["accuracy"], found["without_oracle"], found["open"]) == (None, 0, 6)
+    assert found["base"]["loss"] == done.base.loss
+    assert found["settings"]["min_accuracy"] is None
+    out = export(teller(), tmp_path / "out", device="cpu")
+    assert out.warnings() == []
+    assert out.judged.startswith(f"open text: loss {done.reached.rows.loss:.4f}, the base's ")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert "| quality gate | passed (final) |" in card
+    assert "| it asks for | loss on the held-out answers below the base's; token accuracy" in card
+
+
+def test_validate_and_the_report_tell_the_same(tmp_path):
+    done = validate(teller(), device="cpu")
+    assert "6 cases, judged as open text (" in score_sheet(done).title
+    shown = {row[0]: row[1:] for row in score_sheet(done).rows()}
+    assert shown["exact match (not asked for)"][0] == "0.0%"
+    assert "accuracy" not in shown
+    lines = [text for text, _ in gate_lines(done)]
+    assert "✓ the gate is passed by loss and token accuracy against the base" in lines
+    assert any(text.startswith("asked for: loss on the held-out answers below") for text in lines)
+    report(teller(), to=tmp_path / "report.html")
+    page = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "gate passed: open text: loss" in page
+    assert "It asks for loss on the held-out answers below the base's" in page
+
+
+def test_open_text_that_is_no_better_than_the_base_fails_and_is_not_exported(tmp_path):
+    file = tmp_path / "tales.jsonl"
+    file.write_text("\n".join(map(json.dumps, TALES[:12])), encoding="utf-8")
+    # What learnt to answer in JSON alone is worse at tales than its base.
+    done = validate(learnt(), device="cpu", test_set=file, domain="open")
+    assert done.gate.passed is False
+    assert "is not below the base's" in done.gate.reasons[0]
+    with pytest.raises(CannotExport, match="is not below the base's"):
+        export(learnt(), tmp_path / "out", device="cpu")
+
+
+def test_more_can_be_asked_of_open_text():
+    done = validate(teller(), device="cpu", min_improvement=0.99, min_token_accuracy=1.0)
+    assert done.gate.passed is False
+    assert [reason.partition(" ")[0] for reason in done.gate.reasons] == ["loss", "token"]
+    settings = written(teller())["settings"]
+    assert (settings["min_improvement"], settings["min_token_accuracy"]) == (0.99, 1.0)
+
+
+def test_the_base_is_asked_nothing_and_a_baseline_is():
+    done = validate(teller(), device="cpu", baseline="base", limit=2)
+    assert done.baseline is not None
+    assert done.base == done.baseline.rows
+    assert len(done.baseline.cases) == 2
+    assert done.gate.asked[-1] == "not worse than the baseline by more than 5% of it"
+
+
+def test_a_person_may_ask_for_an_exact_match():
+    exact = validate(teller(), device="cpu", domain="text", limit=2)
+    assert exact.gate.reasons == ("accuracy 0.0% is below 95.0%",)
+    assert (exact.because, exact.base) == ("--domain text", None)
+
+
+@pytest.mark.parametrize("domain", ["text", "open"])
+def test_a_domain_in_the_manifest_wins(tmp_path, domain):
+    config = {"max_steps": 1, "save_steps": 1}
+    path = write_expert(tmp_path, base_model(place() / "models"), config, rows=TALES)
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    manifest["training"]["decoding"] = {"max_new_tokens": 2, "grammar_type": domain}
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    done = validate(run(path).folder, device="cpu", limit=2)
+    assert done.domain == domain
+    assert done.because == "the manifest names it (decoding or capabilities)"
+    assert (done.base is None) is (domain == "text")
+
+
+def test_cases_that_name_their_own_domain_are_judged_by_it_beside_open_text(tmp_path):
+    rows = [{"instruction": "say yes", "output": "{}", "domain": "json"}, *TALES[:3]]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    done = validate(teller(), device="cpu", test_set=file)
+    first, *others = done.reached.cases
+    assert first.judgement.passed is False
+    assert all(each.is_open for each in others)
+    assert done.reached.score.cases == 1
+    assert done.gate.reasons == ("accuracy 0.0% is below 95.0%",)
+    assert len(done.gate.asked) == 3
+
+
+def test_a_judge_command_has_the_word(tmp_path):
+    command = judge_file(tmp_path, SCORES.format("n % 2"))
+    done = validate(teller(), device="cpu", judge_command=command)
+    assert done.gate.passed is True
+    assert done.gate.asked == ("mean score of at least 0.5 by the judge command",)
+    assert done.base is None  # nobody asks for its loss
+    found = written(teller())
+    assert found["mean_score"] == 0.5
+    assert found["asked"]["judge_command"] == command
+    assert [case["score"] for case in found["cases"]] == [0.0, 1.0] * 3
+    assert found["settings"]["min_score"] == 0.5
+    out = export(teller(), tmp_path / "out", device="cpu")
+    assert out.judged == "mean score 0.5 of 6 cases"
+    strict = validate(teller(), device="cpu", judge_command=command, min_score=0.6)
+    assert strict.gate.reasons == ("mean score 0.5 is below 0.6",)
+
+
+def test_a_judge_command_that_fails_is_told_and_fails_the_gate(tmp_path):
+    command = judge_file(tmp_path, "sys.exit('no key is set')")
+    done = validate(teller(), device="cpu", judge_command=command, limit=2)
+    assert done.gate.reasons == ("2 of 2 cases have no score of the judge command; at most 5% may",)
+    assert "final: the judge command ended with code 1: no key is set" in done.notes
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "text"),
+    [
+        ({"min_accuracy": 0.5}, CannotValidate, "no accuracy is measured: 6 of 6 expected"),
+        ({"min_improvement": 0.1, "domain": "text"}, CannotValidate, "is for open text"),
+        ({"min_score": 0.1}, NoJudge, "name it with --judge-command"),
+        ({"judge_seconds": 5.0}, NoJudge, "name it with --judge-command"),
+        ({"judge_command": "no-such-program"}, NoJudge, "there is no program 'no-such-program'"),
+    ],
+)
+def test_a_demand_that_fits_nothing_is_refused_with_a_remedy(asked, kind, text):
+    with pytest.raises(kind) as raised:
+        validate(teller(), device="cpu", **asked)
+    assert text in str(raised.value)

@@ -1,0 +1,463 @@
+"""Rows of strangers: what a test row or an answer may try on the machine that judges it.
+
+Every attack goes the whole way that `expert validate` goes. A folder with files of the user's lies
+where the command is given; after the attack it is as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.judging.court import Bench, judge_all
+from expert.judging.typecheck import type_errors
+from tests.judging.asking import case_of
+
+SECRET = "swordfish"
+NODES = "CREATE NODE TABLE P(id INT64, name STRING, PRIMARY KEY(id))"
+ONE = "CREATE (:P {id: 1, name: 'a'})"
+NAMES = "MATCH (a:P) RETURN a.name"
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """The folder a user stands in, with files that are nobody else's business."""
+    (tmp_path / "canary.csv").write_text(f"1,{SECRET}\n", encoding="utf-8")
+    (tmp_path / "canary.json").write_text(f'{{"const": "{SECRET}"}}', encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def bench():
+    """One process for all attacks, as in a validation: what one leaves in it the next meets."""
+    with Bench(10) as found:
+        yield found
+
+
+@pytest.fixture
+def attacked(home, bench):
+    """Judge one answer and hold the folder to what it was."""
+    before = _seen(home)
+
+    def attack(domain: str, expected: str, answer: str, **more):
+        prompt = more.pop("prompt", "do it")
+        case = case_of(expected, prompt=prompt, **more)
+        found = bench.judge(case, answer, domain=domain, strict=False)
+        assert _seen(home) == before, "the attack left something behind"
+        assert SECRET not in found.reason, "the attack read a file"
+        return found
+
+    return attack
+
+
+def _seen(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"(folder)"
+        for path in folder.rglob("*")
+    }
+
+
+# --- Cypher -------------------------------------------------------------------------------------
+
+CYPHER = {
+    "copy to": "COPY (MATCH (p:P) RETURN p.*) TO '{home}/canary.csv'",
+    "copy to a relative path": "COPY (MATCH (p:P) RETURN p.*) TO 'canary.csv'",
+    "export": "EXPORT DATABASE '{home}/exported'",
+    "import": "IMPORT DATABASE '{home}'",
+    "copy from": "COPY P FROM '{home}/canary.csv'",
+    "load from": "LOAD FROM '{home}/canary.csv' RETURN *",
+    "load inside a query": "MATCH (n:P) LOAD FROM '{home}/canary.csv' RETURN *",
+    "load csv": "LOAD CSV FROM 'file://{home}/canary.csv' AS row CREATE (:P {{id: 2}})",
+    "a table made of a file": "CREATE NODE TABLE Q AS LOAD FROM '{home}/canary.csv' RETURN *",
+    "a table with a storage": "CREATE NODE TABLE Q(id INT64, PRIMARY KEY(id)) WITH (storage='x')",
+    "a default that is called": "CREATE NODE TABLE Q(id INT64 DEFAULT nextval('s') PRIMARY KEY)",
+    "extension by name": "INSTALL httpfs",
+    "load extension by name": "LOAD httpfs",
+    "attach": "ATTACH '{home}/other.db' AS other (dbtype lbug)",
+    "use": "USE other",
+    "setting": "CALL home_directory='{home}'",
+    "procedure": "CALL show_functions() RETURN *",
+    "procedure in a query": "MATCH (n:P) CALL show_tables() YIELD name RETURN name",
+    "macro": "CREATE MACRO m(x) AS x + 1",
+    "checkpoint": "CHECKPOINT",
+    "two statements": "CREATE (:P {{id: 7}}); EXPORT DATABASE '{home}/exported'",
+    "behind a comment": "CREATE (:P {{id: 7}}) /* */; EXPORT DATABASE '{home}/exported' //",
+    "out of a string": "CREATE (:P {{id: 7, name: 'a\\\\'; EXPORT DATABASE \"{home}/out\" //'}})",
+    "out of a name": "CREATE (:`P``; EXPORT DATABASE '{home}/exported' //` {{id: 7}})",
+    "profiled": "PROFILE COPY (MATCH (p:P) RETURN p.*) TO '{home}/canary.csv'",
+    "a parameter": "CREATE (:P {{id: $x}})",
+    "an unknown function": "CREATE (:P {{id: 7, name: read_text('{home}/canary.csv')}})",
+}
+
+
+@pytest.mark.parametrize("name", CYPHER)
+def test_a_cypher_setup_only_builds_a_graph(attacked, home, name):
+    setup = [NODES, ONE, CYPHER[name].format(home=home)]
+    found = attacked("cypher", NAMES, "MATCH (b:P) RETURN b.name AS name", setup=setup)
+    assert found.passed is None
+    assert "the graph of the case cannot be made: " in found.reason
+    assert "not allowed in a setup" in found.reason
+
+
+@pytest.mark.parametrize("name", CYPHER)
+def test_a_cypher_answer_and_an_expected_query_stay_in_the_graph(attacked, home, name):
+    attack = CYPHER[name].format(home=home)
+    assert attacked("cypher", NAMES, attack, setup=[NODES, ONE]).passed is not True
+    assert attacked("cypher", attack, NAMES, setup=[NODES, ONE]).passed is None
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+@pytest.mark.parametrize("statement", ["LOAD EXTENSION '{so}'", "LOAD '{so}'", "INSTALL '{so}'"])
+def test_a_library_of_the_data_set_is_not_loaded(attacked, home, tmp_path_factory, statement):
+    place = tmp_path_factory.mktemp("library")
+    source, library = place / "evil.c", place / "evil.so"
+    source.write_text(
+        "#include <sys/stat.h>\n"
+        f'__attribute__((constructor)) static void run(void) {{ mkdir("{home}/owned", 0700); }}\n',
+        encoding="utf-8",
+    )
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    setup = [NODES, statement.format(so=library)]
+    assert attacked("cypher", NAMES, "RETURN 1", setup=setup).passed is None
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UNWIND range(1, 100000000) AS x CREATE (:P {id: x})",
+        "UNWIND range(1, 3000) AS x UNWIND range(1, 3000) AS y UNWIND range(1, 3000) AS z "
+        "WITH x, y, z WHERE x + y + z < 0 CREATE (:P {id: x})",
+        "RETURN " + "(" * 5000 + "1" + ")" * 5000,
+        "RETURN " + "[" * 150 + "1" + "]" * 150,
+        "RETURN " + "NOT " * 1500 + "true",
+        "MATCH " + ", ".join(f"(a{n}:P)" for n in range(100)) + " RETURN 1",
+        "RETURN repeat('x', 2000000000)",
+    ],
+    ids=["rows", "cross join", "brackets", "lists", "not", "patterns", "one value"],
+)
+def test_a_cypher_statement_that_takes_too_much_is_ended(attacked, statement):
+    assert attacked("cypher", NAMES, statement, setup=[NODES, ONE]).passed is not True
+    assert attacked("cypher", NAMES, "RETURN 2", setup=[NODES, ONE, statement]).passed is not True
+
+
+# --- SQL ----------------------------------------------------------------------------------------
+
+SQL = {
+    "attach": "ATTACH DATABASE '{home}/made.db' AS other",
+    "attach what is there": "ATTACH '{home}/canary.csv' AS other",
+    "vacuum into": "VACUUM INTO '{home}/made.db'",
+    "vacuum": "VACUUM",
+    "extension": "SELECT load_extension('{home}/evil.so')",
+    "writefile": "SELECT writefile('{home}/canary.csv', 'x')",
+    "readfile": "INSERT INTO t SELECT readfile('{home}/canary.csv')",
+    "edit": "SELECT edit('x', 'touch {home}/made')",
+    "pragma": "PRAGMA temp_store_directory = '{home}'",
+    "pragma function": "SELECT * FROM pragma_database_list",
+    "virtual table": "CREATE VIRTUAL TABLE v USING csv(filename='{home}/canary.csv')",
+    "virtual table of text": "CREATE VIRTUAL TABLE v USING fts5(a)",
+    "statistics": "SELECT * FROM dbstat",
+    "tokenizer": "SELECT fts3_tokenizer('simple', x'4141414141414141')",
+    "shell": ".shell touch {home}/made",
+    "output": ".output {home}/canary.csv",
+}
+
+
+@pytest.mark.parametrize("name", SQL)
+def test_a_sql_setup_an_answer_and_an_expected_query_stay_in_memory(attacked, home, name):
+    attack = SQL[name].format(home=home)
+    tables = ["CREATE TABLE t(a)", "INSERT INTO t VALUES (1)"]
+    question = "SELECT a FROM t"
+    other = "SELECT t.a AS b FROM t"
+    assert attacked("sql", question, other, setup=[*tables, attack]).passed is None
+    assert attacked("sql", question, other, prompt="; ".join([*tables, attack, ""])).passed is None
+    assert attacked("sql", question, attack, setup=tables).passed is not True
+    assert attacked("sql", attack, question, setup=tables).passed is None
+
+
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT {} FROM c"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        ENDLESS.format("x"),
+        ENDLESS.format("sum(x)"),
+        ENDLESS.format("printf('%900000d', x)"),
+        ENDLESS.format("group_concat(x)"),
+        "SELECT count(*) FROM " + ", ".join(["(SELECT 1 UNION SELECT 2 UNION SELECT 3)"] * 40),
+        "SELECT " + "(" * 3000 + "1" + ")" * 3000,
+        "SELECT " + "+".join(["1"] * 20000),
+        "SELECT " + "NOT " * 20000 + "1",
+        "SELECT 'a' LIKE '" + "%a" * 400 + "b'",
+        "SELECT replace(hex(zeroblob(900000)), '00', printf('%90000d', 1))",
+    ],
+    ids=["rows", "sum", "wide rows", "one value", "join", "deep", "long", "not", "like", "replace"],
+)
+def test_a_sql_statement_that_takes_too_much_is_ended(attacked, query):
+    tables = ["CREATE TABLE t(a)", "INSERT INTO t VALUES (1)"]
+    assert attacked("sql", "SELECT a FROM t", query, setup=tables).passed is not True
+    filled = [*tables, f"INSERT INTO t {query}"]
+    assert attacked("sql", "SELECT a FROM t", "SELECT 3", setup=filled).passed is not True
+
+
+# --- JSON ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "file://{home}/canary.json",
+        "{home}/canary.json",
+        "canary.json",
+        "http://127.0.0.1:{port}/x.json",
+        "https://127.0.0.1:{port}/x.json",
+        "urn:x",
+    ],
+)
+@pytest.mark.parametrize("key", ["$ref", "$dynamicRef", "$schema"])
+def test_a_schema_fetches_nothing(attacked, home, listening, reference, key):
+    schema = {key: reference.format(home=home, port=listening.port)}
+    if key == "$schema":
+        schema["$ref"] = reference.format(home=home, port=listening.port)
+    found = attacked("json", "1", '"x"', schema=schema)
+    assert found.passed is None
+    assert "names what is not in it" in found.reason
+    assert listening.calls == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "answer"),
+    [
+        ({"pattern": "^(a+)+$"}, '"' + "a" * 40 + 'b"'),
+        ({"patternProperties": {"^(a|a)*$": True}}, '{"' + "a" * 40 + 'b": 1}'),
+        ({"$ref": "#"}, "1"),
+        (
+            {
+                "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+                "$ref": "#/$defs/a",
+            },
+            "1",
+        ),
+        ({"pattern": "("}, '"x"'),
+        ({"pattern": "(" * 5000 + ")" * 5000}, '"x"'),
+        ({"pattern": "(?:a{1000}){1000}{1000}"}, '"x"'),
+        ({"multipleOf": 1e-320}, "1e300"),
+    ],
+    ids=["plus", "names", "itself", "each other", "no pattern", "deep", "wide", "tiny"],
+)
+def test_a_schema_that_takes_too_much_has_no_oracle(attacked, schema, answer):
+    found = attacked("json", "1", answer, schema=schema)
+    assert found.passed is not True
+
+
+def test_a_schema_that_never_ends_is_the_fault_of_the_case(attacked):
+    answer = '"' + "a" * 40 + 'b"'
+    found = attacked("json", "1", answer, schema={"pattern": "^(a+)+$"})
+    assert found.passed is None
+    assert "the schema of the case takes longer than" in found.reason
+    found = attacked("json", "1", "1", schema={"$ref": "#"})
+    assert (found.passed, "refers to itself" in found.reason) == (None, True)
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"not": schema}
+    return schema
+
+
+@pytest.mark.parametrize("domain", ["json", "sql", "cypher", "typescript", "calls", "text"])
+def test_a_check_that_nests_without_end_has_no_oracle(attacked, domain):
+    deep = _nested(100_000)
+    found = attacked(domain, "1", "2", schema=deep, setup=[deep], calls=[deep], marks=deep)
+    assert found.passed is not True
+
+
+@pytest.mark.parametrize("domain", ["json", "sql", "cypher", "typescript", "calls"])
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 90_000, '{"a":' * 20_000, "9" * 90_000, "<" * 9_000, "`" * 9_000],
+)
+def test_an_answer_that_nests_without_end_is_wrong(attacked, domain, text):
+    setup = {"cypher": [NODES, ONE], "sql": ["CREATE TABLE t(a)"]}.get(domain, [])
+    expected = {"cypher": NAMES, "sql": "SELECT 1", "typescript": "let a = 1"}.get(domain, "1")
+    assert attacked(domain, expected, text, setup=setup).passed is not True
+
+
+@pytest.mark.parametrize("domain", ["json", "sql", "cypher", "typescript", "calls", "text"])
+@pytest.mark.parametrize("check", [{"setup": 3, "schema": 3, "calls": 3, "marks": 3, "dialect": 3}])
+def test_a_check_of_the_wrong_kinds_is_no_pass(attacked, domain, check):
+    assert attacked(domain, "x: [1", "y", **check).passed is not True
+
+
+# --- TypeScript ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        'import secret from "{home}/canary.json"; export const x = secret.const',
+        'import * as other from "./p0"',
+        'export * from "../p0.ts"',
+        'let x: import("./p0").X',
+        'const x = await import("./p0")',
+        'const x = require("./p0")',
+        'import x = require("./p0")',
+        '/// <reference path="{home}/canary.json" />\nlet y = 1',
+        "declare global {{ interface Array<T> {{ everything: any }} }} export {{}}",
+        'declare module "./p0" {{ let x: any }}',
+    ],
+)
+def test_a_program_does_not_reach_for_other_files(attacked, home, program):
+    attack = program.format(home=home)
+    found = attacked("typescript", "let y = 0", attack, equals=False)
+    assert (found.passed, found.kind) == (False, "types")
+    assert attacked("typescript", attack, "let y = 2", equals=False).passed is None
+    assert (
+        attacked("typescript", "let y = 1", "let y = 2", equals=False, before=attack).kind == "none"
+    )
+
+
+def test_a_program_with_paths_in_its_strings_is_by_itself(attacked):
+    answer = 'import x from "react"; const y = fetch("/api/users"); let z = "./p0"'
+    found = attacked("typescript", "let y = 1", answer, equals=False)
+    assert found.kind == "types"
+    assert "only the compiler" in found.reason
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="closed on Linux alone")
+def test_the_compiler_reads_and_writes_nothing_of_the_users(home, tmp_path_factory, listening):
+    """A stand-in for a compiler that was taken over."""
+    tsc = tmp_path_factory.mktemp("installed") / "tsc"
+    tries = [
+        f"cat {home}/canary.csv > /dev/stdout 2>/dev/null && say='read a file'",
+        f"(: > {home}/canary.csv) 2>/dev/null && say='emptied a file'",
+        f"mkdir {home}/made 2>/dev/null && say='made a folder'",
+        f"(echo x > /dev/tcp/127.0.0.1/{listening.port}) 2>/dev/null && say='called'",
+        '[ -n "$SECRET_TOKEN" ] && say="read the environment"',
+    ]
+    told = '[ -n "$say" ] && echo "p0.ts(1,1): error TS1: $say"'
+    tsc.write_text("\n".join(["#!/bin/bash", "say=''", *tries, told, "exit 0"]), encoding="utf-8")
+    tsc.chmod(0o755)
+    before = _seen(home)
+    os.environ["SECRET_TOKEN"] = SECRET
+    try:
+        assert type_errors(["let a = 1"], str(tsc)) == [None]
+    finally:
+        del os.environ["SECRET_TOKEN"]
+    assert _seen(home) == before
+    assert listening.calls == []
+
+
+# --- The process --------------------------------------------------------------------------------
+
+TRIES = {
+    "read": "open('{home}/canary.csv').read()",
+    "list": "os.listdir('{home}')",
+    "empty": "open('{home}/canary.csv', 'w')",
+    "append": "open('{home}/canary.csv', 'a')",
+    "truncate": "os.truncate('{home}/canary.csv', 0)",
+    "remove": "os.unlink('{home}/canary.csv')",
+    "rename": "os.rename('{home}/canary.csv', '{home}/other')",
+    "make a folder": "os.mkdir('{home}/made')",
+    "link": "os.symlink('/', '{home}/made')",
+    "rights": "os.chmod('{home}/canary.csv', 0o777)",
+    "connect": "socket.create_connection(('127.0.0.1', {port}), 5)",
+    "run": "subprocess.run(['true'], check=True)",
+    "fork": "os.fork() or os._exit(0)",
+    "signal": "os.kill(os.getppid(), 0)",
+    "write here": "open('made', 'w').write('x')",
+}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="closed on Linux alone")
+@pytest.mark.parametrize("name", TRIES)
+def test_a_judge_that_was_taken_over_can_do_nothing(home, listening, tmp_path_factory, name):
+    """Not what a row can reach: what would be left to one that ran code in the process."""
+    before = _seen(home)
+    code = (
+        "import os, socket, subprocess\n"
+        "from expert.judging.confinement import confine, python_folders\n"
+        "lacking = confine(python_folders())\n"
+        f"try:\n    {TRIES[name].format(home=home, port=listening.port)}\n"
+        "except (OSError, subprocess.SubprocessError):\n    os.write(1, b'refused')\n"
+        "os.write(1, str(lacking).encode())\n"
+    )
+    empty = tmp_path_factory.mktemp("empty")
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=empty, capture_output=True, text=True, check=True
+    )
+    if done.stdout.removeprefix("refused") != "[]":
+        pytest.skip(f"this kernel cannot: {done.stdout}")
+    assert done.stdout.startswith("refused")
+    assert _seen(home) == before
+    assert list(empty.iterdir()) == []
+    assert listening.calls == []
+
+
+def test_a_judge_works_in_an_empty_folder_and_without_the_users_environment(bench, monkeypatch):
+    monkeypatch.setenv("SECRET_TOKEN", SECRET)
+    with Bench(15) as own:
+        assert own.judge(case_of("1"), "1", domain="json", strict=False).passed is True
+        assert own._child is not None
+        assert own._folder is not None
+        folder = Path(own._folder.name)
+        assert list(folder.iterdir()) == []
+        if sys.platform.startswith("linux"):
+            process = Path(f"/proc/{own._child.pid}")
+            assert (process / "cwd").resolve() == folder.resolve()
+            assert SECRET not in (process / "environ").read_text(encoding="utf-8")
+    assert not folder.exists()
+
+
+def test_what_the_system_cannot_close_is_told(monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr("expert.judging.court.Bench.judge", _judge_in_the_open)
+    judge_all([case_of("1")], ["1"], domain="json", notice=told.append)
+    assert told == ["network: not closed"]
+
+
+def _judge_in_the_open(self, case, answer, **more):
+    from expert.judging.oracle import right
+
+    self.open = ("network: not closed",)
+    return right("equal")
+
+
+def test_a_hostile_row_of_a_test_set_is_judged_by_nobody(home):
+    """The whole of `expert validate`, from a file of rows on."""
+    from expert.jobs.validating import validate
+    from tests.jobs.validated_runs import learnt
+
+    rows = [
+        {
+            "instruction": "say cat",
+            "output": NAMES,
+            "domain": "cypher",
+            "check": {
+                "setup": [NODES, ONE, f"COPY (MATCH (p:P) RETURN p.*) TO '{home}/canary.csv'"]
+            },
+        }
+    ]
+    file = home / "test.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    before = _seen(home)
+    done = validate(learnt(), device="cpu", test_set=file)
+    assert _seen(home) == before
+    assert done.gate.passed is False
+    (learnt() / "validation.json").unlink()
+
+
+def test_a_row_as_large_as_a_disk_is_not_judged(attacked):
+    found = attacked("sql", "SELECT 1", "SELECT 2", setup=["-- " + "x" * 30_000_000])
+    assert found.passed is None
+    assert "characters" in found.reason

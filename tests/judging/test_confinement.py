@@ -1,0 +1,105 @@
+"""The filter of system calls, read as the kernel reads it: also for machines that are not here."""
+
+from __future__ import annotations
+
+import os
+import site
+import struct
+import subprocess
+import sys
+
+import pytest
+
+from expert.core.child import clean_environment
+from expert.judging.confinement import _ARCHITECTURES, _filter
+
+ALLOW = 0x7FFF0000
+# By the tables of the kernel: read, write, mmap, futex, exit_group, getrandom.
+USUAL = {"x86_64": (0, 1, 9, 202, 231, 318), "aarch64": (63, 64, 222, 98, 94, 278)}
+SOCKET = {"x86_64": 41, "aarch64": 198}
+EXECVE = {"x86_64": 59, "aarch64": 221}
+OPENAT = {"x86_64": 257, "aarch64": 56}
+CLONE = {"x86_64": 56, "aarch64": 220}
+UNLINKAT = {"x86_64": 263, "aarch64": 35}
+TGKILL = {"x86_64": 234, "aarch64": 131}
+MACHINES = tuple(_ARCHITECTURES)
+
+
+def asked(code: bytes, architecture: int, number: int, *arguments: int) -> int:
+    """What the filter answers to a call: the six instructions it is made of, no more."""
+    data = struct.pack("<IIQ6Q", number, architecture, 0, *(*arguments, *[0] * 6)[:6])
+    lines = list(struct.iter_unpack("HBBI", code))
+    place, held = 0, 0
+    while True:
+        kind, yes, no, value = lines[place]
+        if kind == 0x06:
+            return int(value)
+        if kind == 0x20:
+            (held,) = struct.unpack_from("<I", data, value)
+            place += 1
+            continue
+        holds = {0x15: held == value, 0x45: bool(held & value), 0x35: held >= value}[kind]
+        place += 1 + (yes if holds else no)
+
+
+@pytest.fixture(params=MACHINES)
+def machine(request):
+    return request.param
+
+
+@pytest.mark.parametrize("program", [False, True])
+def test_usual_calls_go_through_and_those_of_strangers_do_not(machine, program):
+    code = _filter(machine, program=program)
+
+    def call(number: int, *arguments: int) -> bool:
+        return asked(code, _ARCHITECTURES[machine], number, *arguments) == ALLOW
+
+    assert all(call(number) for number in USUAL[machine])
+    assert not call(SOCKET[machine])
+    assert not call(UNLINKAT[machine])
+    assert call(OPENAT[machine], 0, 0, os.O_RDONLY | os.O_CLOEXEC)
+    for flag in (os.O_WRONLY, os.O_RDWR, os.O_RDONLY | os.O_TRUNC, os.O_CREAT, os.O_APPEND):
+        assert not call(OPENAT[machine], 0, 0, flag)
+    assert call(CLONE[machine], 0x3D0F00)  # what a thread is made with
+    assert call(CLONE[machine], 0x11) is program  # what a process is made with
+    assert call(EXECVE[machine]) is program
+    assert call(TGKILL[machine], os.getpid())
+    assert call(TGKILL[machine], 1) is program
+
+
+def test_calls_of_another_architecture_are_refused(machine):
+    code = _filter(machine, program=False)
+    [other] = [value for name, value in _ARCHITECTURES.items() if name != machine]
+    assert asked(code, other, USUAL[machine][0]) != ALLOW
+
+
+def test_the_second_set_of_numbers_of_x86_is_refused():
+    code = _filter("x86_64", program=False)
+    assert asked(code, _ARCHITECTURES["x86_64"], 0x40000000 + USUAL["x86_64"][0]) != ALLOW
+
+
+def test_a_filter_is_as_short_as_the_kernel_takes_it(machine):
+    assert 0 < len(_filter(machine, program=False)) // 8 <= 4096
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_packages_of_one_user_are_found_without_a_home(monkeypatch, tmp_path, looks):
+    """`pip install --user` puts them below a home that a judge does not have."""
+    monkeypatch.setattr(site, "ENABLE_USER_SITE", looks)
+    monkeypatch.setattr(site, "USER_BASE", str(tmp_path / "base"))
+    env = {**clean_environment(), "HOME": str(tmp_path / "empty")}
+    code = "import site; print(site.getuserbase())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout.strip() == str(tmp_path / "base")) is looks
+
+
+def test_a_clean_environment_holds_no_secret_and_finds_what_python_finds(monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:secret@proxy")
+    monkeypatch.setenv("PYTHONPATH", "src")
+    monkeypatch.chdir(tmp_path)
+    found = clean_environment()
+    assert "secret" not in str(found)
+    assert found["PYTHONPATH"] == str(tmp_path / "src")

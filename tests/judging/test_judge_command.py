@@ -1,0 +1,94 @@
+"""A program of the user's own that scores answers, and all that can go wrong with it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from expert.judging.judge_command import JudgeCommand, NoJudge, score_all
+from tests.judging.asking import case_of
+
+READS = "import json, sys\ncases = [json.loads(line) for line in sys.stdin]\n"
+ANSWERS = ["good", "bad", "fair"]
+CASES = [replace(case_of("good", prompt=f"say {n}"), id=str(n)) for n in range(3)]
+
+
+def scored(tmp_path: Path, code: str, seconds: float = 60):
+    file = tmp_path / "judge.py"
+    file.write_text(READS + code, encoding="utf-8")
+    judge = JudgeCommand(command=f"{sys.executable} {file}", seconds=seconds)
+    return score_all(judge, CASES, ANSWERS)
+
+
+def test_scores_come_back_in_the_order_of_the_cases(tmp_path):
+    found, faults = scored(
+        tmp_path,
+        "for case in reversed(cases):\n"
+        "    score = {'good': 1, 'bad': False, 'fair': 0.5}[case['answer']]\n"
+        "    print(json.dumps({'id': case['id'], 'score': score, 'reason': case['prompt']}))\n",
+    )
+    assert [each.score for each in found] == [1.0, 0.0, 0.5]
+    assert [each.judgement.passed for each in found] == [True, False, True]
+    assert found[2].judgement.reason == "score 0.5: say 2"
+    assert faults == []
+
+
+def test_a_judge_is_told_all_of_a_case(tmp_path):
+    found, faults = scored(
+        tmp_path,
+        "wanted = {'id', 'task', 'turns', 'prompt', 'expected', 'answer'}\n"
+        "for case in cases:\n"
+        "    assert set(case) == wanted and case['turns'][0]['role'] == 'user'\n"
+        "    print(json.dumps({'id': case['id'], 'score': 1}))\n",
+    )
+    assert faults == []
+    assert {each.score for each in found} == {1.0}
+
+
+@pytest.mark.parametrize(
+    ("code", "fault"),
+    [
+        ("sys.exit('no key is set')", "the judge command ended with code 1: no key is set"),
+        ("print('hello')", "wrote a line that is not JSON (line 1): hello"),
+        ("print('[1]')", "wrote a line without id and score (line 1)"),
+        ('print(\'{"id": "9", "score": 1}\')', "scored a case that was not asked: 9"),
+        ('print(\'{"id": "1", "score": 7}\')', "a score that is not between 0 and 1: 7"),
+        ('print(\'{"id": "1", "score": NaN}\')', "a score that is not between 0 and 1: nan"),
+        ('print(\'{"id": "1", "score": "1"}\')', "a score that is not between 0 and 1: 1"),
+        ('print(\'{"id": "1", "score": 1}\\n\' * 2)', "scored a case twice: 1 (line 2)"),
+        ("pass", "gave no score for 3 of 3 cases, such as 0"),
+        ("print('x\\n' * 9)", "… and 6 more lines like these"),
+    ],
+)
+def test_what_a_judge_does_wrong_is_told_in_words_and_is_no_pass(tmp_path, code, fault):
+    found, faults = scored(tmp_path, code)
+    assert any(fault in text for text in faults), faults
+    assert found[0].judgement.passed is None
+    assert found[0].judgement.reason.startswith("no score: ")
+
+
+def test_a_judge_that_takes_too_long_is_ended_with_what_it_started(tmp_path):
+    code = (
+        "import subprocess\n"
+        "print(json.dumps({'id': '0', 'score': 1}), flush=True)\n"
+        "subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    )
+    found, faults = scored(tmp_path, code, seconds=3)
+    assert faults == ["the judge command took longer than 3 s  (--judge-seconds gives it more)"]
+    assert [each.score for each in found] == [1.0, None, None]
+
+
+@pytest.mark.parametrize("command", ["no-such-program --x", "", "'open"])
+def test_a_judge_that_cannot_be_started_is_refused(command):
+    with pytest.raises(NoJudge, match="--judge-command"):
+        JudgeCommand(command=command).parts()
+
+
+def test_no_shell_reads_the_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    judge = JudgeCommand(command=f"{sys.executable} -c pass; touch made")
+    score_all(judge, CASES, ANSWERS)
+    assert list(tmp_path.iterdir()) == []
