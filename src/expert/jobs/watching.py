@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from expert.core.events import Event, follow, read_events
+from expert.core.links import refuse_links
 from expert.core.publish import damage, is_alive
-from expert.core.rundir import RunFolder, RunFolderError
+from expert.core.rundir import RunFolder, RunFolderError, found_in
 
 RUNS = Path("runs")
+NAME_IT = "or name the run folder that is meant"
 State = Literal["running", "finished", "stopped", "failed", "gone"]
 ENDINGS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
 ENDED_BEFORE: tuple[State, ...] = ("gone", "stopped", "failed")
@@ -63,8 +65,10 @@ class RunStatus:
 def find_run(place: Path | None) -> RunFolder:
     """The run folder named, or the newest one in the folder named; without a name, in runs/."""
     if place is not None and RunFolder(place).was_started:
-        return RunFolder(place)
+        return RunFolder.open(place)
     parent = RUNS if place is None else place
+    if place is None:
+        refuse_links(RUNS, below=Path(), instead=NAME_IT)
     newest = newest_run(parent)
     if newest is not None:
         return newest
@@ -78,7 +82,8 @@ def find_run(place: Path | None) -> RunFolder:
 
 def newest_run(parent: Path) -> RunFolder | None:
     """The newest run of any expert in a folder of runs, by the time in its name."""
-    return next(_newest_first(parent), None)
+    newest = next(_newest_first(parent), None)
+    return found_in(parent, newest.path.name) if newest is not None else None
 
 
 def finished_beside(folder: RunFolder) -> RunFolder | None:
