@@ -89,6 +89,30 @@ def test_evaluations_have_curves_of_their_own(desk):
     ]
 
 
+def test_the_loss_on_test_rows_is_not_drawn_into_that_on_validation_rows(desk):
+    asked = {"event": "eval", "step": 10, "perplexity": 3.5, "token_accuracy": 0.5}
+    desk.sink({**asked, "loss": 1.25, "split": "validation"})
+    desk.sink({**asked, "loss": 1.5, "split": "test"})
+    assert [(tag, value) for tag, value, _, _ in desk.writers[0].scalars] == [
+        ("loss/eval", 1.25),
+        ("eval/perplexity", 3.5),
+        ("eval/token_accuracy", 0.5),
+        ("loss/test", 1.5),
+        ("test/perplexity", 3.5),
+        ("test/token_accuracy", 0.5),
+    ]
+
+
+def test_speed_and_memory_of_card_and_host_have_curves(desk):
+    facts = {"steps_per_second": 2.5, "peak_reserved_bytes": 7, "cpu_peak_memory_bytes": 9}
+    desk.sink({"event": "step", "step": 1, **facts})
+    assert [(tag, value) for tag, value, _, _ in desk.writers[0].scalars] == [
+        ("steps_per_second", 2.5),
+        ("gpu/peak_memory_bytes", 7.0),
+        ("cpu/peak_memory_bytes", 9.0),
+    ]
+
+
 def test_a_loss_that_is_no_number_is_drawn_as_such(desk):
     desk.sink({"event": "step", "step": 3, "loss": "nan"})
     [(tag, value, step, _)] = desk.writers[0].scalars

@@ -238,6 +238,7 @@ def _finished(session: Session, *, early: bool) -> RunResult:
         wall_seconds=time.monotonic() - session.began,
         tokens=facts["tokens"],
         tokens_per_second=facts["tokens_per_second"],
+        steps_per_second=facts["steps_per_second"],
         early=early,
         final=str(final),
     )

@@ -16,10 +16,13 @@ CURVES: Mapping[str, Mapping[str, str]] = {
         "epoch": "epoch",
         "tokens_per_second": "tokens_per_second",
         "samples_per_second": "samples_per_second",
+        "steps_per_second": "steps_per_second",
         "mfu": "mfu",
         "data_wait": "data_wait",
         "gpu_utilization": "gpu/utilization_percent",
         "gpu_memory_bytes": "gpu/memory_bytes",
+        "peak_reserved_bytes": "gpu/peak_memory_bytes",
+        "cpu_peak_memory_bytes": "cpu/peak_memory_bytes",
         "power_watts": "gpu/power_watts",
     },
     "eval": {
@@ -27,9 +30,14 @@ CURVES: Mapping[str, Mapping[str, str]] = {
         "perplexity": "eval/perplexity",
         "token_accuracy": "eval/token_accuracy",
     },
+    "test": {
+        "loss": "loss/test",
+        "perplexity": "test/perplexity",
+        "token_accuracy": "test/token_accuracy",
+    },
     "epoch": {"loss": "loss/epoch"},
 }
-"""Which fields of which event become which curve."""
+"""Which fields of which event become which curve; "test" is an evaluation of the test rows."""
 
 FLUSHED_AFTER = frozenset({"eval", "saved", "stopped", "finished"})
 
@@ -90,7 +98,8 @@ class TensorBoardSink:
             self._writer.close()
             self._open(int(event.get("to_step", event["step"])) + 1)
             return
-        for field, tag in CURVES.get(kind, {}).items():
+        shown = "test" if kind == "eval" and event.get("split") == "test" else kind
+        for field, tag in CURVES.get(shown, {}).items():
             value = event.get(field)
             if value is not None:  # events hold "nan" and "inf" as text, which float() understands
                 self._writer.add_scalar(tag, float(value), int(event["step"]), event.get("time"))
