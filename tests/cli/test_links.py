@@ -283,3 +283,24 @@ def test_a_backup_of_a_manifest_is_not_written_through_a_link(run, tmp_path, out
     ran = run("manifest", "upgrade", str(old), "--in-place")
     assert ran.code == 2
     assert "manifest.json.bak exists" in ran.err
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md"])
+def test_a_report_is_not_written_through_a_link_where_it_is_put(run, expert, outside, name):
+    place = expert / "reports"
+    link(place / name, outside / "letter.txt")
+    refused(
+        run("report", str(run_of(expert)), "--to", str(place)),
+        place / name,
+        outside / "letter.txt",
+    )
+
+
+@pytest.mark.parametrize("target", ["photos", "empty", "nowhere"])
+def test_an_export_goes_to_no_link(run, expert, outside, tmp_path, target):
+    (tmp_path / "empty").mkdir()
+    to = tmp_path / "exported"
+    to.symlink_to((tmp_path if target == "empty" else outside) / target)
+    ran = run("export", str(run_of(expert)), "--to", str(to))
+    refused(ran, to, to.readlink())
+    assert not any((tmp_path / "empty").iterdir())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,7 +131,7 @@ def test_a_file_with_two_names_is_read_but_not_written(folder, letter):
 def test_events_are_neither_added_to_a_link_nor_read_from_one(folder, letter):
     path = folder / "events.jsonl"
     path.symlink_to(letter)
-    told = []
+    told: list[dict[str, Any]] = []
     with EventLog(path, [told.append]) as log:
         log.emit("started")
     assert [event["event"] for event in told] == ["log_failed", "started"]

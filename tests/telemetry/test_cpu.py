@@ -50,12 +50,10 @@ def test_own_work_counts_as_busy_and_as_own():
 
 
 def test_the_peak_of_memory_stays_when_the_memory_is_given_back():
-    if peak_memory_bytes() is None:
-        pytest.skip("this system does not tell")
     block = bytearray(300_000_000)
     block[::4096] = b"x" * len(block[::4096])  # touched, so that it is really there
     del block
-    assert peak_memory_bytes() > 300_000_000
+    assert (peak_memory_bytes() or 0) > 300_000_000
 
 
 def test_the_peak_of_a_process_is_not_that_of_whoever_started_it():

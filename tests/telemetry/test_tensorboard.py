@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -208,3 +209,21 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     assert points[("loss/train", 10)] == 1.5
     assert points[("loss/train", 20)] == 1.25
     assert points[("loss/eval", 20)] == 1.125
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
+def test_curves_are_not_written_through_a_link_that_appears_while_a_run_lasts(tmp_path):
+    folder, elsewhere = tmp_path / "tensorboard", tmp_path / "photos"
+    elsewhere.mkdir()
+    told: list[str] = []
+    made: list[Path] = []
+
+    def make(place: Path, first_step: int | None) -> FakeWriter:
+        made.append(place)
+        return FakeWriter(first_step)
+
+    sink = TensorBoardSink(folder, tell=told.append, make_writer=make)
+    folder.symlink_to(elsewhere)
+    sink({"event": "rolled_back", "step": 5, "to_step": 3})
+    assert len(made) == 1
+    assert f"{folder}: is a link to {elsewhere}" in told[0]

@@ -135,7 +135,7 @@ class _Sums:
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Self:
         """The sums that `state` holds; an empty one holds none."""
-        return cls(**({"settled_updates": None} if state else {}) | state)
+        return cls(**({"settled_updates": None, **state} if state else {}))
 
 
 class Meter:

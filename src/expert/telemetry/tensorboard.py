@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from expert.core.errors import ExpertError
+from expert.core.links import refuse_links
 
 CURVES: Mapping[str, Mapping[str, str]] = {
     "step": {
@@ -89,6 +90,7 @@ class TensorBoardSink:
             self._writer = None
 
     def _open(self, first_step: int | None) -> None:
+        refuse_links(self._folder, below=self._folder.parent)  # also where it is opened once more
         self._writer = self._make_writer(self._folder, first_step)
 
     def _write(self, event: Mapping[str, Any]) -> None:
