@@ -26,8 +26,10 @@ STEP = {
     "loss": 1.23449,
     "rate": 1.9e-4,
     "tokens_per_second": 104_233.4,
+    "steps_per_second": 2.3149,
     "gpu_utilization": 98.0,
-    "gpu_memory_bytes": 25 * 2**30,
+    "gpu_memory_bytes": 27 * 2**30,
+    "peak_reserved_bytes": 25 * 2**30,
     "data_wait": 0.001,
     "eta_seconds": 720,
     "epoch": 1,
@@ -43,7 +45,8 @@ EPOCH = {
     "samples_per_second": 5.1,
 }
 PLAIN_STEP = (
-    "step 120/900  loss 1.2345  lr 1.9e-04  104,233 tok/s  GPU 98 %  data wait 0.1 %  ETA 12 min"
+    "step 120/900  loss 1.2345  lr 1.9e-04  104,233 tok/s  2.31 it/s  GPU 98 %  peak 25.0 GiB  "
+    "data wait 0.1 %  ETA 12 min"
 )
 
 

@@ -267,11 +267,16 @@ def test_a_fault_of_our_own_is_told_in_words_and_kept_in_a_file(run, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
+        ("--help", 0),
+        ("train --help", 0),
+        ("nonsense 2>&1", 2),  # a complaint that nobody reads keeps its code
+        ("plan nowhere.json 2>&1", 2),
         ("machine --cards --json", 0),  # written at once
         ("machine --cards", 0),
         ("manifest explain", 0),
         ("presets", 0),  # short enough to wait in a buffer until the end
         (f"plan -m {EXAMPLES / 'llama-8b' / 'manifest.yaml'} --vram 2GB --all", 3),
+        (f"plan -m {EXAMPLES / 'llama-8b' / 'manifest.yaml'} --vram 2GB --json", 3),
     ],
 )
 def test_a_reader_that_leaves_a_pipe_gets_no_complaint_and_changes_no_exit_code(arguments, code):
@@ -282,9 +287,10 @@ def test_a_reader_that_leaves_a_pipe_gets_no_complaint_and_changes_no_exit_code(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a shell closes standard output with >&-")
-def test_a_command_without_standard_output_ends_as_it_should():
+@pytest.mark.parametrize("arguments", ["presets", "machine --cards --json", "--help"])
+def test_a_command_without_standard_output_ends_as_it_should(arguments):
     ended = subprocess.run(
-        ["sh", "-c", f"{sys.executable} -m expert presets >&-"],
+        ["sh", "-c", f"{sys.executable} -m expert {arguments} >&-"],
         stderr=subprocess.PIPE,
         check=False,
         text=True,
@@ -292,13 +298,30 @@ def test_a_command_without_standard_output_ends_as_it_should():
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
+@pytest.mark.skipif(os.name != "posix", reason="head and bash")
+def test_a_reader_of_the_first_line_of_help_gets_it_and_no_complaint():
+    pipe = f"{sys.executable} -m expert --help | head -2; echo ${{PIPESTATUS[0]}}"
+    ran = subprocess.run(["bash", "-c", pipe], capture_output=True, text=True, check=False)
+    assert "Usage: " in ran.stdout
+    assert ran.stdout.endswith("\n0\n")
+    assert ran.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
+@pytest.mark.parametrize("arguments", ["presets", "machine --cards --json", "--help"])
+def test_what_cannot_be_written_is_an_error_that_is_told_once(arguments):
+    command = f"{sys.executable} -m expert {arguments} > /dev/full"
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (2, "output: No space left on device\n")
+
+
 @pytest.mark.skipif(os.name != "posix", reason="pipes are watched on POSIX")
 def test_a_pipe_is_gone_when_its_reader_is():
     reads, writes = os.pipe()
     with os.fdopen(writes, "w") as stream:
-        assert not nobody_reads(stream)
+        assert not nobody_reads(stream.fileno())
         os.close(reads)
-        assert nobody_reads(stream)
+        assert nobody_reads(stream.fileno())
 
 
 def test_completion_can_be_shown(run, monkeypatch):

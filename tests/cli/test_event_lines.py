@@ -24,7 +24,8 @@ def test_a_start_says_who_learns_what_where():
 
 
 def test_values_that_are_not_known_are_left_out_of_a_step():
-    unknown = {"gpu_utilization": None, "data_wait": None, "eta_seconds": None}
+    unknown = dict.fromkeys(("gpu_utilization", "data_wait", "eta_seconds", "steps_per_second"))
+    unknown |= dict.fromkeys(("peak_reserved_bytes", "gpu_memory_bytes"))
     assert plain(STARTED, STEP | unknown)[-1] == (
         "step 120/900  loss 1.2345  lr 1.9e-04  104,233 tok/s"
     )
@@ -33,6 +34,23 @@ def test_values_that_are_not_known_are_left_out_of_a_step():
 def test_a_value_of_zero_is_a_value():
     line = only_line(event="step", step=9, loss=0.0, data_wait=0.0, eta_seconds=0)
     assert line == "step 9  loss 0.00  data wait 0.0 %  ETA 0.0 s"
+
+
+def test_memory_is_the_peak_of_the_run_on_the_card_or_of_the_process_without_one():
+    gib = 2**30
+    card = {"event": "step", "step": 1, "gpu_memory_bytes": 3 * gib}
+    assert only_line(**card) == "step 1  3.0 GiB"  # in use on the card, by whomever
+    assert only_line(**card, peak_reserved_bytes=2 * gib) == "step 1  peak 2.0 GiB"
+    host = {"event": "step", "step": 1, "cpu_peak_memory_bytes": 1.5 * gib}
+    assert only_line(**host) == "step 1  peak 1.5 GiB RAM"
+
+
+@pytest.mark.parametrize(
+    ("rate", "words"),
+    [(0.0123, "0.0123 it/s"), (0.5, "0.500 it/s"), (12.34, "12.3 it/s"), (1234.5, "1,234 it/s")],
+)
+def test_steps_a_second_have_three_digits(rate, words):
+    assert only_line(event="step", step=1, steps_per_second=rate) == f"step 1  {words}"
 
 
 def test_a_step_without_a_start_has_no_total():

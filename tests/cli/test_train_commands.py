@@ -68,6 +68,16 @@ def test_a_run_whose_reader_left_the_pipe_goes_on_to_its_end(expert):
     assert (folder / "final" / "DONE").is_file()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
+def test_a_run_whose_log_cannot_be_written_goes_on_to_its_end(expert):
+    command = f"{sys.executable} -m expert train -m {expert} --device cpu > /dev/full"
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    told = "output: No space left on device: nothing more is shown, the run goes on\n"
+    assert (ran.returncode, ran.stderr) == (0, told)
+    [folder] = (expert.parent / "runs").iterdir()
+    assert (folder / "final" / "DONE").is_file()
+
+
 def test_flags_overrule_the_manifest_and_the_result_is_json(run, expert, tmp_path):
     more = ("--output", str(tmp_path / "mine"), "--epochs", "1", "--set", "max_steps=null")
     ran = run("train", "-m", str(expert), "--device", "cpu", *more, "--json")

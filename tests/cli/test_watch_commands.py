@@ -45,6 +45,35 @@ def test_best_and_last_loss_on_the_validation_rows_have_rows_of_their_own(run, t
     assert (found["eval_loss"], found["best_eval_loss"]) == (1.75, 1.25)
 
 
+def test_speed_and_memory_of_a_run_on_this_cpu_are_shown_by_every_kind_of_watching(run):
+    folder = str(finished("lora"))
+    [line] = [one for one in run("watch", folder).out.splitlines() if one.startswith("step 6/6 ")]
+    assert " it/s  " in line
+    assert " RAM" in line
+    assert "GPU" not in line
+    rows = run("watch", folder, "--once").out.splitlines()
+    facts = dict(line.split("  ", 1) for line in rows if "  " in line)
+    assert float(facts["steps/s"].strip()) > 0
+    assert facts["peak memory"].strip().endswith("B RAM")
+    assert "GPU use" not in facts
+    found = json.loads(run("watch", folder, "--json").out)
+    assert found["steps_per_second"] > 0
+    assert found["cpu_peak_memory_bytes"] > 100_000_000
+    assert (found["gpu_utilization"], found["gpu_peak_memory_bytes"]) == (None, None)
+
+
+def test_speed_and_memory_of_a_run_on_a_card_are_shown(run, tmp_path):
+    card = {"steps_per_second": 2.5, "gpu_utilization": 97.4, "peak_reserved_bytes": 3 * 2**30}
+    test = {"event": "eval", "step": 9, "loss": 1.75, "split": "test"}
+    a_run(tmp_path / "r", STARTED, STEP | card, test, FINISHED)
+    rows = run("watch", str(tmp_path / "r"), "--once").out.splitlines()
+    facts = {k: v.strip() for k, v in (line.split("  ", 1) for line in rows if "  " in line)}
+    assert (facts["steps/s"], facts["GPU use"]) == ("2.50", "97 %")
+    assert (facts["peak memory"], facts["test loss"]) == ("3.0 GiB of the GPU", "1.7500")
+    a_run(tmp_path / "n", STARTED, STEP | {"steps_per_second": "nan"})  # as a file has it
+    assert run("watch", str(tmp_path / "n"), "--once").code == 0
+
+
 def test_a_torn_file_of_a_dead_run_is_shown_as_far_as_it_goes(run, tmp_path):
     folder = a_run(tmp_path / "r", STARTED, STEP, pid=NO_SUCH_PID)
     with folder.events.open("a", encoding="utf-8") as stream:

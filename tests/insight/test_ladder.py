@@ -266,6 +266,24 @@ def test_two_runs_are_compared_by_their_settled_steps(tmp_path):
     assert found["seconds"] == (4.0, 4.0, 1.0)
 
 
+def test_the_test_loss_of_two_runs_is_compared_apart_from_their_validation_loss(tmp_path):
+    for name, more in (("one", 0.0), ("two", 1.0)):
+        lines = [
+            {"event": "step", "step": 3, "steps_per_second": 2.0 + 2 * more, "loss": 3.0},
+            {"event": "eval", "step": 1, "loss": 1.0 + more, "split": "validation"},
+            {"event": "eval", "step": 3, "loss": 1.5 + more, "split": "validation"},
+            {"event": "eval", "step": 3, "loss": 4.0 + more, "split": "test"},
+        ]
+        (tmp_path / name).mkdir()
+        text = "".join(json.dumps({"time": 0.0, **line}) + "\n" for line in lines)
+        (tmp_path / name / "events.jsonl").write_text(text, encoding="utf-8")
+    found = {row[0]: row[1:3] for row in compare(tmp_path / "one", tmp_path / "two")}
+    assert found["validation loss"] == (1.5, 2.5)
+    assert found["best validation loss"] == (1.0, 2.0)
+    assert found["test loss"] == (4.0, 5.0)
+    assert found["steps per second"] == (2.0, 4.0)
+
+
 def test_a_run_is_not_compared_with_a_result(tmp_path):
     (tmp_path / "events.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(NoLadder, match="are not of one kind"):

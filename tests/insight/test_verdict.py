@@ -180,8 +180,10 @@ def test_a_run_without_an_update_says_how_it_ended():
 
 
 def test_a_run_without_a_log_line_says_so():
-    found = judged([{"event": "started", "step": 0}, {"event": "finished", "step": 5}])
-    assert found.sentence.startswith("unknown: 5 updates were made, but no log line tells")
+    found = judged([{"event": "started", "step": 0}, {"event": "saved", "step": 4}])
+    assert found.sentence == (
+        "unknown: 4 steps were made, but no log line tells how long they took: logging_steps is 5."
+    )
     assert found.overrides == ("training.config.logging_steps=1",)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from expert.core.links import LinkRefused
 from expert.core.publish import damage
 from expert.core.rundir import RunFolder
 from expert.jobs.choosing import NothingTrained, choose
@@ -324,7 +325,7 @@ def test_a_finished_expert_with_other_bytes_or_a_link_is_not_exported(tmp_path):
     elsewhere.write_bytes(whole)
     settings.unlink()
     settings.symlink_to(elsewhere)
-    with pytest.raises((CannotExport, NothingTrained), match=r"adapter_config\.json is no plain"):
+    with pytest.raises(LinkRefused, match=r"adapter_config\.json: is a link to"):
         exported(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

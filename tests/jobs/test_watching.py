@@ -95,6 +95,33 @@ def test_a_finished_run_tells_where_it_ended(tmp_path):
     assert status.fallbacks == ()
 
 
+def test_speed_use_of_the_card_and_peak_memory_are_told(tmp_path):
+    card = {"steps_per_second": 2.5, "gpu_utilization": 97.0, "peak_reserved_bytes": 9}
+    later = {"step": 5, "peak_reserved_bytes": 8, "steps_per_second": 3.0}  # the peak was reset
+    status = run_status(a_run(tmp_path / "g", STARTED, STEP | card, STEP | card | later))
+    assert (status.steps_per_second, status.gpu_utilization) == (3.0, 97.0)
+    assert (status.gpu_peak_memory_bytes, status.cpu_peak_memory_bytes) == (9, None)
+    host = {"steps_per_second": 2.5, "cpu_peak_memory_bytes": 7}
+    status = run_status(a_run(tmp_path / "c", STARTED, STEP | host))
+    assert (status.gpu_peak_memory_bytes, status.cpu_peak_memory_bytes) == (None, 7)
+    assert status.gpu_utilization is None
+    over = run_status(
+        a_run(tmp_path / "f", STARTED, STEP | host, FINISHED | {"steps_per_second": 2.0})
+    )
+    assert (over.steps_per_second, over.cpu_peak_memory_bytes) == (2.0, 7)
+
+
+def test_the_test_loss_is_told_apart_from_the_validation_loss(tmp_path):
+    evals = [
+        {"event": "eval", "time": 2.0, "step": 9, "loss": loss, "split": split}
+        for split, loss in (("validation", 1.2), ("test", 1.9))
+    ]
+    status = run_status(a_run(tmp_path / "r", STARTED, *evals, FINISHED))
+    assert (status.eval_loss, status.best_eval_loss, status.test_loss) == (1.2, 1.2, 1.9)
+    again = {"event": "resumed", "time": 9.0, "step": 4}
+    assert run_status(a_run(tmp_path / "a", STARTED, *evals, FINISHED, again)).test_loss is None
+
+
 def test_a_finished_run_says_nothing_of_an_earlier_update_as_if_it_were_the_last(tmp_path):
     told = {**FINISHED, "eval_loss": 1.2, "tokens_per_second": 70.0}
     early = run_status(a_run(tmp_path / "r", STARTED, {**STEP, "tokens_per_second": 50.0}, told))

@@ -8,7 +8,13 @@ import time
 
 import pytest
 
-from expert.telemetry.cpu import CpuSampler, busy_seconds, cores_seen, own_seconds
+from expert.telemetry.cpu import (
+    CpuSampler,
+    busy_seconds,
+    cores_seen,
+    own_seconds,
+    peak_memory_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -41,3 +47,20 @@ def test_own_work_counts_as_busy_and_as_own():
         pass
     assert own_seconds() - own >= 0.15  # ticks are hundredths of a second
     assert busy_seconds() - busy >= 0.1
+
+
+def test_the_peak_of_memory_stays_when_the_memory_is_given_back():
+    block = bytearray(300_000_000)
+    block[::4096] = b"x" * len(block[::4096])  # touched, so that it is really there
+    del block
+    assert (peak_memory_bytes() or 0) > 300_000_000
+
+
+def test_the_peak_of_a_process_is_not_that_of_whoever_started_it():
+    if not sys.platform.startswith("linux"):
+        pytest.skip("reads /proc")
+    block = bytearray(300_000_000)
+    block[::4096] = b"x" * len(block[::4096])
+    asked = "from expert.telemetry.cpu import peak_memory_bytes as peak; print(peak())"
+    told = subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True, text=True)
+    assert int(told.stdout) < len(block)

@@ -221,6 +221,7 @@ def test_an_epoch_line_ends_its_epoch_and_the_run_goes_on(meter, clock):
         "tokens": 90,
         "tokens_per_second": 45.0,
         "samples_per_second": 1.5,
+        "steps_per_second": 0.5,
         "eval_loss": 1.5,
     }
     make(meter, clock, 1.0, first=2, loss_sum=150.0)
@@ -263,7 +264,18 @@ def test_rates_leave_out_the_updates_that_compile_and_the_seconds_do_not(meter, 
     for facts in (line, epoch, run):
         assert facts["tokens_per_second"] == 60.0
         assert facts["samples_per_second"] == 2.0
-    assert line["steps_per_second"] == pytest.approx(2 / 3)
+        assert facts["steps_per_second"] == pytest.approx(2 / 3)
+
+
+def test_sums_of_a_version_that_counted_no_settled_steps_give_no_wrong_rate(meter, clock):
+    make(meter, clock, 1.0, 1.0, 1.0, 1.0, 1.0)
+    state = meter.state()
+    for sums in state.values():
+        del sums["settled_updates"]
+    meter.restore(state)
+    make(meter, clock, 1.0, first=6)
+    assert meter.run_line()["steps_per_second"] is None
+    assert meter.run_line()["tokens_per_second"] == 90.0
 
 
 def test_a_resumed_meter_goes_on_with_its_sums(meter, clock):

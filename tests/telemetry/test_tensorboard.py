@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -86,6 +87,30 @@ def test_evaluations_have_curves_of_their_own(desk):
     assert desk.writers[0].scalars == [
         ("loss/eval", 1.25, 10, None),
         ("eval/perplexity", 3.5, 10, None),
+    ]
+
+
+def test_the_loss_on_test_rows_is_not_drawn_into_that_on_validation_rows(desk):
+    asked = {"event": "eval", "step": 10, "perplexity": 3.5, "token_accuracy": 0.5}
+    desk.sink({**asked, "loss": 1.25, "split": "validation"})
+    desk.sink({**asked, "loss": 1.5, "split": "test"})
+    assert [(tag, value) for tag, value, _, _ in desk.writers[0].scalars] == [
+        ("loss/eval", 1.25),
+        ("eval/perplexity", 3.5),
+        ("eval/token_accuracy", 0.5),
+        ("loss/test", 1.5),
+        ("test/perplexity", 3.5),
+        ("test/token_accuracy", 0.5),
+    ]
+
+
+def test_speed_and_memory_of_card_and_host_have_curves(desk):
+    facts = {"steps_per_second": 2.5, "peak_reserved_bytes": 7, "cpu_peak_memory_bytes": 9}
+    desk.sink({"event": "step", "step": 1, **facts})
+    assert [(tag, value) for tag, value, _, _ in desk.writers[0].scalars] == [
+        ("steps_per_second", 2.5),
+        ("gpu/peak_memory_bytes", 7.0),
+        ("cpu/peak_memory_bytes", 9.0),
     ]
 
 
@@ -184,3 +209,21 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     assert points[("loss/train", 10)] == 1.5
     assert points[("loss/train", 20)] == 1.25
     assert points[("loss/eval", 20)] == 1.125
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
+def test_curves_are_not_written_through_a_link_that_appears_while_a_run_lasts(tmp_path):
+    folder, elsewhere = tmp_path / "tensorboard", tmp_path / "photos"
+    elsewhere.mkdir()
+    told: list[str] = []
+    made: list[Path] = []
+
+    def make(place: Path, first_step: int | None) -> FakeWriter:
+        made.append(place)
+        return FakeWriter(first_step)
+
+    sink = TensorBoardSink(folder, tell=told.append, make_writer=make)
+    folder.symlink_to(elsewhere)
+    sink({"event": "rolled_back", "step": 5, "to_step": 3})
+    assert len(made) == 1
+    assert f"{folder}: is a link to {elsewhere}" in told[0]

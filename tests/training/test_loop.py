@@ -46,6 +46,7 @@ class Run:
     """A signal comes while this update is under way, counted from 1."""
     stop_in_evaluation: bool = False
     dropout: float = 0.0
+    log_every: int = 1
 
     def __post_init__(self):
         self.told, self.saved, self.evaluated = [], [], []
@@ -89,7 +90,7 @@ class Run:
             meter=Meter(peak=Peak(flops=None, because="")),
             timeline=Timeline(CPU),
             spikes=SpikeWatch(),
-            log_every=1,
+            log_every=self.log_every,
             pressure=Pressure(
                 data=DataWait(workers=0, cores=1),
                 spilling=Spilling(),
@@ -122,6 +123,39 @@ def test_a_run_takes_every_update_once_and_saves_at_the_end():
     assert state.place == (1, 0, 5)
     assert [saved.done for saved in run.saved] == [10]
     assert run.reached == state
+
+
+@pytest.mark.parametrize(
+    ("log_every", "told"),
+    [(100, [(10, 10)]), (4, [(4, 4), (8, 4), (10, 2)]), (5, [(5, 5), (10, 5)])],
+)
+def test_the_steps_since_the_last_line_are_told_at_the_end(log_every, told):
+    run = Run(log_every=log_every, plan=replace(PLAN, eval_every=10))
+    run.go()
+    assert [(fact["step"], fact["updates"]) for fact in run.events("step")] == told
+    names = [fact["event"] for fact in run.told]
+    assert names.index("step") < names.index("eval")  # as where it was due
+    assert run.tools.recorder.meter.run_line()["loss"] is not None
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_stream_and_patience_at_its_end_tell_of_their_last_steps_too(known):
+    plan = replace(PLAN, eval_every=4) if known else replace(PLAN, total_steps=None)
+    run = Run(log_every=100, plan=plan)
+    run.losses = iter([1.0, 2.0])
+    state, _ = run.go(patience=1)
+    [line] = run.events("step")
+    assert (line["step"], line["updates"]) == (state.done, state.done)
+    assert state.done == (8 if known else 10)
+
+
+def test_a_stopped_run_leaves_a_line_and_the_sums_of_the_whole_one_for_its_resuming():
+    run = Run(log_every=100, stop_at=4)
+    run.go()
+    [line] = run.events("step")
+    assert (line["step"], line["updates"]) == (4, 4)
+    [saved] = run.saved
+    assert saved.sums["line"]["loss_targets"] == 16  # as before the line was told
 
 
 def test_evaluations_and_saves_come_when_they_are_due_and_at_the_end():

@@ -32,7 +32,7 @@ def flag_overrides(
         found.append(f"training.dataset.path={json.dumps(path)}")
         found += [f"training.dataset.{key}=null" for key in _OF_OTHER_ROWS]
     if output is not None:
-        found.append(f"training.config.output_dir={json.dumps(str(output.absolute()))}")
+        found.append(f"training.config.output_dir={json.dumps(str(output.resolve()))}")
     if epochs is not None:
         found.append(f"training.config.epochs={epochs:g}")
     if device is not None:

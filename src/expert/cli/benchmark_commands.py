@@ -86,7 +86,7 @@ def benchmark(
     from expert.jobs.benchmarking import Asked
     from expert.jobs.run_places import run_or_result
 
-    console = make_console(error=as_json)
+    console = make_console(error=as_json, needed=compare is not None)
     if compare is not None:
         first, second = (run_or_result(place) for place in compare)
         show_compared(first, second, console, as_json=as_json)

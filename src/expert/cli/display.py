@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,11 +37,41 @@ class Sheet:
         return [row for section in self.sections for row in section]
 
 
-def make_console(*, error: bool = False) -> Console:
+class _Optional:
+    """A stream for what nobody needs to read: the first write that fails is told on standard error,
+    and the rest goes nowhere. A log on a full disk must not end a run of hours."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._tolerating():
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._tolerating():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextlib.contextmanager
+    def _tolerating(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            say_no_more(self._stream)
+            if not isinstance(error, BrokenPipeError) and self._stream is not sys.stderr:
+                show_problems(f"output: {error.strerror}: nothing more is shown, the run goes on")
+
+
+def make_console(*, error: bool = False, needed: bool = True) -> Console:
     """A console on standard output, or on standard error for problems.
 
     When the reader of a pipe leaves it falls silent (`quiet`), and the command goes on to its own
-    end and exit code: rich would end it with 1, a run in the midst of training too.
+    end and exit code: rich would end it with 1, a run in the midst of training too. What is not
+    `needed` may also be lost on a full disk.
     """
     from rich.console import Console
 
@@ -50,18 +80,21 @@ def make_console(*, error: bool = False) -> Console:
             self.quiet = True
             say_no_more(self.file)
 
-    return QuietlyLeft(stderr=error, highlight=False, soft_wrap=True)
+    stream = sys.stderr if error else sys.stdout
+    file = None if needed or stream is None else cast(IO[str], _Optional(stream))
+    return QuietlyLeft(file=file, stderr=error, highlight=False, soft_wrap=True)
 
 
 def say_no_more(stream: IO[str]) -> None:
     """Let what is still written to a pipe without a reader go nowhere."""
-    with contextlib.suppress(OSError, ValueError):  # a stream in memory has no descriptor
+    # A stream in memory has no descriptor, and a closed one is None.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
 
 
-def nobody_reads(stream: IO[str] | None) -> bool:
+def nobody_reads(descriptor: int) -> bool:
     """Whether the reader of a pipe has gone; where the system cannot tell, it is thought so."""
     import select
 
@@ -69,11 +102,34 @@ def nobody_reads(stream: IO[str] | None) -> bool:
         return True
     watch = select.poll()
     try:
-        assert stream is not None
-        watch.register(stream.fileno(), 0)
-    except (AssertionError, OSError, ValueError):
+        watch.register(descriptor, 0)
+    except (OSError, ValueError):
         return True
     return any(event & select.POLLERR for _, event in watch.poll(0))
+
+
+def outputs() -> list[int]:
+    """Standard output and error as they are now, to be asked later whether somebody reads them:
+    rich and typer lead a pipe that is closed to nowhere before they leave."""
+    found = []
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or in memory
+            found.append(os.dup(stream.fileno()))
+    return found
+
+
+def flush_outputs() -> None:
+    """Write what waits in buffers; to a reader that has gone, nothing: Python would complain at the
+    end."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:  # `>&-`, and programs without a console
+                stream.flush()
+        except BrokenPipeError:
+            say_no_more(stream)
+        except OSError:
+            say_no_more(stream)
+            raise
 
 
 def show_sheet(sheet: Sheet, console: Console) -> None:
@@ -204,6 +260,8 @@ def show_problems(text: str, *, error: bool = True) -> None:
 
 def write_line(text: str) -> None:
     """Machine-readable output: no colours, no wrapping."""
+    if sys.stdout is None:  # `>&-`: nobody wants it
+        return
     try:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
     except BrokenPipeError:

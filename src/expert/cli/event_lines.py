@@ -18,6 +18,7 @@ from expert.cli.event_words import (
     loss_in_words,
     number,
     percent,
+    three_digits,
     time_in_words,
     whole,
     worded,
@@ -41,14 +42,29 @@ def step_parts(event: Event, *, total: int | None, epochs: float | None) -> dict
         "loss": worded(number(event, "loss"), "loss {}", loss),
         "rate": worded(number(event, "rate"), "lr {:.1e}"),
         "speed": worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"),
+        "steps": worded(number(event, "steps_per_second"), "{} it/s", three_digits),
         "gpu": worded(number(event, "gpu_utilization"), "GPU {:.0f} %"),
-        "memory": worded(number(event, "gpu_memory_bytes"), "{}", bytes_in_words),
+        "memory": _memory(event),
         "data_wait": worded(number(event, "data_wait"), "data wait {:.1f} %", percent),
         "eta": worded(number(event, "eta_seconds"), "ETA {}", time_in_words),
     }
     if epoch is not None and epochs is not None and math.isfinite(epoch):
         parts["epoch"] = f"epoch {_current_epoch(epoch, epochs)}/{epochs:g}"
     return {name: text for name, text in parts.items() if text}
+
+
+def _memory(event: Event) -> str:
+    """The most that the run had of the card, or what is in use there by whomever where only that
+    is known; without a card the most that the process had of the host."""
+    for field, form in (
+        ("peak_reserved_bytes", "peak {}"),
+        ("gpu_memory_bytes", "{}"),
+        ("cpu_peak_memory_bytes", "peak {} RAM"),
+    ):
+        known = number(event, field)
+        if known is not None and math.isfinite(known):
+            return form.format(bytes_in_words(known))
+    return ""
 
 
 def _current_epoch(epoch: float, epochs: float) -> int:

@@ -42,6 +42,11 @@ def bytes_in_words(value: float) -> str:
     return gib(value) if math.isfinite(value) else "?"
 
 
+def three_digits(value: float) -> str:
+    """`0.0123`, `2.31`, `12.3`, `1,234`."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
+
+
 def percent(share: float) -> float:
     return 100 * share
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -249,44 +250,52 @@ def presets() -> None:
 
 def run() -> None:
     """Run the command; a fault is told in words, never as a traceback."""
-    from expert.cli.display import nobody_reads, say_no_more, show_problems
+    from expert.cli.display import flush_outputs, outputs, show_problems
 
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a Windows pipe may not know ✓ or ×
             stream.reconfigure(encoding="utf-8", errors="replace")
+    watched = outputs()
     try:
-        _run_command()
+        _run_command(watched)
     except ExpertError as error:
         show_problems(str(error))
         sys.exit(error.exit_code)
     except BrokenPipeError as error:
-        if not nobody_reads(sys.stdout):  # some other pipe: that is no end that was wanted
-            sys.exit(_report_fault(error))
-        # The reader of a pipe left; what it wanted it has. Python would complain at exit.
-        say_no_more(sys.stdout)
-        sys.exit(EXIT_OK)
+        sys.exit(_code_of_broken_pipe(error, watched))
     except OSError as error:
         show_problems(f"{error.filename or 'output'}: {error.strerror or error}")
         sys.exit(EXIT_USAGE)
     except Exception as error:  # noqa: BLE001 - the last net: users see words and a file name
         sys.exit(_report_fault(error))
+    finally:
+        with contextlib.suppress(OSError):  # it was told, or nobody is left to tell
+            flush_outputs()
 
 
-def _run_command() -> None:
+def _run_command(watched: list[int]) -> None:
     """Run the command; its last words are said here, where it is noticed that nobody listens."""
-    from expert.cli.display import say_no_more
+    from expert.cli.display import flush_outputs
 
     try:
         app()
     except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):
-            raise end.__context__ from None  # typer makes exit code 1 of it
-        try:
-            if sys.stdout is not None:  # `>&-`, and programs without a console
-                sys.stdout.flush()
-        except BrokenPipeError:
-            say_no_more(sys.stdout)  # the command itself went well or not: its own code is told
+        if isinstance(end.__context__, BrokenPipeError):  # typer and rich make exit code 1 of it
+            sys.exit(_code_of_broken_pipe(end.__context__, watched))
+        flush_outputs()  # the command itself went well or not: its own code is told
         raise
+
+
+def _code_of_broken_pipe(error: BrokenPipeError, watched: list[int]) -> int:
+    """The exit code where the reader of a pipe left: what it wanted it has. A complaint that nobody
+    read keeps its own."""
+    from expert.cli.display import nobody_reads, say_no_more
+
+    if not any(map(nobody_reads, watched)):  # some other pipe: that is no end that was wanted
+        return _report_fault(error)
+    for stream in (sys.stdout, sys.stderr):  # Python would complain at exit
+        say_no_more(stream)
+    return int(getattr(error.__context__, "exit_code", EXIT_OK))
 
 
 def _report_fault(error: Exception) -> int:

@@ -30,10 +30,10 @@ BAR_CELLS, BAR_CELLS_WIDE = 8, 24
 """With 8 cells everything but the wait for data fits into 100 columns."""
 
 # What goes first where a terminal is too narrow for everything.
-DISPENSABLE = ("data_wait", "memory", "epoch", "gpu", "rate", "speed", "eta", "loss")
+DISPENSABLE = ("data_wait", "epoch", "rate", "memory", "steps", "gpu", "speed", "eta", "loss")
 
-ONLY_IN_THE_BAR = ("memory", "epoch")
-"""A log is read as a column of numbers: what hardly changes from line to line is left out."""
+ONLY_IN_THE_BAR = ("epoch",)
+"""A log is read as a column of numbers, and has a line for the end of every epoch."""
 
 
 class ProgressView:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.cli.display import Sheet
 from expert.cli.event_lines import Line
+from expert.cli.event_words import bytes_in_words, three_digits, worded
 from expert.cli.progress_view import ProgressView
 from expert.cli.words import count, counted, duration, loss
 
@@ -140,8 +141,13 @@ def status_sheet(status: RunStatus) -> Sheet:
         "mean loss": _loss(status.mean_loss),
         "validation loss, last": _loss(status.eval_loss),
         "validation loss, best": _best(status),
+        "test loss": _loss(status.test_loss),
         "learning rate": _number(status.rate, "{:.3g}"),
         "tokens/s": _number(status.tokens_per_second, "{:,.0f}"),
+        "steps/s": _in_words(status.steps_per_second, three_digits),
+        "GPU use": _number(status.gpu_utilization, "{:.0f} %"),
+        "peak memory": worded(status.gpu_peak_memory_bytes, "{} of the GPU", bytes_in_words)
+        or worded(status.cpu_peak_memory_bytes, "{} RAM", bytes_in_words),
         "time left": _time_left(status),
         "last checkpoint": status.last_checkpoint or "none yet",
         "fallbacks": "\n".join(status.fallbacks) or "none",
@@ -158,7 +164,11 @@ def _epoch(status: RunStatus) -> str:
 
 
 def _loss(value: object) -> str | None:
-    return loss(value) if isinstance(value, int | float) else _number(value, "{}")
+    return _in_words(value, loss)
+
+
+def _in_words(value: object, say: Callable[[float], str]) -> str | None:
+    return say(value) if isinstance(value, int | float) else _number(value, "{}")
 
 
 def _best(status: RunStatus) -> str | None:

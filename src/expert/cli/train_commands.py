@@ -104,7 +104,7 @@ def train(
             "cpu, or auto)"
         )
     resume = _run_that_is_meant(resume, plan)
-    console = make_console(error=as_json)
+    console = make_console(error=as_json, needed=False)
     if dry_run:
         show_dry_run(read, plan, resume, console, as_json=as_json)
         return

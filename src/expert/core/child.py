@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from expert.core.links import open_plain
+
 KEPT_LINES = 20
 LONGEST_LINE = 2**20
 """Characters of one line that is listened to: what a process says goes into memory here."""
@@ -143,7 +145,9 @@ def clean_environment() -> dict[str, str]:
 
 
 def _opened(log: Path | None) -> IO[bytes]:
-    return log.open("ab+") if log is not None else tempfile.TemporaryFile()
+    if log is None:
+        return tempfile.TemporaryFile()
+    return open(open_plain(log, os.O_RDWR | os.O_APPEND | os.O_CREAT), "ab+")
 
 
 def _read(stream: IO[str], said: queue.Queue[dict[str, Any] | None]) -> None:

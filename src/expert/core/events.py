@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
 
+from expert.core.errors import ExpertError
+from expert.core.links import open_plain
+
 Event = dict[str, Any]
 Sink = Callable[[Event], None]
 
@@ -83,8 +86,8 @@ class EventLog:
             while self._waiting:
                 self._append(self._waiting[0])
                 self._waiting.popleft()
-        except OSError as error:
-            why = f"{self.path}: {error.strerror or error}"
+        except (OSError, ExpertError) as error:
+            why = f"{self.path}: {getattr(error, 'strerror', None) or error}"
             self._warn(-1, "the event file cannot be written, training goes on", why)
         else:
             self._failing.discard(-1)
@@ -92,7 +95,7 @@ class EventLog:
     def _append(self, line: bytes) -> None:
         """One write for a line; a part that reached the file is closed before the next try."""
         if self._descriptor is None:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            self._descriptor = open_plain(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
             size = os.fstat(self._descriptor).st_size
             os.lseek(self._descriptor, max(0, size - 1), os.SEEK_SET)
             self._torn = os.read(self._descriptor, 1) not in (b"", b"\n")
@@ -182,7 +185,7 @@ class StoredEvents(Iterator[Event]):
         return next(self._lines)
 
     def _read(self, path: Path) -> Iterator[Event]:
-        with path.open("rb") as stream:
+        with open(open_plain(path, os.O_RDONLY), "rb") as stream:
             for line in stream:
                 event = _event_of(line)
                 if event is not None:
@@ -221,7 +224,7 @@ def follow(
 def _whole_lines(path: Path, position: int) -> Iterator[tuple[int, bytes]]:
     """Lines from `position` on that end, each with the place behind it."""
     try:
-        stream = path.open("rb")
+        stream = open(open_plain(path, os.O_RDONLY), "rb")  # noqa: SIM115 - closed below
     except FileNotFoundError:
         return
     with stream:

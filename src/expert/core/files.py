@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -27,8 +28,12 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 def _keep_mode(path: Path, temporary: str) -> None:
     """Give the new file the old one's mode, or what a plain open() would have given it."""
-    if path.exists():
-        mode = path.stat().st_mode & 0o777
+    try:
+        before = path.lstat().st_mode
+    except OSError:
+        before = 0
+    if stat.S_ISREG(before):  # a link is replaced, never followed
+        mode = stat.S_IMODE(before) & 0o777
     else:
         mask = os.umask(0)
         os.umask(mask)

@@ -19,6 +19,7 @@ from typing import Any, Self
 from expert.core.errors import ExpertError
 from expert.core.events import plain, secrets_of_environment
 from expert.core.files import sync_folder, write_text_atomically
+from expert.core.links import open_plain, refuse_links, refuse_links_inside
 from expert.core.publish import is_alive
 
 if sys.platform != "win32":
@@ -93,7 +94,16 @@ class RunFolder:
                 f"{path}: is no run folder, it has no {folder.plan.name}  (name a folder under "
                 "runs/)"
             )
+        folder.refuse_links()
         return folder
+
+    def refuse_links(self) -> None:
+        """Raise where the folder holds a link, a pipe or a device: it may come from somebody else,
+        and what is written or deleted here must not be elsewhere."""
+        refuse_links_inside(
+            self.path,
+            instead="a run that shall lie on another disk is put there with --output FOLDER",
+        )
 
     @property
     def was_started(self) -> bool:
@@ -166,6 +176,9 @@ class RunFolder:
         """
         if not self.path.is_dir():
             raise RunFolderError(f"{self.path}: there is no such folder  (name a folder of runs)")
+        self.refuse_links()
+        with suppress(OSError):  # not there yet, or not to be written to: training goes on
+            os.close(open_plain(self.events, os.O_RDWR))
         descriptor, previous = _acquire(self.lock_file)
         try:
             yield previous
@@ -183,7 +196,16 @@ def latest_run(parent: Path, expert: str) -> RunFolder | None:
         match = _STAMP.fullmatch(path.name.removeprefix(prefix))
         if path.name.startswith(prefix) and match and RunFolder(path).was_started:
             found.append((match[1], int(match[2] or 1), RunFolder(path)))
-    return max(found, key=lambda run: run[:2])[2] if found else None
+    return found_in(parent, max(found, key=lambda run: run[:2])[2].path.name) if found else None
+
+
+def found_in(parent: Path, name: str) -> RunFolder:
+    """A run that was found in a folder of runs, and not named by the user: the folder itself, no
+    link to another one."""
+    run = RunFolder(parent / name)
+    refuse_links(run.path, below=parent, instead="or name the folder that is meant")
+    run.refuse_links()
+    return run
 
 
 def named_manifest(started: Mapping[str, Any]) -> str:
@@ -205,7 +227,7 @@ def _acquire(path: Path) -> tuple[int, Holder | None]:
     _watch_forks()
     try:
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = open_plain(path, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 previous = _take(descriptor, path)
                 if _is_at(descriptor, path):

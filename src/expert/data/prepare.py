@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.files import sha256_of, sync_file, sync_folder, write_text_atomically
+from expert.core.links import refuse_links, refuse_links_inside
 from expert.core.words import counted
 from expert.data.documents import write_dataset_files
 from expert.data.records import DataError
@@ -220,6 +221,8 @@ def read_statistics(folder: Path) -> DocumentStatistics:
 
 def _build(work: Work, recipe: Recipe, folder: Path) -> None:
     parts = folder.with_name(f"{folder.name}.parts-{recipe.key()[:12]}")
+    refuse_links(parts, below=folder.parent)
+    refuse_links_inside(parts)
     parts.mkdir(parents=True, exist_ok=True)
     bad = Rejects(work.max_bad_rows)
 

@@ -57,7 +57,8 @@ def saved_keys(prepared: Prepared, cache: Path) -> RowKeys:
     file = _file_of(prepared, cache)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as sink:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as sink:  # never through a link that waits there
             np.save(sink, np.stack(made))
         temporary.replace(file)
     except OSError:  # a cache that is only read: the next start makes them again

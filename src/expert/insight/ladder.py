@@ -317,16 +317,22 @@ def _run_numbers(run: RunRecord) -> dict[str, float | None]:
         values = [float(e[key]) for e in late if isinstance(e.get(key), int | float)]
         return statistics.median(values) if values else None
 
-    def last(event: str, key: str) -> float | None:
-        values = [e[key] for e in run.of(event) if isinstance(e.get(key), int | float)]
-        return float(values[-1]) if values else None
+    def numbers(event: str, key: str, split: str | None = None) -> list[float]:
+        told = [e for e in run.of(event) if split in (None, e.get("split", "validation"))]
+        return [float(e[key]) for e in told if isinstance(e.get(key), int | float)]
+
+    def last(event: str, key: str, split: str | None = None) -> float | None:
+        return next(reversed(numbers(event, key, split)), None)
 
     keys = (
-        *("tokens_per_second", "samples_per_second", "mfu", "data_wait", "padding"),
-        *("gpu_utilization", "peak_allocated_bytes", "power_watts"),
+        *("tokens_per_second", "samples_per_second", "steps_per_second", "mfu", "data_wait"),
+        *("padding", "gpu_utilization", "peak_allocated_bytes", "cpu_peak_memory_bytes"),
+        "power_watts",
     )
     found = {key.replace("_", " "): median(key) for key in keys}
     found["training loss"] = last("step", "loss")
-    found["validation loss"] = last("eval", "loss")
+    found["validation loss"] = last("eval", "loss", "validation")
+    found["best validation loss"] = min(numbers("eval", "loss", "validation"), default=None)
+    found["test loss"] = last("eval", "loss", "test")
     found["seconds"] = last("finished", "seconds")
     return {name: value for name, value in found.items() if value is not None}

@@ -66,6 +66,7 @@ def read_run(folder: Path) -> RunRecord:
             f"{folder}: not a run folder: it has no events.jsonl  (name the folder that "
             "`expert train` printed, such as runs/NAME-20260101-120000)"
         )
+    run.refuse_links()
     stored = read_events(run.events)
     events = tuple(stored)
     validation = _object(run.validation) if run.validation.is_file() else None

@@ -57,7 +57,9 @@ def _untold(found: Evidence) -> Verdict:
     """No log line: the run never came that far, or nobody asked for lines so often."""
     done = max((number(event, "step") or 0 for event in found.run.events), default=0)
     if done:
-        why = f"{done:.0f} updates were made, but no log line tells how long they took."
+        every = found.amount("watch.logging_steps")
+        asked = "" if every is None else f": logging_steps is {every:.0f}"
+        why = f"{done:.0f} steps were made, but no log line tells how long they took{asked}."
         fix, overrides = "training.config.logging_steps: 1", ("training.config.logging_steps=1",)
         return Verdict(kind="unknown", sentence=f"unknown: {why}", fix=fix, overrides=overrides)
     error = found.newest("failed").get("error") or found.newest("stopped").get("reason")

@@ -118,14 +118,17 @@ def ended_by_sigterm() -> Iterator[None]:
 
 def new_folder(asked: Asked) -> Path:
     """A new folder below the output folder; another one for each of two that begin at once."""
+    from expert.core.links import refuse_links
     from expert.jobs.planning import plan
+    from expert.jobs.run_places import runs_folder
     from expert.planning.plan import folder_name
 
-    made = plan(
-        asked.read(()), model=asked.model, vram=asked.vram, use_measurements=False, look=False
-    )
+    read = asked.read(())
+    runs = runs_folder(read)
+    made = plan(read, model=asked.model, vram=asked.vram, use_measurements=False, look=False)
     name = f"{folder_name(made.expert)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    parent = Path(made.watch.output_dir) / "benchmarks"
+    parent = runs / "benchmarks"
+    refuse_links(parent, below=runs, instead="results go elsewhere with --output FOLDER")
     parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         place = parent / (name if number == 1 else f"{name}-{number}")

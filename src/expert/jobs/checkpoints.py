@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from expert.core.links import refuse_links
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -120,6 +122,7 @@ class Checkpoints:
         if (there / "DONE").is_file() and _says(there, state):
             return
         needed = bytes_needed(groups)
+        refuse_links(self.folder, below=self.folder.parent)
         self.folder.mkdir(parents=True, exist_ok=True)
         check_space(self.folder, needed)
         saved = {

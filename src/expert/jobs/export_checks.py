@@ -92,7 +92,11 @@ def settle_kind(plan: RunPlan, asked: str | None, dtype: str | None) -> Kind:
 
 def refuse_place(to: Path) -> None:
     """Nothing is overwritten, but an empty folder is as good as none; and it must be writable."""
-    if (to.exists() or to.is_symlink()) and not (to.is_dir() and not any(to.iterdir())):
+    if to.is_symlink():  # the export takes the place of what is there: that would be the link
+        raise CannotExport(
+            f"{to}: is a link to {to.readlink()}  (name that folder itself, or a new one)"
+        )
+    if to.exists() and not (to.is_dir() and not any(to.iterdir())):
         raise CannotExport(f"{to}: is there already  (name a new folder: nothing is overwritten)")
     # The export gets its name when it is whole, in place of the folder that is there.
     if to.resolve() == Path.cwd():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -85,5 +86,5 @@ def upgrade_file(path: Path, *, output: Path | None = None, in_place: bool = Fal
 
 
 def _refuse_overwriting(path: Path, fix: str) -> None:
-    if path.exists():
+    if os.path.lexists(path):  # a link that leads nowhere yet, too
         raise WouldOverwrite(f"{path} exists  ({fix})")

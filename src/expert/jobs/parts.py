@@ -161,13 +161,19 @@ def _device_fields(session: Session, meter: Meter) -> Callable[[], dict[str, Any
     """What a step event says of the card or the cores: numbers, no text, which would be searched
     for secrets. Updates that compile are left out, as they are of its rates: the card stands
     still meanwhile."""
-    from expert.telemetry.cpu import CpuSampler
+    from expert.telemetry.cpu import CpuSampler, peak_memory_bytes
     from expert.telemetry.gpu import allocator_facts
 
     gpu, looked_at = session.gpu, time.monotonic()
     if gpu is None:
         # Workers are processes of their own, and would be taken for somebody else's.
-        return CpuSampler().step_fields if not session.plan.loader.workers else dict
+        cores = None if session.plan.loader.workers else CpuSampler()
+
+        def host_fields() -> dict[str, Any]:
+            most = {"cpu_peak_memory_bytes": peak_memory_bytes()}
+            return most if cores is None else {**cores.step_fields(), **most}
+
+        return host_fields
 
     def fields() -> dict[str, Any]:
         nonlocal looked_at

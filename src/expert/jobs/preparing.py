@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
+from expert.core.links import refuse_links, refuse_links_inside
 from expert.jobs.left_out import doubts_of, not_empty
 from expert.jobs.packing import (
     RowsToPack,
@@ -97,6 +98,7 @@ class Builder:
         self.tell = tell
         self.explicit = read.manifest.training.config.pretokenized_cache is not None
         self.cache = Path(plan.data.cache or read.folder / "datasets_optimized")
+        refuse_links_of_cache(self.cache, read.folder, explicit=self.explicit)
         self.encoder, self.template = self._load_encoder()
         self._window_packing: Packing | None = None
         self._columns: dict[Source, tuple[Columns, ColumnSurvey]] = {}
@@ -466,6 +468,15 @@ class Builder:
             is_text=self.template is not None,
             streaming=self.spec.streaming,
         )
+
+
+def refuse_links_of_cache(cache: Path, folder: Path, *, explicit: bool) -> None:
+    """Raise where the cache of an expert's folder, which may come from somebody else, is a link or
+    holds one. Beside a cache that was named lies what is not Expert's."""
+    elsewhere = "tokens go to another disk with training.config.pretokenized_cache: FOLDER"
+    refuse_links(cache, below=folder, instead=elsewhere)
+    if not explicit:
+        refuse_links_inside(cache, instead=elsewhere)
 
 
 def _only(source: Source | None) -> Source:

@@ -106,8 +106,11 @@ def profile(
     folder: Path | None = None,
 ) -> Profile:
     """Run, look on, write the trace to profile/ beside the manifest, and sum it up."""
+    from expert.core.links import refuse_links
     from expert.planning.plan import folder_name
 
+    place = folder or read.folder / "profile"
+    refuse_links(place, below=place.parent)
     looking = _Looking(updates)
     done = rehearse(
         read,
@@ -119,7 +122,6 @@ def profile(
     )
     seen = looking.finish()
     on_gpu = done.plan.kernels.device == "cuda"
-    place = folder or read.folder / "profile"
     trace = (
         place / f"{folder_name(done.plan.expert)}-{datetime.now(UTC):%Y%m%d-%H%M%S}.trace.json.gz"
     )

@@ -96,8 +96,11 @@ def _places(to: Path) -> tuple[Path, Path]:
 
 def _refuse_to_overwrite(markdown: Path, html: Path) -> None:
     """The page was named by the user, its twin was not: only an earlier twin makes room."""
+    from expert.core.links import refuse_links
     from expert.insight.page.markdown import is_page
 
+    for place in (markdown, html):
+        refuse_links(place, below=place.parent)
     if not markdown.exists():
         return
     if not is_page(markdown.read_text(encoding="utf-8", errors="replace")):

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.events import Event, read_events
+from expert.core.links import refuse_links
 from expert.core.recorded_paths import found_again
 from expert.core.rundir import RunFolder, RunFolderError, latest_run, named_manifest
 from expert.jobs.watching import find_run, newest_run
 
 if TYPE_CHECKING:
+    from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
 
 
@@ -33,7 +35,7 @@ def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
     if file is None:
         return find_run(place), None
     read = read_manifest(file)
-    parent = read.folder / (read.manifest.training.config.output_dir or "runs")
+    parent = runs_folder(read)
     run = latest_run(parent, read.manifest.name) or latest_run(read.folder, read.manifest.name)
     if run is None and place.is_dir():  # `--output .` puts runs beside the manifest
         other = newest_run(place)
@@ -45,6 +47,18 @@ def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
             f"expert train --manifest {file})"
         )
     return run, read.folder
+
+
+def runs_folder(read: ReadManifest) -> Path:
+    """Where the runs of a manifest go. The expert's folder may come from somebody else: a link in
+    it on the way there is refused."""
+    runs = read.folder / (read.manifest.training.config.output_dir or "runs")
+    refuse_links(
+        runs,
+        below=read.folder,
+        instead="runs go to another disk with --output FOLDER or training.config.output_dir",
+    )
+    return runs
 
 
 def run_to_resume(resume: str, *, runs: Path, expert: str) -> tuple[RunFolder, Path]:

@@ -72,6 +72,7 @@ def train(
     them may take long.
     """
     from expert.jobs.opening import planned_and_open, stream_of
+    from expert.jobs.run_places import runs_folder
     from expert.jobs.run_rate import remember_run
     from expert.jobs.session import Session
     from expert.jobs.smollm2 import provide_model
@@ -81,6 +82,8 @@ def train(
     read = manifest
     if not isinstance(read, ReadManifest):
         read = read_manifest(read, overrides=overrides)
+    if resume in (None, "auto"):
+        runs_folder(read)  # refused before an hour of preparing
     provide_model(read, model)
     plan, data, builder = planned_and_open(read, tell, model=model, vram=vram)
     if resume is not None and not allow_changed:
@@ -237,6 +240,7 @@ def _finished(session: Session, *, early: bool) -> RunResult:
         wall_seconds=time.monotonic() - session.began,
         tokens=facts["tokens"],
         tokens_per_second=facts["tokens_per_second"],
+        steps_per_second=facts["steps_per_second"],
         early=early,
         final=str(final),
     )

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from expert.core.events import Event, follow, read_events
+from expert.core.links import refuse_links
 from expert.core.publish import damage, is_alive
-from expert.core.rundir import RunFolder, RunFolderError
+from expert.core.rundir import RunFolder, RunFolderError, found_in
 
 RUNS = Path("runs")
+NAME_IT = "or name the run folder that is meant"
 State = Literal["running", "finished", "stopped", "failed", "gone"]
 ENDINGS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
 ENDED_BEFORE: tuple[State, ...] = ("gone", "stopped", "failed")
@@ -46,12 +48,21 @@ class RunStatus:
     """Of the whole run, once it has finished."""
     rate: float | None
     tokens_per_second: float | None
+    steps_per_second: float | None
+    gpu_utilization: float | None
+    """Percent of the time in which the card was at work, over the last line; None on a CPU."""
+    gpu_peak_memory_bytes: int | None
+    """The most that the run had of the card; None on a CPU."""
+    cpu_peak_memory_bytes: int | None
+    """The most that the process had of the host, where it trains on that; None on a card."""
     eta_seconds: float | None
     eval_loss: float | None
     """On the validation rows, the last time that they were looked at."""
     best_eval_loss: float | None
     """The lowest that was seen there."""
     best_eval_step: int | None
+    test_loss: float | None
+    """On the test rows, once the run has finished."""
     last_checkpoint: str | None
     fallbacks: tuple[str, ...]
     last_event: float | None
@@ -63,8 +74,10 @@ class RunStatus:
 def find_run(place: Path | None) -> RunFolder:
     """The run folder named, or the newest one in the folder named; without a name, in runs/."""
     if place is not None and RunFolder(place).was_started:
-        return RunFolder(place)
+        return RunFolder.open(place)
     parent = RUNS if place is None else place
+    if place is None:
+        refuse_links(RUNS, below=Path(), instead=NAME_IT)
     newest = newest_run(parent)
     if newest is not None:
         return newest
@@ -78,7 +91,8 @@ def find_run(place: Path | None) -> RunFolder:
 
 def newest_run(parent: Path) -> RunFolder | None:
     """The newest run of any expert in a folder of runs, by the time in its name."""
-    return next(_newest_first(parent), None)
+    newest = next(_newest_first(parent), None)
+    return found_in(parent, newest.path.name) if newest is not None else None
 
 
 def finished_beside(folder: RunFolder) -> RunFolder | None:
@@ -128,6 +142,7 @@ def status_by(events: Iterable[Event], folder: RunFolder, *, damaged_lines: int 
             fallbacks.append(": ".join(str(event.get(k)) for k in ("failure", "reason")))
         evals = _evals(evals, event)
         seen.update(_facts(placed(event, folder)))
+        seen.update(_peaks(seen, event))
     seen |= _of_evals(evals)
     state, because = state_of(folder, ending)
     if state == "finished" and ending is not None:
@@ -146,11 +161,19 @@ def status_by(events: Iterable[Event], folder: RunFolder, *, damaged_lines: int 
 
 
 _STARTED = ("expert", "model", "device", "total_steps", "epochs")
-_STEP = ("step", "epoch", "loss", "rate", "tokens_per_second", "eta_seconds")
+_STEP = (
+    *("step", "epoch", "loss", "rate", "tokens_per_second", "steps_per_second"),
+    *("gpu_utilization", "eta_seconds"),
+)
+_PEAKS = {
+    "gpu_peak_memory_bytes": "peak_reserved_bytes",
+    "cpu_peak_memory_bytes": "cpu_peak_memory_bytes",
+}
+"""What is kept of a run, and the field of its step events."""
 _REACHED = ("saved", "finished", "stopped", "rolled_back", "resumed")
 """Events that say which update was the last one; those of steps come only now and then."""
 _EVALS = ("eval_loss", "best_eval_loss", "best_eval_step")
-_KEPT = (*_STARTED, *_STEP, "mean_loss", *_EVALS, "last_checkpoint")
+_KEPT = (*_STARTED, *_STEP, *_PEAKS, "mean_loss", *_EVALS, "test_loss", "last_checkpoint")
 
 
 def _facts(event: Event) -> dict[str, Any]:
@@ -163,10 +186,23 @@ def _facts(event: Event) -> dict[str, Any]:
         return {**told, "told_at": event.get("step"), "epoch_at": event.get("step")}
     if kind == "epoch":
         return {"epoch": event.get("epoch"), "epoch_at": event.get("step")}
+    if kind == "eval" and event.get("split") == "test":
+        return {"test_loss": event.get("loss")}
     reached = {"step": event["step"]} if kind in _REACHED and "step" in event else {}
+    if kind == "resumed":
+        return {**reached, "test_loss": None}  # that was of the weights before
     if kind == "saved":
         return {**reached, "last_checkpoint": event.get("path")}
     return reached
+
+
+def _peaks(seen: dict[str, Any], event: Event) -> dict[str, Any]:
+    """The highest peaks after this event: torch's own is set back where a plan is changed."""
+    known = {
+        name: [value for value in (seen.get(name), event.get(field)) if isinstance(value, int)]
+        for name, field in _PEAKS.items()
+    }
+    return {name: max(values) for name, values in known.items() if values}
 
 
 def _evals(known: dict[Any, Any], event: Event) -> dict[Any, Any]:
@@ -201,7 +237,8 @@ def _at_the_end(seen: dict[str, Any], finished: Event) -> dict[str, Any]:
     best = finished.get("eval_loss")
     if best is not None and best != seen.get("best_eval_loss"):
         facts |= {"best_eval_loss": best, "best_eval_step": None}
-    for name, told in (("eval_loss", "last_eval_loss"), ("tokens_per_second",) * 2):
+    rates = (("tokens_per_second",) * 2, ("steps_per_second",) * 2)
+    for name, told in (("eval_loss", "last_eval_loss"), *rates):
         if finished.get(told) is not None:
             facts[name] = finished[told]
     if seen.get("told_at") != last:

@@ -185,7 +185,7 @@ class TrainingConfig(StrictSection):
 
     # --- looking, saving, stopping -----------------------------------------------------------
     logging_steps: Count = 10
-    """Updates between log lines."""
+    """Steps between log lines; the last steps of a run have a line of their own."""
     save_strategy: Cadence | Auto = AUTO
     """When checkpoints are written; auto: steps where save_steps is given, else epoch."""
     save_steps: Count | None = None

@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from expert.core.files import write_text_atomically
+from expert.core.links import open_plain
 from expert.planning.decisions import Decision
 from expert.planning.threads import NAMES
 
@@ -250,7 +251,8 @@ def _records(path: Path) -> list[Any]:
 @contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Keep others from writing in between; the system's lock ends with its process."""
-    with path.with_name(f".{path.name}.lock").open("w") as stream:
+    lock = open_plain(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT)
+    with open(lock, "w", encoding="utf-8") as stream:
         if sys.platform != "win32":
             fcntl.flock(stream, fcntl.LOCK_EX)
         yield

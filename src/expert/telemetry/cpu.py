@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -35,6 +38,29 @@ def own_seconds() -> float:
     """Seconds that this process and its finished children computed."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
+
+
+def peak_memory_bytes() -> int | None:
+    """The most memory that this process ever had, workers and children not counted; None where the
+    system does not tell.
+
+    Linux's getrusage would also count what its parent had when it was started.
+    """
+    if sys.platform.startswith("linux"):
+        try:
+            status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return None
+        found = re.search(r"^VmHWM:\s*(\d+) kB$", status, re.MULTILINE)
+        return int(found[1]) * 1024 if found else None
+    if sys.platform == "win32":
+        import psutil
+
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 class CpuSampler:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from expert.telemetry.ahead import Ahead
 from expert.telemetry.timeline import StepTimes
@@ -94,6 +94,8 @@ class _Sums:
     settled_seconds: float = 0.0
     settled_tokens: int = 0
     settled_examples: int = 0
+    settled_updates: int | None = 0
+    """None where the sums are of a version that did not count them."""
 
     def add(self, update: Update, seconds: float, *, settled: bool) -> None:
         self.updates += 1
@@ -104,6 +106,8 @@ class _Sums:
             self.settled_seconds += seconds
             self.settled_tokens += update.real_tokens
             self.settled_examples += update.examples
+            if self.settled_updates is not None:
+                self.settled_updates += 1
 
     def add_loss(self, loss_sum: float, targets: int) -> None:
         self.loss_sum += loss_sum
@@ -114,16 +118,24 @@ class _Sums:
 
     def facts(self) -> dict[str, Any]:
         """Rates are those of settled updates, where there are any: compiling is no training."""
-        counted = (self.settled_tokens, self.settled_examples, self.settled_seconds)
-        if not self.settled_seconds:
-            counted = (self.tokens, self.examples, self.seconds)
+        tokens, examples, updates = self.settled_tokens, self.settled_examples, self.settled_updates
+        seconds = self.settled_seconds
+        if not seconds:
+            tokens, examples, updates = self.tokens, self.examples, self.updates
+            seconds = self.seconds
         return {
             "loss": self.loss(),
             "seconds": self.seconds,
             "tokens": self.tokens,
-            "tokens_per_second": _ratio(counted[0], counted[2]),
-            "samples_per_second": _ratio(counted[1], counted[2]),
+            "tokens_per_second": _ratio(tokens, seconds),
+            "samples_per_second": _ratio(examples, seconds),
+            "steps_per_second": None if updates is None else _ratio(updates, seconds),
         }
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Self:
+        """The sums that `state` holds; an empty one holds none."""
+        return cls(**({"settled_updates": None, **state} if state else {}))
 
 
 class Meter:
@@ -185,12 +197,12 @@ class Meter:
     def restore(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Go on from what `state` gave: for a run that is resumed."""
         names = ("line", "epoch", "run")
-        self._line, self._epoch, self._run = (_Sums(**state.get(name, {})) for name in names)
+        self._line, self._epoch, self._run = (_Sums.of(state.get(name, {})) for name in names)
 
     def restore_losses(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Forget the losses of updates that were undone; the time they took was spent."""
         for name, sums in (("line", self._line), ("epoch", self._epoch), ("run", self._run)):
-            before = _Sums(**state.get(name, {}))
+            before = _Sums.of(state.get(name, {}))
             sums.loss_sum, sums.loss_targets = before.loss_sum, before.loss_targets
 
     def pause(self) -> None:

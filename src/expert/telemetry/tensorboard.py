@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from expert.core.errors import ExpertError
+from expert.core.links import refuse_links
 
 CURVES: Mapping[str, Mapping[str, str]] = {
     "step": {
@@ -16,10 +17,13 @@ CURVES: Mapping[str, Mapping[str, str]] = {
         "epoch": "epoch",
         "tokens_per_second": "tokens_per_second",
         "samples_per_second": "samples_per_second",
+        "steps_per_second": "steps_per_second",
         "mfu": "mfu",
         "data_wait": "data_wait",
         "gpu_utilization": "gpu/utilization_percent",
         "gpu_memory_bytes": "gpu/memory_bytes",
+        "peak_reserved_bytes": "gpu/peak_memory_bytes",
+        "cpu_peak_memory_bytes": "cpu/peak_memory_bytes",
         "power_watts": "gpu/power_watts",
     },
     "eval": {
@@ -27,9 +31,14 @@ CURVES: Mapping[str, Mapping[str, str]] = {
         "perplexity": "eval/perplexity",
         "token_accuracy": "eval/token_accuracy",
     },
+    "test": {
+        "loss": "loss/test",
+        "perplexity": "test/perplexity",
+        "token_accuracy": "test/token_accuracy",
+    },
     "epoch": {"loss": "loss/epoch"},
 }
-"""Which fields of which event become which curve."""
+"""Which fields of which event become which curve; "test" is an evaluation of the test rows."""
 
 FLUSHED_AFTER = frozenset({"eval", "saved", "stopped", "finished"})
 
@@ -81,6 +90,7 @@ class TensorBoardSink:
             self._writer = None
 
     def _open(self, first_step: int | None) -> None:
+        refuse_links(self._folder, below=self._folder.parent)  # also where it is opened once more
         self._writer = self._make_writer(self._folder, first_step)
 
     def _write(self, event: Mapping[str, Any]) -> None:
@@ -90,7 +100,8 @@ class TensorBoardSink:
             self._writer.close()
             self._open(int(event.get("to_step", event["step"])) + 1)
             return
-        for field, tag in CURVES.get(kind, {}).items():
+        shown = "test" if kind == "eval" and event.get("split") == "test" else kind
+        for field, tag in CURVES.get(shown, {}).items():
             value = event.get(field)
             if value is not None:  # events hold "nan" and "inf" as text, which float() understands
                 self._writer.add_scalar(tag, float(value), int(event["step"]), event.get("time"))

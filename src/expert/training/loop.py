@@ -109,12 +109,16 @@ def train(
             troubles += tools.recorder.settle()
         stop = _answer(troubles, state, plan, tools)
         if stop is None:
+            if moment.last:
+                tools.recorder.tell_rest()
             state, stop = _between_updates(state, moment, plan, tools)
             tools.reached(state)
         if stop is None and not moment.last:
             stop = _another_plan(tools)
     if stop is None:
         state, stop = _ended(state, plan, tools)
+    if stop.finished or stop.exit_code is not None:
+        tools.recorder.tell_rest()  # after the checkpoint: a resumed run sums its line up whole
     return state, stop
 
 
@@ -290,6 +294,7 @@ def _ended(state: TrainState, plan: LoopPlan, tools: Tools) -> tuple[TrainState,
     """No update is left. Where nobody knew that the last one was the last, its work is done now."""
     stop = _answer(tools.recorder.settle(), state, plan, tools)
     if stop is None and state.done != plan.total_steps:
+        tools.recorder.tell_rest()
         missing = _evaluates(plan) and state.evaluated != state.done
         epoch = state.epoch + 1 if plan.steps_per_epoch is None else None
         moment = Moment(evaluate=missing, save=True, epoch=epoch, last=True)

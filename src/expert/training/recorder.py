@@ -86,6 +86,7 @@ class Recorder:
         self._compiles = compiles
         self._more = more
         self._pending: dict[int, Facts] = {}
+        self._untold: tuple[Facts, float, float] | None = None
         self._phases: dict[str, float] = {}
         self._made: list[float] = []
         self._dry: list[bool] = []
@@ -138,6 +139,13 @@ class Recorder:
         """Wait for everything that was launched, and judge it."""
         return self._read(everything=True)
 
+    def tell_rest(self) -> None:
+        """A line on the steps since the last one, where there are any: without it a run that is
+        shorter than its log interval would leave nothing to be diagnosed by."""
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            self._tell(*untold)
+
     def _read(self, *, everything: bool) -> list[Trouble]:
         for times in self._timeline.drain() if everything else self._timeline.ready():
             self.meter.add_times(times)
@@ -163,8 +171,9 @@ class Recorder:
         if math.isfinite(loss_sum):
             self.meter.add_loss(loss_sum, facts.targets)
         trouble = self._judged(facts, loss, applied)
+        self._untold = (facts, loss, grad_norm)
         if due(facts.step + 1, self._log_every) or trouble is not None:
-            self._tell(facts, loss, grad_norm)
+            self.tell_rest()
         return trouble
 
     def _judged(self, facts: Facts, loss: float, applied: bool) -> Trouble | None:

@@ -1,0 +1,306 @@
+"""Folders from somebody else: a link, a pipe or a device in one of them leads nowhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from expert.data.prepare import Recipe
+from tests.jobs.runs import base_model, write_expert
+from tests.jobs.trained_runs import finished, place
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
+
+KEPT = "what the user has written\n"
+STEP = "checkpoints/step-000006"
+FILES = (
+    *(".lock", "events.jsonl", "plan.json", "manifest.json", "environment.json"),
+    *("validation.json", "report.html", "report.md", "ladder.json", f"{STEP}/state.json"),
+)
+FOLDERS = ("checkpoints", "tensorboard", "final", "profile", STEP)
+COMMANDS = {
+    "resume": ("train", "{manifest}", "--resume", "{run}"),
+    "resume-newest": ("train", "{manifest}", "--resume"),
+    "dry-run": ("train", "{manifest}", "--dry-run", "--resume"),
+    "validate": ("validate", "--expert", "{run}", "--test-set", "{rows}"),
+    "report": ("report", "{run}"),
+    "report-of-expert": ("report", "{expert}"),
+    "export": ("export", "{run}", "--to", "{expert}/exported"),
+    "sample": ("sample", "{run}", "--prompt", "say red"),
+    "diagnose": ("diagnose", "{run}"),
+    "profile": ("diagnose", "{run}", "--profile", "1"),
+    "try": ("diagnose", "{run}", "--try"),
+    "watch": ("watch", "{run}"),
+    "watch-once": ("watch", "{run}", "--once"),
+    "watch-json": ("watch", "{run}", "--json"),
+    "compare": ("benchmark", "--compare", "{run}", "{run}"),
+}
+
+
+def state_of(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Every file and folder outside, with its bytes and the time of its last change."""
+    return {
+        str(path.relative_to(folder)): (
+            path.read_bytes() if path.is_file() else b"",
+            path.stat().st_mtime_ns,
+        )
+        for path in [folder, *sorted(folder.rglob("*"))]
+    }
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """A file and a folder of the user's, which must be as they were afterwards."""
+    folder = tmp_path / "home-of-the-user"
+    (folder / "photos").mkdir(parents=True)
+    (folder / "letter.txt").write_text(KEPT, encoding="utf-8")
+    (folder / "photos" / "cat.jpg").write_bytes(b"\xff\xd8cat")
+    before = state_of(folder)
+    yield folder
+    assert state_of(folder) == before
+
+
+@pytest.fixture
+def expert(tmp_path):
+    """The folder of an expert with a finished run, as somebody else would hand it on."""
+    run = finished("lora")
+    folder = tmp_path / "expert"
+    shutil.copytree(run.parents[1], folder)
+    (folder / "train.jsonl").write_bytes((run.parents[1] / "train.jsonl").read_bytes())
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _nothing_hangs():
+    """A pipe without a writer is waited for until somebody comes."""
+
+    def hangs(number, frame):
+        raise TimeoutError("the command hangs")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def typed(command: str, expert: Path) -> list[str]:
+    [run] = (expert / "runs").glob("demo-*")
+    words = {
+        "manifest": str(expert / "manifest.json"),
+        "rows": str(expert / "train.jsonl"),
+        "expert": str(expert),
+        "run": str(run),
+    }
+    return [word.format(**words) for word in COMMANDS[command]]
+
+
+def link(path: Path, to: Path) -> None:
+    """A link in the place of a file or a folder that may be there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(to)
+
+
+def run_of(expert: Path) -> Path:
+    [run] = (expert / "runs").glob("demo-*")
+    return run
+
+
+def refused(ran, path: Path, to: Path) -> None:
+    assert ran.code == 2, ran
+    assert f"{path}: is a link to {to}" in ran.err
+    assert "Traceback" not in ran.err
+    assert "Expert failed" not in ran.err
+
+
+@pytest.mark.parametrize("name", [*FILES, *FOLDERS])
+def test_a_run_with_a_link_in_it_is_not_resumed(run, expert, outside, name):
+    target = outside / ("letter.txt" if name in FILES else "photos")
+    link(run_of(expert) / name, target)
+    refused(run(*typed("resume", expert)), run_of(expert) / name, target)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("name", ["events.jsonl", "checkpoints", ".lock"])
+def test_no_command_follows_a_link_in_a_run_folder(run, expert, outside, command, name):
+    target = outside / ("letter.txt" if name in FILES else "photos")
+    if name == "events.jsonl":  # a run whose events lie elsewhere, and are added to
+        target = outside.parent / "events-of-others.jsonl"
+        shutil.copyfile(run_of(expert) / name, target)
+    there = target.read_bytes() if target.is_file() else b""
+    link(run_of(expert) / name, target)
+    refused(run(*typed(command, expert)), run_of(expert) / name, target)
+    assert not target.is_file() or target.read_bytes() == there
+
+
+@pytest.mark.parametrize("command", ["report-of-expert", "resume-newest"])
+def test_a_run_that_is_itself_a_link_is_not_taken_for_the_newest(run, expert, tmp_path, command):
+    words, path = typed(command, expert), run_of(expert)
+    elsewhere = tmp_path / "run-of-the-user"
+    shutil.copytree(path, elsewhere)
+    before = state_of(elsewhere)
+    link(path, elsewhere)
+    refused(run(*words), path, elsewhere)
+    assert state_of(elsewhere) == before
+
+
+@pytest.mark.parametrize("command", ["resume", "report", "diagnose", "watch", "watch-once"])
+@pytest.mark.parametrize("name", ["events.jsonl", ".lock", "validation.json"])
+def test_a_pipe_in_a_run_folder_is_refused_and_not_waited_for(run, expert, command, name):
+    path = run_of(expert) / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    ran = run(*typed(command, expert))
+    assert ran.code == 2
+    assert f"{path}: is a pipe" in ran.err
+
+
+@pytest.mark.parametrize("name", [".lock", "events.jsonl"])
+def test_a_file_with_a_second_name_elsewhere_is_not_written_to(run, expert, outside, name):
+    path = run_of(expert) / name
+    path.unlink(missing_ok=True)
+    os.link(outside / "letter.txt", path)
+    more = ("--allow-changed", "--set", "training.config.max_steps=7")
+    ran = run(*typed("resume", expert), *more)
+    assert ran.code == 2
+    assert f"{path}: has 2 names" in ran.err
+
+
+NEW_RUN = {
+    "train": ("train", "{manifest}"),
+    "pretokenize": ("pretokenize", "{manifest}"),
+    "benchmark": ("benchmark", "{manifest}", "--quick"),
+    "validate": ("validate", "--expert", "{run}"),
+    "profile": ("diagnose", "--manifest", "{manifest}", "--profile", "1"),
+}
+
+
+def new_run(command: str, expert: Path) -> list[str]:
+    run = next((expert / "runs").glob("demo-*"), expert / "runs")
+    words = {"manifest": str(expert / "manifest.json"), "run": str(run)}
+    return [word.format(**words) for word in NEW_RUN[command]]
+
+
+@pytest.mark.parametrize("command", ["train", "benchmark"])
+def test_a_folder_of_runs_that_is_a_link_is_refused_with_the_option_for_it(
+    run, expert, outside, command
+):
+    words = new_run(command, expert)
+    link(expert / "runs", outside / "photos")
+    ran = run(*words)
+    refused(ran, expert / "runs", outside / "photos")
+    assert "--output FOLDER" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("train", "datasets_optimized"),
+        ("pretokenize", "datasets_optimized"),
+        ("profile", "datasets_optimized"),
+        ("train", "datasets_optimized/demo"),
+        ("pretokenize", "datasets_optimized/demo"),
+        ("validate", "datasets_optimized/demo"),
+    ],
+)
+def test_a_cache_that_is_a_link_is_refused_with_the_option_for_it(
+    run, expert, outside, command, name
+):
+    words = new_run(command, expert)
+    link(expert / name, outside / "photos")
+    ran = run(*words)
+    refused(ran, expert / name, outside / "photos")
+    assert "training.config.pretokenized_cache" in ran.err
+
+
+@pytest.mark.parametrize("name", [".hashes.json", "tokens-0000000000000000", "extra"])
+@pytest.mark.parametrize("command", ["train", "pretokenize"])
+def test_a_link_in_a_cache_is_refused(run, expert, outside, command, name):
+    path = expert / "datasets_optimized" / "demo" / name
+    target = outside / ("letter.txt" if name == ".hashes.json" else "photos")
+    link(path, target)
+    refused(run(*new_run(command, expert)), path, target)
+
+
+def test_shards_that_were_begun_elsewhere_are_not_finished_there(run, expert, outside):
+    [tokens] = (expert / "datasets_optimized" / "demo").glob("tokens-*")
+    recipe = json.loads((tokens / "recipe.json").read_text(encoding="utf-8"))
+    key = Recipe(**recipe).key()[:12]
+    shutil.rmtree(tokens)
+    own = expert / "tokens"
+    parts = own.with_name(f"{own.name}.parts-{key}")
+    link(parts, outside / "photos")
+    ran = run(
+        *("pretokenize", str(expert / "manifest.json")),
+        *("--set", "training.config.pretokenized_cache=tokens"),
+    )
+    refused(ran, parts, outside / "photos")
+
+
+def test_the_profile_of_an_expert_is_not_written_through_a_link(run, expert, outside):
+    link(expert / "profile", outside / "photos")
+    refused(run(*new_run("profile", expert)), expert / "profile", outside / "photos")
+
+
+@pytest.mark.parametrize("key", ["output_dir", "pretokenized_cache"])
+def test_a_manifest_cannot_lead_out_of_its_folder_by_a_link_in_it(run, expert, outside, key):
+    link(expert / "way", outside)
+    words = ("--set", f"training.config.{key}=way/photos/new")
+    refused(run("train", str(expert / "manifest.json"), *words), expert / "way", outside)
+
+
+def test_what_the_user_types_may_be_a_link(run, tmp_path):
+    base = base_model(place() / "models")
+    manifest = write_expert(tmp_path / "own", base, {"max_steps": 1})
+    disk = tmp_path / "other-disk"
+    disk.mkdir()
+    (tmp_path / "own" / "elsewhere").symlink_to(disk)
+    (tmp_path / "way").symlink_to(tmp_path / "own")
+    ran = run(
+        *("train", str(tmp_path / "way" / manifest.name)),
+        *("--output", str(tmp_path / "own" / "elsewhere")),
+    )
+    assert ran.code == 0, ran.err
+    [made] = disk.iterdir()
+    assert (made / "final" / "DONE").is_file()
+    assert run("report", str(tmp_path / "own" / "elsewhere" / made.name)).code == 0
+    assert (made / "report.html").is_file()
+
+
+def test_a_backup_of_a_manifest_is_not_written_through_a_link(run, tmp_path, outside):
+    old = tmp_path / "manifest.json"
+    shutil.copyfile(finished("lora").parents[1] / "manifest.json", old)
+    (tmp_path / "manifest.json.bak").symlink_to(outside / "new.txt")
+    ran = run("manifest", "upgrade", str(old), "--in-place")
+    assert ran.code == 2
+    assert "manifest.json.bak exists" in ran.err
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.md"])
+def test_a_report_is_not_written_through_a_link_where_it_is_put(run, expert, outside, name):
+    place = expert / "reports"
+    link(place / name, outside / "letter.txt")
+    refused(
+        run("report", str(run_of(expert)), "--to", str(place)),
+        place / name,
+        outside / "letter.txt",
+    )
+
+
+@pytest.mark.parametrize("target", ["photos", "empty", "nowhere"])
+def test_an_export_goes_to_no_link(run, expert, outside, tmp_path, target):
+    (tmp_path / "empty").mkdir()
+    to = tmp_path / "exported"
+    to.symlink_to((tmp_path if target == "empty" else outside) / target)
+    ran = run("export", str(run_of(expert)), "--to", str(to))
+    refused(ran, to, to.readlink())
+    assert not any((tmp_path / "empty").iterdir())

@@ -1,0 +1,168 @@
+"""No link inside a folder that Expert manages is followed, whoever put it there and when."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.core import links
+from expert.core.child import Child
+from expert.core.errors import EXIT_USAGE
+from expert.core.events import EventLog, follow, read_events
+from expert.core.files import write_text_atomically
+from expert.core.links import LinkRefused, open_plain, refuse_links, refuse_links_inside
+from expert.core.rundir import RunFolder
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
+
+
+@pytest.fixture
+def letter(tmp_path):
+    """A file of the user's, which must be as it was afterwards."""
+    file = tmp_path / "letter.txt"
+    file.write_text("kept\n", encoding="utf-8")
+    file.chmod(0o600)
+    yield file
+    assert file.read_text(encoding="utf-8") == "kept\n"
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "run"
+    made.mkdir()
+    return made
+
+
+def test_a_link_is_named_with_its_target_and_what_to_do(folder, letter):
+    (folder / "runs").symlink_to(letter)
+    with pytest.raises(LinkRefused) as refused:
+        refuse_links(folder / "runs" / "new", below=folder, instead="use --output")
+    assert str(refused.value) == (
+        f"{folder / 'runs'}: is a link to {letter}  (remove it; Expert writes only to plain files "
+        "inside its own folders; use --output)"
+    )
+    assert refused.value.exit_code == EXIT_USAGE
+
+
+def test_what_lies_elsewhere_and_the_way_to_the_folder_are_the_users_own(tmp_path, folder):
+    (tmp_path / "way").symlink_to(folder)
+    refuse_links(tmp_path / "way" / "a" / "b", below=tmp_path / "way")
+    refuse_links(tmp_path / "way", below=folder)
+    (folder / "plain").mkdir()
+    refuse_links(folder / "plain" / ".." / ".." / "way" / "x", below=folder)
+
+
+def test_a_link_before_two_dots_is_seen(tmp_path, folder):
+    (folder / "way").symlink_to(tmp_path)
+    with pytest.raises(LinkRefused):
+        refuse_links(folder / "way" / ".." / ".." / "x", below=folder)
+
+
+def test_a_relative_path_is_looked_at_as_an_absolute_one(tmp_path, folder, monkeypatch):
+    (folder / "runs").symlink_to(tmp_path)
+    monkeypatch.chdir(folder)
+    for below in (Path(), folder):
+        with pytest.raises(LinkRefused):
+            refuse_links(Path("runs"), below=below)
+
+
+def test_all_links_of_a_folder_are_named_at_once_and_many_are_counted(folder, letter):
+    (folder / "deep").mkdir()
+    for number in range(7):
+        (folder / "deep" / f"{number}").symlink_to(letter)
+    with pytest.raises(LinkRefused) as refused:
+        refuse_links_inside(folder)
+    lines = str(refused.value).splitlines()
+    assert lines[0] == f"{folder / 'deep' / '0'}: is a link to {letter}"
+    assert len(lines) == 6
+    assert lines[-1].startswith("… and 2 more")
+
+
+def test_folders_inside_each_other_without_end_are_looked_through(folder, letter):
+    here = os.open(folder, os.O_RDONLY)
+    for _ in range(1500):  # deeper than Python may recurse
+        os.mkdir("a", dir_fd=here)
+        deeper = os.open("a", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = deeper
+    os.symlink(letter, "link", dir_fd=here)
+    os.close(here)
+    try:
+        with pytest.raises(LinkRefused):
+            refuse_links_inside(folder)
+    finally:  # shutil.rmtree of Python 3.11 recurses
+        subprocess.run(["rm", "-rf", folder], check=True)
+
+
+def test_a_link_that_appears_after_the_look_is_not_opened(folder, letter, monkeypatch):
+    path = folder / "events.jsonl"
+    look = links._fault
+
+    def late(asked):
+        found = look(asked)
+        if not asked.is_symlink():
+            asked.symlink_to(letter)
+        return found
+
+    monkeypatch.setattr(links, "_fault", late)
+    with pytest.raises(LinkRefused, match="is a link to"):
+        open_plain(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+
+
+def test_a_pipe_is_refused_at_once_for_reading_and_writing(folder):
+    os.mkfifo(folder / "events.jsonl")
+    for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
+        with pytest.raises(LinkRefused, match="is a pipe"):
+            open_plain(folder / "events.jsonl", flags)
+
+
+def test_a_file_with_two_names_is_read_but_not_written(folder, letter):
+    os.link(letter, folder / "x")
+    os.close(open_plain(folder / "x", os.O_RDONLY))
+    with pytest.raises(LinkRefused, match=r"has 2 names \(hard links\)"):
+        open_plain(folder / "x", os.O_RDWR)
+
+
+def test_events_are_neither_added_to_a_link_nor_read_from_one(folder, letter):
+    path = folder / "events.jsonl"
+    path.symlink_to(letter)
+    told: list[dict[str, Any]] = []
+    with EventLog(path, [told.append]) as log:
+        log.emit("started")
+    assert [event["event"] for event in told] == ["log_failed", "started"]
+    assert f"is a link to {letter}" in told[0]["because"]
+    with pytest.raises(LinkRefused):
+        list(read_events(path))
+    with pytest.raises(LinkRefused):
+        list(follow(path, lambda: True))
+
+
+def test_a_lock_that_is_a_link_empties_nothing(folder, letter):
+    (folder / ".lock").symlink_to(letter)
+    with pytest.raises(LinkRefused, match=r"\.lock: is a link to"), RunFolder(folder).locked():
+        pass
+
+
+def test_a_lock_that_became_a_link_since_the_look_empties_nothing(folder, letter, monkeypatch):
+    (folder / ".lock").symlink_to(letter)
+    monkeypatch.setattr(RunFolder, "refuse_links", lambda self: None)
+    with pytest.raises(LinkRefused), RunFolder(folder).locked():
+        pass
+
+
+def test_a_file_that_is_written_whole_takes_the_place_of_a_link(folder, letter):
+    (folder / "plan.json").symlink_to(letter)
+    write_text_atomically(folder / "plan.json", "{}")
+    assert not (folder / "plan.json").is_symlink()
+    assert (folder / "plan.json").read_text(encoding="utf-8") == "{}"
+
+
+def test_the_log_of_a_child_is_not_written_through_a_link(folder, letter):
+    (folder / "log.txt").symlink_to(letter)
+    with pytest.raises(LinkRefused):
+        Child(["true"], log=folder / "log.txt")

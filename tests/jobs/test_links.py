@@ -1,0 +1,52 @@
+"""A run that somebody puts a link into while it lasts, and the folders of the Python API."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from expert.core.links import LinkRefused
+from expert.jobs.preparing import prepare
+from expert.jobs.training import train
+from tests.jobs.runs import base_model, events_of, write_expert
+from tests.jobs.trained_runs import place
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
+
+
+@pytest.fixture
+def outside(tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "cat.jpg").write_bytes(b"cat")
+    yield folder
+    assert [path.name for path in folder.iterdir()] == ["cat.jpg"]
+
+
+def test_checkpoints_that_become_a_link_while_training_are_not_followed(tmp_path, outside):
+    config = {"max_steps": 4, "save_steps": 2, "save_total_limit": None}
+    manifest = write_expert(tmp_path / "own", base_model(place() / "models"), config)
+
+    def swap(done: int) -> None:
+        [run] = (tmp_path / "own" / "runs").iterdir()
+        if done == 3:
+            (run / "checkpoints").rename(tmp_path / "kept")
+            (run / "checkpoints").symlink_to(outside)
+
+    with pytest.raises(LinkRefused, match="checkpoints: is a link to"):
+        train(manifest, progress=swap)
+    [run] = (tmp_path / "own" / "runs").iterdir()
+    assert "is a link to" in events_of(run, "failed")[0]["error"]
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step-000002"]
+
+
+@pytest.mark.parametrize("name", ["runs", "datasets_optimized"])
+def test_the_python_api_follows_no_link_in_the_folder_of_an_expert(tmp_path, outside, name):
+    manifest = write_expert(tmp_path / "own", base_model(place() / "models"), {"max_steps": 1})
+    (tmp_path / "own" / name).symlink_to(outside)
+    with pytest.raises(LinkRefused, match=f"{name}: is a link to"):
+        train(manifest)
+    if name == "datasets_optimized":
+        with pytest.raises(LinkRefused):
+            prepare(manifest)
