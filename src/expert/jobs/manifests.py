@@ -42,7 +42,27 @@ def check_manifests(
             yield Checked(str(path), None, error)
         else:
             doubts = [Notice("warning", doubt.path, doubt.text) for doubt in doubts_about(read)]
-            yield Checked(str(path), read, None, tuple(doubts))
+            yield Checked(str(path), read, None, (*doubts, *_settings_of_tiny(read)))
+
+
+def _settings_of_tiny(read: ReadManifest) -> Iterator[Notice]:
+    """Of every base model that it names, settings that suit `tiny` alone."""
+    from expert.manifest.notices import Notice
+    from expert.planning.resolve import resolve_model
+    from expert.planning.starting_points import made_for_tiny
+
+    config = read.manifest.training.config
+    for number, spec in enumerate(read.manifest.base_models):
+        try:
+            shape = resolve_model(spec, read.folder).shape
+        except ExpertError:  # told among the doubts
+            shape = None
+        for path, text in made_for_tiny(spec, config, shape):
+            key = path.rpartition(".")[2]
+            where = f"training.config.{key}"
+            if key == "alpha" and config.alpha == "auto":
+                where = f"base_models[{number}].adapters[0].alpha"
+            yield Notice("warning", where, text)
 
 
 @dataclass(frozen=True)

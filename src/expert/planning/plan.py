@@ -42,6 +42,7 @@ from expert.planning.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
 from expert.planning.sequences import settle_sequences, settle_update, settle_widths
 from expert.planning.situation import Situation
+from expert.planning.starting_points import made_for_tiny
 from expert.planning.survey import Survey, survey_data
 from expert.planning.target import Target
 from expert.planning.workload import Workload
@@ -115,6 +116,8 @@ def make_plan(
     fixed = "compiled blocks want one width" if compiled else fixed
     settle_widths(now, ledger, packed=packed, fixed=fixed)
     settle_optimisation(now, ledger)
+    for path, text in made_for_tiny(now.model, now.config, now.resolved.shape):
+        ledger.warn(path, text)
     settle_watching(now, ledger)
     warn_of_cadences_longer_than_the_run(now, ledger)
     settle_time(now, ledger, work)
