@@ -14,6 +14,7 @@ from expert.core.files import write_text_atomically
 if TYPE_CHECKING:
     from expert.manifest.notices import Notice
     from expert.manifest.reader import ReadManifest
+    from expert.planning.run_plan import RunPlan
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Checked:
     error: ManifestError | None
     doubts: tuple[Notice, ...] = ()
     """What it names and is not there."""
+    plan: RunPlan | None = None
+    """For this machine; None where none can be made."""
 
 
 def check_manifests(
@@ -42,7 +45,17 @@ def check_manifests(
             yield Checked(str(path), None, error)
         else:
             doubts = [Notice("warning", doubt.path, doubt.text) for doubt in doubts_about(read)]
-            yield Checked(str(path), read, None, (*doubts, *_settings_of_tiny(read)))
+            told = (*doubts, *_settings_of_tiny(read))
+            yield Checked(str(path), read, None, told, _planned(read))
+
+
+def _planned(read: ReadManifest) -> RunPlan | None:
+    from expert.jobs.planning import plan
+
+    try:
+        return plan(read)
+    except (ExpertError, OSError):  # a plan that is asked for says why
+        return None
 
 
 def _settings_of_tiny(read: ReadManifest) -> Iterator[Notice]:

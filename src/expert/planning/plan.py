@@ -33,6 +33,7 @@ from expert.planning.length import (
     likely_seconds,
     settle_arithmetic,
     settle_disk,
+    settle_expected_time,
     settle_length,
     settle_time,
 )
@@ -121,6 +122,7 @@ def make_plan(
     settle_watching(now, ledger)
     warn_of_cadences_longer_than_the_run(now, ledger)
     settle_time(now, ledger, work)
+    settle_expected_time(now, ledger, work)
     settle_arithmetic(now, ledger, work)
     settle_disk(now, ledger, work)
     _settle_rest(now, ledger, work)
