@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -129,7 +130,7 @@ def _of_the_ladder() -> Iterator[tuple[str, RunShape, float]]:
 
 
 def middle(low: float, high: float) -> float:
-    return (low * high) ** 0.5
+    return math.sqrt(low * high)
 
 
 def test_every_recorded_rate_of_the_measured_card_lies_in_its_range():

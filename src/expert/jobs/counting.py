@@ -229,7 +229,8 @@ def _read_source(source: Source, builder: _OnlyLooking | None) -> _Read | None:
     from expert.data.records import Row
     from expert.data.sources import iterate
 
-    chance, kept, rows, size = random.Random(0), [], 0, 0
+    chance, rows, size = random.Random(0), 0, 0
+    kept: list[Row] = []
     for row in islice(iterate(source), MOST_READ + 1):
         if not isinstance(row, Row):
             continue
@@ -268,7 +269,7 @@ def _rows_in_footers(source: Source) -> int | None:
         return None
     import pyarrow.parquet
 
-    return sum(pyarrow.parquet.read_metadata(path).num_rows for path in source.files)
+    return sum(int(pyarrow.parquet.read_metadata(path).num_rows) for path in source.files)
 
 
 def _of_first_rows(builder: _OnlyLooking, source: Source) -> Counts | None:

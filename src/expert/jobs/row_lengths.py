@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -107,9 +107,7 @@ class RowLengths:
         )
 
 
-def choose_length(
-    known: RowLengths, *, context: int | None, splits: bool, soft_tokens: int = 0
-) -> LengthChoice:
+def choose_length(known: RowLengths, *, context: int | None, splits: bool) -> LengthChoice:
     """The smallest usual length that cuts nearly nothing, within the model's context.
 
     `splits`: rows that are longer are split into several sequences, as plain text is.
@@ -120,23 +118,28 @@ def choose_length(
     longest = int(known.lengths.max(initial=0))
     how = "estimated from characters" if known.estimated else "tokenised"
     looked = f"{len(known.lengths):,} rows {how}, the longest {longest:,} tokens"
-    common = {"longest": longest, "rows": len(known.lengths), "estimated": known.estimated}
     if splits:
         length = min(2048, most)
         because = f"plain text is split into sequences of this length, nothing is lost; {looked}"
-        return LengthChoice(length, because, **common)
-    cuts = [known.cut_by(length - soft_tokens) for length in usual]
-    cuts = [CutBy(n, one.rows, one.answer_tokens, one.answers)
-            for n, one in zip(usual, cuts, strict=True)]  # fmt: skip
+        return LengthChoice(length, because, longest, len(known.lengths), known.estimated)
+    cuts = [known.cut_by(length) for length in usual]
     fitting = [one for one in cuts if one.rows <= CUT_AT_MOST]
     chosen = fitting[0] if fitting else cuts[-1]
     shorter = tuple(one for one in reversed(cuts) if one.length < chosen.length)
     bound = ""
-    if not fitting:
-        bound = f"the model sees {most:,} tokens" if most == context else (
-            "longer ones need much memory: set it yourself where the card has room"
-        )  # fmt: skip
-    return LengthChoice(chosen.length, looked, cuts=(chosen, *shorter), bound=bound, **common)
+    if not fitting and most == context:
+        bound = f"the model sees {most:,} tokens"
+    elif not fitting:
+        bound = "longer ones need much memory: set it yourself where the card has room"
+    return LengthChoice(
+        chosen.length,
+        looked,
+        longest,
+        len(known.lengths),
+        known.estimated,
+        cuts=(chosen, *shorter),
+        bound=bound,
+    )
 
 
 # --- looking at the rows -------------------------------------------------------------------------
@@ -199,9 +202,10 @@ def _drawn(source: Source, builder: Builder) -> list[tuple[Row, float]]:
     return [(row, 1.0) for row in _sample(rows) if isinstance(row, Row)]
 
 
-def _sample(rows: Any) -> list[Row | BadRow]:
+def _sample(rows: Iterable[Row | BadRow]) -> list[Row | BadRow]:
     """Each row is as likely to be kept as any other."""
-    chance, kept = random.Random(0), []
+    chance = random.Random(0)
+    kept: list[Row | BadRow] = []
     for number, row in enumerate(rows):
         if len(kept) < LOOKED_AT:
             kept.append(row)

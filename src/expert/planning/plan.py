@@ -33,11 +33,11 @@ from expert.planning.length import (
     likely_seconds,
     settle_arithmetic,
     settle_disk,
-    settle_expected_time,
     settle_length,
     settle_time,
 )
 from expert.planning.measurements import find_best, measurements_file, read_rates
+from expert.planning.planned_time import settle_expected_time
 from expert.planning.recording import choose_graphs
 from expert.planning.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
