@@ -240,12 +240,10 @@ def test_rows_are_shown_with_brackets_that_no_row_holds(run, tmp_path):
 def test_where_a_row_is_cut_is_shown_with_what_is_lost(run, tmp_path):
     file = an_expert(tmp_path, max_seq_length=38)
     ran = run("dataset", "check", str(file), "--row", "6")
-    assert (
-        "⟧\n  ✂ … cut at max_seq_length 38: 4 tokens lost, 4 of them would be trained on …\n"
-        in (ran.out)
-    )
+    cut = "cut at max_seq_length 38: 4 tokens lost, 4 of them would be trained on"
+    assert f"⟧\n  ┊ {cut}\n  ✂ " in ran.out
     split = run("dataset", "check", str(file), "--row", "6", "--set", "overlong=split")
-    assert "  │ … the next sequence begins here (2 of 2) …\n" in split.out
+    assert "⟧\n  ┊ sequence 2 of 2 begins here\n  │ " in split.out
 
 
 def test_nothing_in_a_row_reaches_the_terminal_as_a_command(run, tmp_path):
@@ -298,3 +296,15 @@ def test_a_dry_run_shows_the_first_row(run, tmp_path):
     found = json.loads(run("train", str(file), "--dry-run", "--json").out)
     assert found["row"]["place"] == f"{tmp_path / 'train.jsonl'}:1"
     assert not (tmp_path / "datasets_optimized").exists()
+
+
+def test_what_is_not_shown_of_a_text_is_counted_beside_the_row(run, tmp_path):
+    file = an_expert(tmp_path, max_seq_length=64)
+    rows = [{"text": "one two three " * 400}, {"text": "four"}]
+    write(tmp_path / "train.jsonl", lines(rows))
+    out = run("dataset", "check", str(file), "--row", "1").out
+    assert out.count("  ┊ sequence ") == 2  # the second and the last
+    assert " tokens not shown: --full shows all\n" in out
+    full = run("dataset", "check", str(file), "--row", "1", "--full").out
+    assert "not shown" not in full
+    assert full.count("  ┊ sequence ") == 87

@@ -190,7 +190,7 @@ def test_a_long_row_is_shortened_in_the_middle_and_what_is_missing_is_counted(tm
     assert cut.text.startswith("begin é")
     assert cut.after.endswith("é end")
     assert "\ufffd" not in cut.text + cut.after
-    assert (cut.tokens or 0) - cut.not_shown < 200
+    assert (cut.tokens or 0) - cut.not_shown <= 400
     (whole,) = shown(file, RowsToShow(count=1, most_tokens=None))
     assert [one.text for one in whole.segments if answer in one.text]
 
@@ -227,3 +227,24 @@ def test_a_plan_fetches_nothing_to_show_a_row(tmp_path, monkeypatch):
     read = read_manifest(file)
     row, why = first_row_of(read, plan_job(read, look=False))
     assert (row, why) == (None, "the rows of shakespeare are not fetched for it")
+
+
+def test_a_row_that_fits_the_screen_is_not_shortened_however_many_stretches_it_has(tmp_path):
+    file = an_expert(tmp_path, max_seq_length=1024)
+    (tmp_path / "train.jsonl").write_text(lines(CHAT), encoding="utf-8")
+    (row,) = shown(file, RowsToShow(count=1))
+    assert (row.tokens or 0) < 400
+    assert not [one for one in row.segments if one.not_shown]
+
+
+def test_of_a_text_in_many_sequences_the_first_two_and_the_last_are_shown(tmp_path):
+    file = an_expert(tmp_path, max_seq_length=64)
+    rows = [{"text": "one two three " * 400}, {"text": "four"}]
+    (tmp_path / "train.jsonl").write_text(lines(rows), encoding="utf-8")
+    (row,) = shown(file, RowsToShow(count=1))
+    assert row.pieces > 10
+    seen = [one.piece for one in row.segments if not one.is_gap]
+    assert sorted(set(seen)) == [0, 1, row.pieces - 1]
+    [gap] = [one for one in row.segments if one.is_gap]
+    assert sum(one.tokens or 0 for one in row.segments) == row.tokens
+    assert gap.not_shown == gap.tokens == 64 * (row.pieces - 3)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 BRACKETS = (("⟦", "⟧"), ("⟪", "⟫"), ("⦃", "⦄"), ("⸨", "⸩"), ("⟬", "⟭"))
 """Around what is trained on: the first pair of which neither stands in any of the rows."""
 TRAINED, CONTEXT, SPECIAL, LOST, ASIDE = "black on green", "", "bold cyan", "red strike", "dim"
-SEEN_LINE, LOST_LINE = "  │ ", "  ✂ "
+SEEN_LINE, LOST_LINE, ASIDE_LINE = "  │ ", "  ✂ ", "  ┊ "
+"""Margins: of what the model sees, of what it does not, and of words that are not the row's."""
 NEW_LINE = "↵"
 
 
@@ -71,17 +72,17 @@ def _lines(row: ShownRow, marks: tuple[str, str] | None) -> list[Text]:
     """The row in lines, each behind a bar; what is lost behind scissors."""
     page = _Page(marks)
     for one in row.segments:
+        if one.is_gap:
+            page.write(one)
+            continue
         if page.seen and not one.seen and not row.left_out:
-            page.turn(LOST_LINE)
             page.aside(
                 f"{row.lost_because}: {counted(row.lost_tokens, 'token')} lost, "
                 f"{row.lost_answer_tokens:,} of them would be trained on"
             )
-            page.turn(LOST_LINE)
         elif one.piece != page.piece and one.seen:
-            page.turn(SEEN_LINE)
-            page.aside(f"the next sequence begins here ({one.piece + 1} of {row.pieces})")
-            page.turn(SEEN_LINE)
+            page.aside(f"sequence {one.piece + 1:,} of {row.pieces:,} begins here")
+        page.margin(SEEN_LINE if one.seen or row.left_out else LOST_LINE)
         page.seen, page.piece = one.seen, one.piece
         page.write(one)
     return page.end()
@@ -104,17 +105,24 @@ class _Page:
     def _begun(self) -> Text:
         return self._new.assemble((self._margin, ASIDE))
 
-    def turn(self, margin: str) -> None:
-        """Begin a new line with this margin; an open bracket ends before it."""
-        self._mark(False)
-        if len(self._line) > len(self._margin):
-            self._lines.append(self._line)
-        self._margin = margin
-        self._line = self._begun()
+    def margin(self, margin: str) -> None:
+        """Go on with this margin; an open bracket ends before another one."""
+        if margin != self._margin:
+            self._mark(False)
+            self._end_line()
+            self._margin = margin
+            self._line = self._begun()
 
     def aside(self, text: str) -> None:
-        """Words that are not the row's."""
-        self._line.append(f"({text})" if self.marks is None else f"… {text} …", style=ASIDE)
+        """A line with words that are not the row's."""
+        margin = self._margin
+        self.margin(ASIDE_LINE)
+        self._line.append(text, style=ASIDE)
+        self.margin(margin)
+
+    def _end_line(self) -> None:
+        if len(self._line) > len(self._margin):
+            self._lines.append(self._line)
 
     def write(self, one: ShownSegment) -> None:
         self._mark(one.trained)
@@ -124,10 +132,7 @@ class _Page:
         self._text(one.text, style)
         if one.not_shown:
             unit = "token" if one.tokens is not None else "character"
-            self._mark(False)
-            self.turn(self._margin)
             self.aside(f"{counted(one.not_shown, unit)} not shown: --full shows all")
-            self.turn(self._margin)
             self._mark(one.trained and bool(one.after))
             self._text(one.after, style)
 
@@ -147,6 +152,5 @@ class _Page:
 
     def end(self) -> list[Text]:
         self._mark(False)
-        if len(self._line) > len(self._margin):
-            self._lines.append(self._line)
+        self._end_line()
         return self._lines

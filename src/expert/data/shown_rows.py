@@ -23,6 +23,8 @@ from expert.data.records import Segment
 CONTEXT_TOKENS = 8
 """Decoded before a stretch and taken off again: some tokenizers drop the space of a first word."""
 MOST_STRETCHES = 40
+SHOWN_PIECES = 3
+"""Sequences that are shown of a row that is split into more: the first two and the last."""
 LEAST_TOKENS = 24
 """Of a stretch that are always shown."""
 BINS_TOGETHER = 64
@@ -46,6 +48,8 @@ class ShownSegment:
     not_shown: int = 0
     """Tokens between `text` and `after` that are left out of the display."""
     after: str = ""
+    is_gap: bool = False
+    """Stands for many segments, none of which is shown."""
 
 
 @dataclass(frozen=True)
@@ -129,12 +133,13 @@ def shown_segments(
     changes = np.flatnonzero((np.diff(state) != 0) | is_special[1:]) + 1
     edges = [0, *changes.tolist(), len(state)] if len(state) else [0]
     stretches = list(pairwise(edges))
-    kept, gap = _kept(stretches, most_tokens)
-    room = None if most_tokens is None else max(LEAST_TOKENS, most_tokens // max(1, len(kept)))
+    kept, gap = _kept(stretches, seen, most_tokens)
+    room = _room([stop - start for start, stop in kept], most_tokens)
     found: list[ShownSegment] = []
-    for place, (start, stop) in enumerate(kept):
-        if gap and place == len(kept) // 2:
-            found.append(ShownSegment("", False, gap[1] - gap[0], not_shown=gap[1] - gap[0]))
+    for start, stop in kept:
+        if gap is not None and start == gap[1]:
+            hidden = gap[1] - gap[0]
+            found.append(ShownSegment("", False, hidden, not_shown=hidden, is_gap=True))
         text, hidden, after = _shortened(seen.ids, start, stop, encoder, room)
         found.append(
             ShownSegment(
@@ -180,13 +185,37 @@ def special_counts(ids: NDArray[np.int32], special: dict[int, str]) -> dict[str,
 
 
 def _kept(
-    stretches: list[tuple[int, int]], most_tokens: int | None
+    stretches: list[tuple[int, int]], seen: SeenTokens, most_tokens: int | None
 ) -> tuple[list[tuple[int, int]], tuple[int, int] | None]:
-    """The stretches that are shown, and the tokens from where to where that are not."""
-    if most_tokens is None or len(stretches) <= MOST_STRETCHES:
+    """The stretches that are shown, and the tokens from where to where that are not: those in the
+    middle of very many, or of a row that is split into many sequences."""
+    if most_tokens is None or not stretches:
         return stretches, None
-    half = MOST_STRETCHES // 2
-    return stretches[:half] + stretches[-half:], (stretches[half - 1][1], stretches[-half][0])
+    last = int(seen.piece.max(initial=0))
+    first, end = MOST_STRETCHES // 2, MOST_STRETCHES // 2
+    if last >= SHOWN_PIECES:
+        pieces = [int(seen.piece[start]) for start, _ in stretches]
+        first = sum(0 <= piece < SHOWN_PIECES - 1 for piece in pieces)
+        end = sum(piece in (-1, last) for piece in pieces)
+    first, end = min(first, MOST_STRETCHES), min(end, MOST_STRETCHES)
+    if first + end >= len(stretches):
+        return stretches, None
+    gap = stretches[first - 1][1], stretches[-end][0]
+    return stretches[:first] + stretches[-end:], gap
+
+
+def _room(sizes: list[int], most_tokens: int | None) -> int | None:
+    """Tokens that each stretch may show, so that all together show about so many: what short ones
+    do not need is left to the long ones. None: there is room for all."""
+    if most_tokens is None or sum(sizes) <= most_tokens:
+        return None
+    left = most_tokens
+    for number, size in enumerate(sorted(sizes)):
+        share = left // (len(sizes) - number)
+        if size > share:
+            return max(LEAST_TOKENS, share)
+        left -= size
+    return None
 
 
 def _shortened(
