@@ -254,8 +254,10 @@ def test_nothing_in_a_row_reaches_the_terminal_as_a_command(run, tmp_path):
     ran = run("dataset", "check", str(file), "--row", "1")
     assert "␛[2J<U+009B>31m<U+202E>" in ran.out
     assert "⟦a␇␍<U+2028>b" in ran.out
+    prepared = run("pretokenize", "-m", str(file))
+    assert prepared.code == 2
     for code in "\x1b\x07\x9b\r\u202e\u2028":
-        assert code not in ran.out + ran.err
+        assert code not in ran.out + ran.err + prepared.out + prepared.err
 
 
 def test_a_terminal_has_colours_instead_of_brackets(tmp_path):

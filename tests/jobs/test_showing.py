@@ -43,7 +43,8 @@ def of_shown(rows: list[ShownRow]) -> Counter[tuple[str, tuple[str, ...]]]:
     found: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for row in rows:
         for piece in range(row.pieces):
-            text, trained, inside = "", [], False
+            text, inside = "", False
+            trained: list[str] = []
             for one in row.segments:
                 if one.seen and one.piece == piece:
                     text += one.text

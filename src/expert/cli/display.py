@@ -198,7 +198,7 @@ def show_problems(text: str, *, error: bool = True) -> None:
     from expert.core.visible import visible
 
     console = make_console(error=error)
-    first, _, rest = visible(text).partition("\n")  # messages quote what files hold
+    first, _, rest = visible(text, keep="\n\t").partition("\n")  # messages quote what files hold
     console.print(Text(first, style="bold red"))
     if rest:
         console.print(Text(rest))

@@ -340,7 +340,7 @@ def first_row_of(
     read: ReadManifest, plan: RunPlan, *, most_tokens: int | None = SCREEN_TOKENS
 ) -> tuple[ShownRow | None, str]:
     """The first good training row under a plan; None with the reason where it is not here."""
-    from expert.data.records import BadRow, DataError
+    from expert.data.records import BadRow
     from expert.data.sources import resolve_sources
     from expert.manifest.schema import CHAR_GPT
 
@@ -369,5 +369,5 @@ def first_row_of(
                 )
                 return shown, ""
         return None, "no row can be used"
-    except (DataError, OSError) as error:
+    except (ExpertError, OSError) as error:  # whoever reads the rows next says it again
         return None, str(error)
