@@ -373,3 +373,25 @@ def test_settings_of_a_flat_file_that_mean_nothing_are_told(run, tmp_path):
     file.write_text(text, encoding="utf-8")
     out = run("manifest", "check", str(file)).out
     assert "line 4: sample_size: warning: without effect: Expert has no such key" in out
+
+
+def test_every_view_of_a_plan_has_the_expected_time(run, tmp_path):
+    from tests.jobs.test_preparing import an_expert
+
+    file = str(an_expert(tmp_path, model="tiny"))
+    for command in (("plan",), ("train", "--dry-run"), ("manifest", "check")):
+        ran = run(*command, file)
+        [line] = [each for each in ran.out.splitlines() if each.strip().startswith("expected time")]
+        assert " on " in line
+        assert line.endswith(", estimated")
+    cards = run("plan", file, "--gpu", "rtx-4090", "--gpu", "h200").out
+    assert "length.expected_seconds " in cards
+    low, high = json.loads(run("plan", file, "--json").out)["length"]["expected_seconds"]
+    assert 0 < low < high
+    [checked] = json.loads(run("manifest", "check", file, "--json").out)
+    assert len(checked["expected_seconds"]) == 2
+    dry = json.loads(run("train", "--dry-run", file, "--json").out)
+    assert len(dry["plan"]["length"]["expected_seconds"]) == 2
+    found = run("diagnose", "--manifest", file, "--json").out
+    told = [each for each in json.loads(found)["findings"] if each["name"] == "length"]
+    assert told[0]["numbers"]["seconds"] < told[0]["numbers"]["seconds_at_most"]

@@ -15,7 +15,7 @@ def test_clean_data_is_a_table_and_exits_with_0(run, tmp_path):
     ran = run("dataset", "check", "--manifest", str(an_expert(tmp_path)))
     assert (ran.code, ran.err) == (0, "")
     rows = [[cell.strip() for cell in line.split("  ") if cell] for line in ran.out.splitlines()]
-    table = {cells[0]: cells[1:] for cells in rows}
+    table = {cells[0]: cells[1:] for cells in rows if cells}
     assert ran.out.startswith("counter: prompt template chatml\n")
     assert table["rows read"] == ["120", "drawn from train"]
     assert table["examples"] == ["108", "12"]
@@ -213,3 +213,100 @@ def test_the_table_of_three_splits_with_long_rows_stays_a_table():
     lines = plain_lines(Sheet(("", "train", "validation", "test"), [rows]))
     assert len(lines) == 1 + len(rows)
     assert max(map(len, lines)) <= 100
+
+
+def test_rows_are_shown_with_brackets_that_no_row_holds(run, tmp_path):
+    file = an_expert(tmp_path)
+    ran = run("dataset", "check", str(file), "--row", "2", "--rows", "0")
+    assert "rows as the model sees them; ⟦trained on⟧, ↵ is a line break" in ran.out
+    assert (
+        "train.jsonl:2 (train, asked for): 38 tokens, 8 trained on; special tokens "
+        "<|im_start|> ×2, <|im_end|> ×2\n"
+        "  │ <|im_start|>user↵\n"
+        "  │ Count to 2.↵\n"
+        "  │ ↵\n"
+        "  │ Input:↵\n"
+        "  │ xx<|im_end|>↵\n"
+        "  │ <|im_start|>assistant↵\n"
+        "  │ ⟦SELECT 2 FROM city;<|im_end|>↵\n"
+        "  │ ⟧\n"
+    ) in ran.out
+    write(tmp_path / "train.jsonl", lines([*ROWS, {"instruction": "⟦", "output": "b"}]))
+    ran = run("dataset", "check", str(file), "--row", "121")
+    assert "  │ ⟪b<|im_end|>↵\n  │ ⟫\n" in ran.out
+    assert run("dataset", "check", str(file), "--rows", "0").out.count("│") == 0
+
+
+def test_where_a_row_is_cut_is_shown_with_what_is_lost(run, tmp_path):
+    file = an_expert(tmp_path, max_seq_length=38)
+    ran = run("dataset", "check", str(file), "--row", "6")
+    cut = "cut at max_seq_length 38: 4 tokens lost, 4 of them would be trained on"
+    assert f"⟧\n  ┊ {cut}\n  ✂ " in ran.out
+    split = run("dataset", "check", str(file), "--row", "6", "--set", "overlong=split")
+    assert "⟧\n  ┊ sequence 2 of 2 begins here\n  │ " in split.out
+
+
+def test_nothing_in_a_row_reaches_the_terminal_as_a_command(run, tmp_path):
+    file = an_expert(tmp_path)
+    odd = {"instruction": "\x1b[2J\x9b31m\u202e", "output": "a\x07\r\u2028b", "\x1b]0;no\x07": "x"}
+    broken = '{"instruction": "\x1b[2J'
+    write(tmp_path / "train.jsonl", lines([odd, *ROWS]) + broken + "\n")
+    ran = run("dataset", "check", str(file), "--row", "1")
+    assert "␛[2J<U+009B>31m<U+202E>" in ran.out
+    assert "⟦a␇␍<U+2028>b" in ran.out
+    prepared = run("pretokenize", "-m", str(file))
+    assert prepared.code == 2
+    for code in "\x1b\x07\x9b\r\u202e\u2028":
+        assert code not in ran.out + ran.err + prepared.out + prepared.err
+
+
+def test_a_terminal_has_colours_instead_of_brackets(tmp_path):
+    from io import StringIO
+
+    from rich.console import Console
+
+    from expert.cli.row_view import show_rows
+    from expert.jobs.datasets import check_dataset
+    from expert.jobs.showing import RowsToShow
+
+    rows = check_dataset(an_expert(tmp_path), show=RowsToShow(count=1)).rows
+    wrote = StringIO()
+    show_rows(rows, Console(file=wrote, force_terminal=True, color_system="standard"))
+    text = wrote.getvalue()
+    assert "⟦" not in text
+    assert "\x1b[30;42mSELECT" in text
+    plain = StringIO()
+    show_rows(rows, Console(file=plain, force_terminal=True, no_color=True))
+    assert "⟦SELECT" in plain.getvalue()
+
+
+def test_the_shown_rows_are_in_the_json_too(run, tmp_path):
+    file = an_expert(tmp_path)
+    found = json.loads(run("dataset", "check", str(file), "--json", "--rows", "2").out)
+    first, longest = found["rows"]
+    assert (first["because"], longest["because"]) == ("the first", "the longest")
+    trained = [one for one in first["segments"] if one["trained"]]
+    assert "".join(one["text"] for one in trained) == "SELECT 1 FROM city;<|im_end|>\n"
+    assert sum(one["tokens"] for one in trained) == first["trained_tokens"]
+    assert sum(one["tokens"] for one in first["segments"]) == first["tokens"]
+
+
+def test_a_dry_run_shows_the_first_row(run, tmp_path):
+    file = an_expert(tmp_path)
+    ran = run("train", str(file), "--dry-run")
+    assert "  │ ⟦SELECT 1 FROM city;<|im_end|>↵\n" in ran.out
+    found = json.loads(run("train", str(file), "--dry-run", "--json").out)
+    assert found["row"]["place"] == f"{tmp_path / 'train.jsonl'}:1"
+    assert not (tmp_path / "datasets_optimized").exists()
+
+
+def test_what_is_not_shown_of_a_text_is_counted_beside_the_row(run, tmp_path):
+    file = an_expert(tmp_path, max_seq_length=64)
+    rows = [{"text": "one two three " * 400}, {"text": "four"}]
+    write(tmp_path / "train.jsonl", lines(rows))
+    out = run("dataset", "check", str(file), "--row", "1").out
+    assert out.count("  ┊ sequence ") == 2  # the second and the last
+    assert " tokens not shown: --full shows all\n" in out
+    full = run("dataset", "check", str(file), "--row", "1", "--full").out
+    assert "not shown" not in full
+    assert full.count("  ┊ sequence ") == 87

@@ -55,3 +55,18 @@ def test_rows_that_cannot_be_used_are_counted_and_it_is_said_what_lists_them(run
         assert ran.code == 0, ran.err
         told = "2 of the first 3 rows cannot be used: expert dataset check lists them"
         assert (told in ran.out) == (name == "some")
+
+
+def test_the_length_and_what_shorter_ones_cut_are_printed(run: Runner, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    long = [{"instruction": f"Say {n}.", "output": "word " * 700} for n in range(20)]
+    rows.write_text("".join(json.dumps(row) + "\n" for row in long), encoding="utf-8")
+    ran = run("new", "mine", "--from", str(rows), "-o", str(tmp_path))
+    assert "  base model tiny: tiny needs large steps: alpha / r is 16\n" in ran.out
+    assert "  max_seq_length 1024: 20 rows tokenised, the longest " in ran.out
+    assert "    512: cuts 100% of the rows and " in ran.out
+    other = run("new", "other", "--from", str(rows), "-o", str(tmp_path), "--model", "a/b")
+    assert "rows estimated from characters" in other.out
+    assert "the tokenizer of a/b is not on this machine" in other.out
+    as_json = run("new", "third", "--from", str(rows), "-o", str(tmp_path), "--json")
+    assert json.loads(as_json.out)["length"]["length"] == 1024

@@ -29,7 +29,8 @@ def test_every_template_reads_strictly_plans_and_its_data_has_nothing_wrong(temp
     assert read.manifest.name == "mine"
     assert plan(read).fits
     for model in ("smollm2-135m", "Qwen/Qwen3-0.6B"):
-        assert plan(read, model=model, gpu="rtx-4090").fits
+        other = new_expert(f"on-{Path(model).name}", template=template, into=tmp_path, model=model)
+        assert plan(read_manifest(other.manifest, strict=True), gpu="rtx-4090").fits
     assert check_dataset(made.manifest).problems == []
     assert "expert train" in (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
 
@@ -304,3 +305,139 @@ def test_rows_that_call_tools_are_written_in_a_way_that_every_model_has(tmp_path
     written = json.loads(made.manifest.read_text(encoding="utf-8"))
     assert {each["prompt_template"] for each in written["base_models"]} == {"chatml"}
     assert "Calls tools" in (made.folder / "README.md").read_text(encoding="utf-8")
+
+
+def settings_of(manifest: Path) -> tuple[Any, Any, Any]:
+    made = json.loads(manifest.read_text(encoding="utf-8"))
+    adapter = made["base_models"][0]["adapters"][0]
+    return adapter["r"], adapter["alpha"], made["training"]["config"]["learning_rate"]
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("tiny", (32, 512, 5e-4)),
+        ("smollm2-135m", (16, 32, 5e-4)),
+        ("Qwen/Qwen3-0.6B", (16, 32, 5e-4)),
+        ("meta-llama/Llama-3.1-8B", (16, 32, 2e-4)),
+        ("somebody/of-unknown-size", (16, 32, 2e-4)),
+    ],
+)
+def test_settings_made_for_tiny_are_written_for_tiny_alone(model, settings, tmp_path):
+    made = new_expert("mine", into=tmp_path, model=model)
+    assert settings_of(made.manifest) == settings
+    [base] = read_manifest(made.manifest).manifest.base_models
+    assert base.name == made.model == model
+    warned = [each for each in plan(made.manifest, gpu="rtx-4090").remarks if "tiny" in each.text]
+    assert warned == []
+    readme = (made.folder / "README.md").read_text(encoding="utf-8")
+    assert ("The settings are for `tiny`" in readme) == (model == "tiny")
+
+
+def test_a_manifest_of_tiny_on_another_base_is_warned_of_wherever_it_is_looked_at(tmp_path):
+    from expert.jobs.manifests import check_manifests
+
+    made = new_expert("mine", into=tmp_path)
+    other = ("base_models[0].name=Qwen/Qwen3-0.6B", "training.config.learning_rate=2e-3")
+    remarks = plan(made.manifest, overrides=other, gpu="rtx-4090").remarks
+    warned = {each.path: each.text for each in remarks if each.kind == "warning"}
+    assert warned["adapter.alpha"] == (
+        "alpha 512 with rank 32 multiplies the adapter by 16, as is right for the built-in tiny; "
+        "on Qwen/Qwen3-0.6B it is likely to wreck the model  (--set alpha=64, twice the rank)"
+    )
+    assert warned["optim.learning_rate"] == (
+        "0.002 is a learning rate for the built-in tiny; usual for lora on Qwen/Qwen3-0.6B is "
+        "0.0005  (--set learning_rate=0.0005)"
+    )
+    [checked] = check_manifests([made.manifest], overrides=other)
+    assert [each.path for each in checked.doubts if "tiny" in each.text] == [
+        "base_models[0].adapters[0].alpha",
+        "training.config.learning_rate",
+    ]
+    [alone] = check_manifests([made.manifest])
+    assert alone.doubts == ()
+    mended = (*other, "alpha=64", "learning_rate=5e-4")
+    told = [each.text for each in plan(made.manifest, overrides=mended, gpu="rtx-4090").remarks]
+    assert not [text for text in told if "tiny" in text]
+
+
+def test_a_base_model_that_nobody_knows_or_that_needs_no_manifest_is_refused(tmp_path):
+    with pytest.raises(CannotMake, match=r"--model qwen3-0.7b: is not on this machine.*did you"):
+        new_expert("mine", into=tmp_path, model="qwen3-0.7b")
+    with pytest.raises(CannotMake, match=r"--model char-gpt: needs no manifest  \(expert train"):
+        new_expert("mine", into=tmp_path, model="char-gpt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_folder_beside_the_caller_is_found_from_the_new_folder(tmp_path, monkeypatch):
+    from tests.data.tokenizers import model_folder
+
+    model_folder(tmp_path / "here" / "small")
+    (tmp_path / "here" / "small" / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path / "here")
+    made = new_expert("mine", into=tmp_path / "there", model="small")
+    assert made.model == str(tmp_path / "here" / "small")
+
+
+def long_rows(count: int, words: int) -> list[dict[str, Any]]:
+    return [{"instruction": f"Say {n}.", "output": "word " * words + str(n)} for n in range(count)]
+
+
+@pytest.mark.parametrize(("words", "length"), [(20, 512), (600, 1024), (900, 1024)])
+def test_the_length_is_the_smallest_usual_one_that_cuts_nearly_nothing(words, length, tmp_path):
+    file = write_rows(tmp_path / "rows.jsonl", long_rows(60, words))
+    made = new_expert("mine", data=file, into=tmp_path)
+    assert made.length is not None
+    assert made.length.length == length
+    assert read_manifest(made.manifest).manifest.training.config.max_seq_length == length
+    assert not made.length.estimated
+    assert made.length.cuts[0].rows == 0
+
+
+def test_what_shorter_lengths_would_cut_is_told_and_holds_in_a_check(tmp_path):
+    from expert.jobs.datasets import check_dataset
+
+    rows = [*long_rows(40, 20), *long_rows(60, 700)]
+    made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
+    assert made.length is not None
+    chosen, shorter = made.length.cuts
+    assert (chosen.length, shorter.length) == (1024, 512)
+    assert shorter.rows == pytest.approx(0.6)
+    report = check_dataset(made.manifest, overrides=("max_seq_length=512", "validation_split=0"))
+    found = report.splits[0].lengths
+    assert found["over_long_share"] == pytest.approx(shorter.rows)
+    lost = found["tokens_lost"] / found["learnt_tokens"]
+    assert shorter.answer_tokens == pytest.approx(lost)
+    assert shorter.answers == 0
+
+
+def test_a_context_that_is_too_short_is_named_as_what_cuts(tmp_path):
+    rows = [{"instruction": "word " * 1500, "output": "a"} for _ in range(20)]
+    made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
+    assert made.length is not None
+    assert made.length.length == 1024
+    assert made.length.bound == "the model sees 1,024 tokens"
+    assert (made.length.cuts[0].rows, made.length.cuts[0].answers) == (1.0, 1.0)
+    assert made.length.cuts[0].words() == (
+        "1024: cuts 100% of the rows and 100% of the answers; 100% of the rows lose their whole "
+        "answer"
+    )
+    wider = new_expert("wide", data=tmp_path / "rows.jsonl", into=tmp_path, model="Qwen/Qwen3-0.6B")
+    assert wider.length is not None
+    assert wider.length.length == 4096
+    assert wider.length.estimated  # its tokenizer is on the hub
+
+
+def test_rows_of_a_json_file_are_measured_too_and_text_is_split(tmp_path):
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps(long_rows(30, 600)), encoding="utf-8")
+    made = new_expert("mine", data=file, into=tmp_path)
+    assert made.length is not None
+    assert (made.length.length, made.length.rows) == (1024, 30)
+    book = tmp_path / "book.txt"
+    book.write_text("Call me Ishmael. " * 2000, encoding="utf-8")
+    text = new_expert("text", data=book, into=tmp_path).length
+    assert text is not None
+    assert (text.length, text.cuts) == (1024, ())
+    assert "plain text is split" in text.because
+    assert new_expert("begin", into=tmp_path).length is None

@@ -10,6 +10,7 @@ import pytest
 import expert
 from expert.jobs.feeding import data_order
 from expert.planning.run_plan import RunPlan
+from tests.jobs.test_preparing import ROWS, an_expert, lines
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "expert-json" / "manifest.json"
 
@@ -196,3 +197,65 @@ def test_a_plan_says_that_the_epochs_end_before_max_steps(tmp_path, epochs, word
         ]
         assert total is not None
         assert planned(total)[1] == planned(total - 1)[1] == []
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.parquet", "rows.jsonl.gz"])
+def test_rows_of_files_without_lines_are_counted_and_have_a_time(tmp_path, name):
+    import gzip
+
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    file = an_expert(tmp_path, dataset={"path": name}, model="tiny")
+    place = tmp_path / name
+    if name.endswith("json"):
+        place.write_text(json.dumps(ROWS), encoding="utf-8")
+    elif name.endswith("gz"):
+        place.write_bytes(gzip.compress(lines(ROWS).encode()))
+    else:
+        pyarrow.parquet.write_table(pa.Table.from_pylist(ROWS), place)
+    made = expert.plan(file)
+    by_lines = expert.plan(an_expert(tmp_path, model="tiny"))
+    assert made.length.rows == by_lines.length.rows == 108
+    assert made.length.tokens_per_epoch == by_lines.length.tokens_per_epoch
+    assert made.length.expected_seconds is not None
+    elsewhere = expert.plan(
+        an_expert(tmp_path, dataset={"path": name}, model="Qwen/Qwen3-0.6B"), gpu="rtx-4090"
+    )
+    assert elsewhere.length.rows == 108
+    assert elsewhere.length.expected_seconds is not None
+
+
+def test_more_rows_than_are_read_are_told_by_their_bytes_or_their_footer(tmp_path, monkeypatch):
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    monkeypatch.setattr("expert.jobs.counting.MOST_READ", 50)
+    (tmp_path / "rows.json").write_text(json.dumps(ROWS), encoding="utf-8")
+    made = expert.plan(an_expert(tmp_path, dataset={"path": "rows.json"}))
+    assert made.length.rows == pytest.approx(108, rel=0.1)
+    pyarrow.parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "rows.parquet")
+    exact = expert.plan(an_expert(tmp_path, dataset={"path": "rows.parquet"}))
+    assert exact.length.rows == 108
+
+
+def test_prepared_rows_change_the_expected_time_by_their_tokens(tmp_path):
+    from expert.jobs.feeding import data_order, settled_by_data
+    from expert.jobs.preparing import prepare
+
+    file = an_expert(tmp_path)
+    split = prepare(file).train
+    before = expert.plan(file).with_values(
+        {
+            "length.tokens_per_epoch": 2 * split.index.statistics().tokens,
+            "length.expected_seconds": [11.0, 25.0],
+            "length.expected_parts": {"start": [1.0, 5.0], "train": [10.0, 20.0]},
+        },
+        "estimated: a test",
+        "machine",
+    )
+    made = settled_by_data(before, data_order(before, split), split)
+    assert made.length.expected_parts == {"start": (1.0, 5.0), "train": (5.0, 10.0)}
+    assert made.length.expected_seconds == (6.0, 15.0)
+    told = next(each for each in made.decisions if each.path == "length.expected_seconds")
+    assert (told.because, told.source) == ("estimated: a test", "machine")

@@ -244,7 +244,8 @@ def test_a_run_tells_its_rate_to_the_plans_of_runs_like_it_and_settles_nothing(h
     tokens = made.length.tokens_per_epoch * made.length.epochs
     assert made.length.seconds == pytest.approx(tokens / 1000, rel=0.01)  # updates are whole
     other = [each.path for each in made.decisions if each not in before.decisions]
-    assert other == ["length.tokens_per_second", "length.seconds"]
+    times = ["expected_seconds", "expected_parts"]
+    assert other == [f"length.{key}" for key in ("tokens_per_second", "seconds", *times)]
 
 
 @pytest.mark.parametrize(

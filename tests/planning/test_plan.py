@@ -397,3 +397,90 @@ def test_a_card_of_unknown_peak_has_no_invented_floor(tmp_path):
         None,
         "unknown, because the peak of a card with 16 GiB is not known",
     )
+
+
+LONG_ROWS = (json.dumps({"text": "word " * 300}) + "\n") * 4000
+
+
+def expected(made: RunPlan) -> tuple[float, float]:
+    assert made.length.expected_seconds is not None
+    return made.length.expected_seconds
+
+
+def test_a_measured_rate_gives_a_narrow_time_with_start_and_evaluation(tmp_path):
+    made = planned_with(tmp_path)
+    low, high = expected(made)
+    _, because, source = decision(made, "length.expected_seconds")
+    assert (because, source) == (
+        "1,000 tokens/s measured on 2026-01-01 in a run like this one",
+        "measurement",
+    )
+    parts = made.length.expected_parts
+    assert parts is not None
+    assert low == pytest.approx(sum(part[0] for part in parts.values()))
+    assert parts["train"][0] < (made.length.seconds or 0) < parts["train"][1]
+    assert parts["evaluate"][0] > 0
+    other = planned_with(tmp_path, {"attention": "eager"})
+    assert decision(other, "length.expected_seconds")[1] == (
+        "estimated: 1,000 tokens/s measured on 2026-01-01 for this model on rtx-4090, set otherwise"
+    )
+    wide = expected(other)
+    assert wide[1] / wide[0] > high / low
+
+
+def test_a_card_that_was_never_used_gets_an_estimate_that_says_what_it_rests_on(tmp_path):
+    (tmp_path / "train.jsonl").write_text(LONG_ROWS, encoding="utf-8")
+    made = plan(manifest(), folder=tmp_path)
+    value, because, source = decision(made, "length.expected_seconds")
+    assert source == "machine"
+    assert because.startswith("estimated: ")
+    assert because.endswith("of the peak of GeForce RTX 4090, by what runs on an H200 reached")
+    floor = made.length.seconds_at_peak
+    assert floor is not None
+    assert floor < value[0] < value[1]
+    h200 = expected(plan(manifest(), "h200", folder=tmp_path))
+    assert h200[1] < value[1]
+
+
+def test_a_card_known_by_its_memory_spans_the_cards_that_have_as_much(tmp_path):
+    (tmp_path / "train.jsonl").write_text(LONG_ROWS, encoding="utf-8")
+    made = plan(manifest(), None, vram="24GB", folder=tmp_path)
+    assert "cards with as much memory" in decision(made, "length.expected_seconds")[1]
+    low, high = expected(made)
+    named = expected(plan(manifest(), "rtx-4090", folder=tmp_path))
+    assert low <= named[0] < named[1] <= high
+    strange = plan(manifest(), None, vram="500GB", folder=tmp_path)
+    assert decision(strange, "length.expected_seconds")[:2] == (
+        None,
+        "unknown, because the peak of a card with 500 GiB is not known",
+    )
+
+
+def test_a_cpu_has_a_time_too_and_says_that_it_is_rough(tmp_path):
+    (tmp_path / "train.jsonl").write_text(LONG_ROWS, encoding="utf-8")
+    made = plan(manifest(), None, folder=tmp_path)
+    assert decision(made, "length.expected_seconds")[1] == (
+        "estimated, roughly: 10 to 60 GFLOP/s on each of 8 cores; a Xeon reached 39 to 49"
+    )
+    assert expected(made)[0] > 10 * expected(plan(manifest(), folder=tmp_path))[0]
+
+
+def test_rows_that_are_not_here_leave_the_time_unknown_with_the_reason():
+    value, because, _ = decision(plan(manifest()), "length.expected_seconds")
+    assert value is None
+    assert because == "unknown, because train.jsonl is not there"
+    at_most = decision(plan(manifest({"max_steps": 10})), "length.expected_seconds")
+    assert at_most[0] is None
+
+
+def test_evaluating_more_often_takes_longer(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"text": "abc"}\n' * 10_000, encoding="utf-8")
+    found = [
+        (made.length.expected_parts or {})["evaluate"][0]
+        for made in (
+            plan(manifest({"evaluation_strategy": "no"}), folder=tmp_path),
+            plan(manifest(), folder=tmp_path),
+            plan(manifest({"eval_steps": 10}), folder=tmp_path),
+        )
+    ]
+    assert found[0] == 0 < found[1] < found[2]

@@ -39,16 +39,42 @@ def check(
     manifest: Annotated[Path | None, manifest_option("Whose data is looked at")] = None,
     model: BaseModelName = None,
     overrides: Overrides = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(
+            "--rows",
+            min=0,
+            metavar="N",
+            help="Rows shown as the model sees them, the longest among them; 3 by default.",
+        ),
+    ] = None,
+    lines: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--row",
+            metavar="[FILE:]LINE",
+            help="Show the row at this line, as messages name it; may be given several times.",
+        ),
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="Show long rows in full.")] = False,
     as_json: Annotated[bool, json_option("Findings as JSON.")] = False,
 ) -> None:
-    """Read every row as preparing would, write nothing, and tell what is wrong with the data."""
+    """Read every row as preparing would, write nothing, show some rows as the model sees them, and
+    report what is wrong with the data."""
     from expert.cli.display import make_console, show_problems, write_line
     from expert.jobs.datasets import check_dataset
+    from expert.jobs.showing import DEFAULT_ROWS, JSON_TOKENS, SCREEN_TOKENS, RowsToShow
 
     chosen = one_manifest(file, manifest)
     if chosen is None:
         raise typer.BadParameter("name a manifest: expert dataset check FILE")
-    report = check_dataset(chosen, model=model, overrides=tuple(overrides or ()))
+    by_default = 0 if lines else DEFAULT_ROWS
+    show = RowsToShow(
+        by_default if rows is None else rows,
+        tuple(lines or ()),
+        most_tokens=None if full else JSON_TOKENS if as_json else SCREEN_TOKENS,
+    )
+    report = check_dataset(chosen, model=model, overrides=tuple(overrides or ()), show=show)
     if as_json:
         import json
         from dataclasses import asdict
@@ -59,7 +85,8 @@ def check(
         _show_report(report, make_console())
         if report.problems:
             listed = "\n".join(f"  - {problem}" for problem in report.problems)
-            show_problems(f"the data of {report.name} cannot be used as it is\n{listed}")
+            what = "cannot be used as it is" if report.splits else "was not checked"
+            show_problems(f"the data of {report.name} {what}\n{listed}")
     if report.problems:
         raise typer.Exit(EXIT_USAGE)
 
@@ -68,22 +95,29 @@ def _show_report(report: DatasetReport, console: Console) -> None:
     from rich.text import Text
 
     from expert.cli.display import Sheet, show_sheet
+    from expert.cli.row_view import show_rows
+    from expert.core.visible import visible
 
     facts = [_facts(split, report.max_seq_length) for split in report.splits]
-    table = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
-    title = f"{report.name}: prompt template {report.template}"
-    columns = ("", *(split.name for split in report.splits))
-    show_sheet(Sheet(columns, [table], title=title), console)
+    if facts:
+        table = [[name, *(fact[name] for fact in facts)] for name in facts[0]]
+        title = f"{report.name}: prompt template {report.template}"
+        columns = ("", *(split.name for split in report.splits))
+        show_sheet(Sheet(columns, [table], title=title), console)
     for note in report.notes:
-        console.print(Text(note, style="dim"))
+        console.print(Text(visible(note), style="dim"))
+    show_rows(report.rows, console)
+    if report.rows:
+        console.print("")
     for split in report.splits:
         if split.bad_rows:
             console.print(Text(f"{split.name}: bad rows", style="bold"))
             for line in split.bad_row_lines():
-                console.print(Text(f"  {line}"))
+                console.print(Text(f"  {visible(line)}"))
     warnings = report.warnings()
     for line in warnings:
         inner = line.startswith(" ")
+        line = visible(line)
         console.print(Text(line if inner else f"warning: {line}", style="" if inner else "yellow"))
     if not report.problems:
         style = "bold yellow" if warnings else "bold green"

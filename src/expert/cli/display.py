@@ -251,8 +251,10 @@ def show_problems(text: str, *, error: bool = True) -> None:
     """A problem list or message, on standard error."""
     from rich.text import Text
 
+    from expert.core.visible import visible
+
     console = make_console(error=error)
-    first, _, rest = text.partition("\n")
+    first, _, rest = visible(text, keep="\n\t").partition("\n")  # messages quote what files hold
     console.print(Text(first, style="bold red"))
     if rest:
         console.print(Text(rest))

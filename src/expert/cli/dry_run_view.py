@@ -1,4 +1,5 @@
-"""What `expert train --dry-run` shows: plan, data and folder of a run; nothing is written."""
+"""What `expert train --dry-run` shows: plan, data, a row and the folder of a run; nothing is
+written."""
 
 from __future__ import annotations
 
@@ -22,15 +23,21 @@ def show_dry_run(
     """Shows what a run would do; the exit code says whether it would fit."""
     from expert.cli.manifest_commands import show_notices
     from expert.cli.plan_view import show_plan
+    from expert.cli.row_view import show_rows
+    from expert.core.visible import visible
+    from expert.jobs.showing import JSON_TOKENS, SCREEN_TOKENS, first_row_of
 
     data = would_prepare(read, plan)
     run = _would_resume(plan, resume)
+    row, absent = first_row_of(read, plan, most_tokens=JSON_TOKENS if as_json else SCREEN_TOKENS)
     if as_json:
         import json
+        from dataclasses import asdict
 
         from expert.cli.display import write_line
 
         found = {"plan": plan.model_dump(mode="json"), "data": data, "resume": run}
+        found |= {"row": asdict(row) if row else None, "no_row_because": absent}
         write_line(json.dumps(found, indent=2))
     else:
         from expert.cli.run_view import say
@@ -41,6 +48,11 @@ def show_dry_run(
         for entry in data["sources"]:
             say(console, f"  {entry['split']}: {entry['text']}")
         say(console, f"  prepared tokens: {data['cache']}")
+        if row is not None:
+            show_rows([row], console)
+            say(console, "  expert dataset check shows more", "dim")
+        else:
+            say(console, f"  no row is shown: {visible(absent)}", "dim")
         where = f"go on with {run}" if run else f"make a folder in {plan.watch.output_dir}"
         say(console, f"the run would {where}; nothing was written")
     if not plan.fits:

@@ -32,6 +32,7 @@ def check(
 ) -> None:
     """Read manifests and tell every problem at once, with file and line."""
     from expert.cli.display import make_console, show_problems, write_line
+    from expert.cli.plan_view import time_in_words
     from expert.jobs.manifests import check_manifests
 
     results = list(check_manifests(files, overrides=overrides or (), strict=strict))
@@ -46,6 +47,8 @@ def check(
                 show_notices(result.read, console, brief=False)
                 for doubt in result.doubts:
                     show_notice(doubt, console)
+                if result.plan is not None and result.plan.length.expected_seconds is not None:
+                    console.print(f"  {time_in_words(result.plan)}", style="dim")
     if any(result.error is not None for result in results):
         raise typer.Exit(EXIT_USAGE)
 
@@ -63,6 +66,7 @@ def _as_json(results: list) -> str:  # type: ignore[type-arg]
                     asdict(n)
                     for n in (*(result.read.notices if result.read else ()), *result.doubts)
                 ],
+                "expected_seconds": result.plan.length.expected_seconds if result.plan else None,
             }
             for result in results
         ],

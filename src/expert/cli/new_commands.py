@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from expert.cli.options import json_option, output_option
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from expert.jobs.row_lengths import LengthChoice
 
 
 def new(
@@ -36,6 +41,14 @@ def new(
         bool,
         typer.Option("--json-values", help="Train on lists and objects as JSON text."),
     ] = False,
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model",
+            metavar="NAME",
+            help="The base model: a folder, a name or a hub id. Settings are those of its size.",
+        ),
+    ] = "tiny",
     output: Annotated[Path | None, output_option("Where the folder goes; here by default.")] = None,
     as_json: Annotated[bool, json_option("What was made, as JSON.")] = False,
 ) -> None:
@@ -52,6 +65,7 @@ def new(
         mapping=mapping or (),
         preferred=preferred,
         json_values=json_values,
+        model=model,
     )
     if as_json:
         import json
@@ -77,8 +91,29 @@ def new(
             write_line(f"  not read: {', '.join(made.unread)}")
     else:
         write_line(f"  a few rows to begin with, to be replaced: {made.data}")
+    write_line(f"  base model {made.model}: {made.settings_because}")
+    if made.length is not None:
+        _show_length(made.length, made.model, console)
     write_line("next:")
     for command in ("dataset check", "plan", "train"):
         write_line(f"  expert {command} --manifest {made.manifest}")
     judge, ask = f"validate --expert {made.folder}", f'sample {made.folder} --prompt "…"'
     write_line(f"  expert {judge if made.has_answers else ask}")
+
+
+def _show_length(found: LengthChoice, model: str, console: Console) -> None:
+    """The length that was written, and what shorter ones would cut."""
+    from expert.cli.display import write_line
+
+    write_line(f"  max_seq_length {found.length}: {found.because}")
+    if found.estimated:
+        text = f"the tokenizer of {model} is not on this machine; expert dataset check counts"
+        write_line(f"    {text} exactly where it is")
+    for one in found.cuts:
+        chosen = one.length == found.length
+        if not one.rows:
+            continue
+        if chosen and found.bound:
+            console.print(f"    {one.words()}: {found.bound}", style="yellow")
+        else:
+            write_line(f"    {one.words()}")

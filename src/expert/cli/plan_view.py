@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from expert.cli.display import Sheet, show_bars, show_sheet
 from expert.cli.words import gib, value_in_words
+from expert.core.words import duration_range
 from expert.planning.run_plan import RunPlan
 
 if TYPE_CHECKING:
@@ -15,7 +16,13 @@ if TYPE_CHECKING:
     from expert.planning.decisions import Decision
 
 # Shown elsewhere (memory as bars) or too large for a cell.
-_NOT_IN_THE_TABLE = {"memory.parts", "memory.workload", "decoding", "data.dataset"}
+_NOT_IN_THE_TABLE = {
+    "length.expected_parts",
+    "memory.parts",
+    "memory.workload",
+    "decoding",
+    "data.dataset",
+}
 _DEFAULT = "the default"
 _STYLES = {"warning": "bold yellow", "superseded": "dim", "advice": "cyan"}
 _NAMED_BY_THE_MANIFEST = ("training.dataset.", "base_models[", "training.config.max_seq_length")
@@ -36,7 +43,7 @@ _SIDE_BY_SIDE = (
     "memory.budget_bytes",
     "memory.fits",
     "length.total_steps",
-    "length.seconds_at_peak",
+    "length.expected_seconds",
 )
 
 
@@ -61,6 +68,7 @@ def show_plan(plan: RunPlan, console: Console, *, everything: bool) -> None:
             style="dim",
         )
     _show_memory(plan, console)
+    show_time(plan, console)
     show_remarks(plan, console)
 
 
@@ -93,6 +101,30 @@ def _show_memory(plan: RunPlan, console: Console) -> None:
     bars.append(("together", plan.memory.peak_bytes or 0, gib(plan.memory.peak_bytes or 0)))
     console.print(f"\nmemory at the peak of a step, of {gib(budget)}", style="bold")
     show_bars(bars, budget, console)
+
+
+def show_time(plan: RunPlan, console: Console) -> None:
+    """How long the run is expected to take, and of what parts."""
+    from rich.text import Text
+
+    console.print(Text(f"\n{time_in_words(plan)}", style="bold"))
+    parts = plan.length.expected_parts or {}
+    told = [f"{name} {duration_range(*part)}" for name, part in parts.items() if part[1] >= 1]
+    if len(told) > 1:
+        console.print(f"  {', '.join(told)}", style="dim")
+
+
+def time_in_words(plan: RunPlan) -> str:
+    """`expected time: 12 to 20 min on RTX 4090, estimated`, or why it is not known."""
+    because = next(
+        (each.because for each in plan.decisions if each.path == "length.expected_seconds"), ""
+    )
+    if plan.length.expected_seconds is None:
+        return f"expected time: {because or 'unknown'}"
+    kind = "estimated" if because.startswith("estimated") else "by a rate measured here before"
+    return (
+        f"expected time: {duration_range(*plan.length.expected_seconds)} on {plan.target}, {kind}"
+    )
 
 
 def show_remarks(plan: RunPlan, console: Console) -> None:

@@ -73,9 +73,13 @@ def waiting(console: Console, what: str) -> Iterator[None]:
 
 
 def say(console: Console, text: str, style: str = "") -> None:
-    """A line; brackets in it are not markup."""
+    """A line; brackets in it are not markup, and what it quotes of rows does not act on a
+    terminal."""
     from rich.text import Text
 
+    from expert.core.visible import visible
+
+    text = visible(text, keep="\n\t")
     if console.is_terminal:
         console.print(Text(text, style=style))
     else:

@@ -22,6 +22,29 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def duration_range(low: float, high: float) -> str:
+    """`12 to 20 min`, `40 s to 2 min`, `about 5 min` where both are the same in words."""
+    if high < 1:
+        return "below 1 s"
+    first, last = (_whole(seconds) for seconds in (max(low, 1.0), high))
+    if first == last:
+        return f"about {last}"
+    number, _, unit = first.partition(" ")
+    is_plain = unit in ("s", "min") and last.endswith(f" {unit}") and " h " not in last
+    return f"{number if is_plain else first} to {last}"
+
+
+def _whole(seconds: float) -> str:
+    """Whole seconds, minutes, or hours and minutes."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest} min" if rest else f"{hours} h"
+
+
 def count(number: int) -> str:
     """`596 M`, `8.03 B`, `1,998`."""
     if number >= 10**9:
@@ -49,6 +72,8 @@ def value_in_words(path: str, value: Any) -> str:
         return _NOTHING.get(path, "–")
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if path.endswith("expected_seconds"):
+        return duration_range(*value)
     if path.endswith("_bytes"):
         return gib(value)
     if ".seconds" in path:

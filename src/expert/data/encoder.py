@@ -51,6 +51,9 @@ class Encoder(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
+    @property
+    def special_ids(self) -> dict[int, str]: ...
+
 
 @dataclass(frozen=True)
 class SpecialTokens:
@@ -107,6 +110,12 @@ class TextEncoder:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, with those that begin and end a turn."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    @cached_property
+    def special_ids(self) -> dict[int, str]:
+        """Tokens that are markers and no text, by their number."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        return {number: token.content for number, token in added.items() if token.special}
 
     @cached_property
     def prefix(self) -> list[int]:
@@ -287,6 +296,10 @@ class CharacterEncoder:
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self.characters[token] for token in ids)
+
+    @property
+    def special_ids(self) -> dict[int, str]:
+        return {}
 
     def to_json(self) -> str:
         return json.dumps({"type": "characters", "characters": self.characters})

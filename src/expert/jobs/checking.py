@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_OK, EXIT_USAGE, ExpertError
-from expert.core.words import counted, duration
+from expert.core.words import counted, duration_range
 from expert.insight.finding import Finding, worst_first
 
 if TYPE_CHECKING:
@@ -305,18 +305,15 @@ def _length(plan: RunPlan, band: Band | None) -> list[Finding]:
         steps = counted(length.total_steps, "update")
         numbers["updates"] = length.total_steps
     words = [steps]
-    tokens = None
-    if length.tokens_per_epoch and length.steps_per_epoch and length.total_steps:
-        tokens = length.tokens_per_epoch * length.total_steps / length.steps_per_epoch
-    if length.seconds is not None:
-        words.append(f"about {duration(length.seconds)} at the rate measured on this card before")
-        numbers["seconds"] = length.seconds
-    elif band is not None and tokens is not None:
-        low, high = tokens / band.reference, tokens / band.acceptable_from
-        words.append(f"{duration(low)} to {duration(high)}")
+    because = next(
+        (each.because for each in plan.decisions if each.path == "length.expected_seconds"), ""
+    )
+    if length.expected_seconds is not None:
+        low, high = length.expected_seconds
+        words.append(f"{duration_range(low, high)} ({because})")
         numbers |= {"seconds": low, "seconds_at_most": high}
     else:
-        words.append("no rate is known for this model here, so no time")
+        words.append(f"the time is {because}" if because else "the time is unknown")
     found = [
         Finding(
             name="length",

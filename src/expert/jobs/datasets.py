@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     from expert.data.audit import DocumentCollector, Documents, SplitReport
     from expert.data.column_survey import ColumnSurvey
     from expert.data.columns import Columns
+    from expert.data.records import Row
     from expert.data.row_keys import RowKeys
+    from expert.data.shown_rows import ShownRow
     from expert.data.sources import Source
     from expert.jobs.preparing import Builder
+    from expert.jobs.showing import RowPicker, RowsToShow
 
 # Examples, or characters, that are tokenised together: what is in memory at a time.
 _BATCH_EXAMPLES = 1024
@@ -40,6 +43,8 @@ class DatasetReport:
     """Which columns and files are read and which are not, and how."""
     doubts: list[str] = field(default_factory=list)
     """Warnings that are of no single split."""
+    rows: list[ShownRow] = field(default_factory=list)
+    """Some rows as the model sees them."""
 
     def warnings(self) -> list[str]:
         return [*self.doubts, *(line for split in self.splits for line in split.warnings())]
@@ -54,30 +59,51 @@ class DatasetReport:
 
 
 def check_dataset(
-    manifest: str | Path, *, model: str | None = None, overrides: tuple[str, ...] = ()
+    manifest: str | Path,
+    *,
+    model: str | None = None,
+    overrides: tuple[str, ...] = (),
+    show: RowsToShow | None = None,
 ) -> DatasetReport:
-    """Read every row as preparing would, and tell what is in it; nothing is written."""
+    """Read every row as preparing would, and tell what is in it; nothing is written.
+
+    `show`: which rows come back as the model sees them; none by default.
+    """
+    from expert.data.records import DataNotHere
     from expert.data.sources import resolve_sources
     from expert.jobs.planning import plan as plan_job
     from expert.jobs.preparing import Builder
+    from expert.jobs.showing import RowPicker, RowsToShow, TextOnly, rows_as_text
     from expert.manifest.reader import read_manifest
 
     read = read_manifest(manifest, overrides=overrides)
     plan = plan_job(read, model=model, look=False)
     sources = resolve_sources(read.manifest.training.dataset, read.folder)
-    builder = Builder(plan, read, sources, lambda name, rows, tokens: None)
+    show = show or RowsToShow(count=0)
+    picker = RowPicker(show)
+    try:
+        builder = Builder(plan, read, sources, lambda name, rows, tokens: None)
+    except DataNotHere as error:
+        if plan.model.place != "hub":
+            raise
+        textual = TextOnly(plan, read, sources, lambda name, rows, tokens: None)
+        report = DatasetReport(read.manifest.name, "unknown", plan.data.max_seq_length)
+        report.problems.append(str(error))
+        report.rows = rows_as_text(textual, show)
+        return report
     template = builder.template.name if builder.template else "characters"
     report = DatasetReport(read.manifest.name, template, plan.data.max_seq_length)
-    _Checker(builder, report).check()
+    _Checker(builder, report, picker).check()
     return report
 
 
 class _Checker:
     """Reads the splits of one manifest, one source after the other."""
 
-    def __init__(self, builder: Builder, report: DatasetReport) -> None:
+    def __init__(self, builder: Builder, report: DatasetReport, picker: RowPicker) -> None:
         self.builder = builder
         self.report = report
+        self.picker = picker
         data = builder.plan.data
         soft = sum(prompt["tokens"] for prompt in builder.plan.adapter.soft_prompts)
         whole = builder.template is None or data.packing == "concat"
@@ -130,6 +156,8 @@ class _Checker:
             if any(given):
                 split, parts = self._read(name, given)
                 self._sum_up(split, joined(parts), train)
+        self.picker.refuse_missing()
+        self.report.rows = self.picker.shown(self.builder, held_out.tolist())
 
     def _sum_up(
         self, split: SplitReport, documents: Documents, train: Documents | None = None
@@ -177,10 +205,12 @@ class _Checker:
         example_in, response = self._understood(source)
         collector = DocumentCollector()
         waiting: list[Any] = []
+        places: list[Row] = []
         characters = bad_rows = 0
         for row in self.builder.rows_of(source):
             split.rows += 1
             made = row if isinstance(row, BadRow) else segments_of(row)
+            self.picker.look_at(split.name, row, made)
             if isinstance(row, BadRow) or isinstance(made, BadRow):
                 bad_rows += 1
                 split.note_bad(made, response)
@@ -192,21 +222,30 @@ class _Checker:
                 split.note_remnants(example, row.place)
                 split.note_silent_calls(example, made, row.place)
                 waiting.append(made)
+                places.append(row)
                 characters += sum(len(segment.text) for segment in made)
             if len(waiting) >= _BATCH_EXAMPLES or characters >= _BATCH_CHARACTERS:
-                self._encode(waiting, collector)
-                waiting, characters = [], 0
+                self._encode(split, places, waiting, collector)
+                places, waiting, characters = [], [], 0
         if waiting:
-            self._encode(waiting, collector)
+            self._encode(split, places, waiting, collector)
         documents = collector.documents()
         self._judge(f"{split.name} {source.name}", bad_rows, documents)
         return documents
 
-    def _encode(self, examples: Sequence[Any], collector: DocumentCollector) -> None:
+    def _encode(
+        self,
+        split: SplitReport,
+        rows: Sequence[Row],
+        examples: Sequence[Any],
+        collector: DocumentCollector,
+    ) -> None:
         """Count the tokens of some examples, and keep what preparing recognises them by."""
         from expert.data.row_keys import keys_of_batch
 
         batch = self.builder.encoder.encode(examples)
+        if split.name == "train":
+            self.picker.add(rows, examples, batch.lengths.tolist())
         cut = self.builder.plan.data.overlong == "cut"
         collector.add_tokens(batch, self.room if cut else None)
         self.keys.append(keys_of_batch(batch))

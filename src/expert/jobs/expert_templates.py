@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from expert.planning.resolve import TINY
+from expert.planning.starting_points import StartingPoint
+
 Row = Mapping[str, str]
 
 # Performance keys are written out so that they are seen; auto is settled for every machine.
@@ -142,6 +145,16 @@ TEMPLATES = {
 }
 
 
+@dataclass(frozen=True)
+class BaseOfNew:
+    """The base model of a new expert, and what its settings start from."""
+
+    name: str
+    start: StartingPoint
+    length: int | None = None
+    """max_seq_length; None: left to the plan."""
+
+
 def calling(template: Template) -> Template:
     """The same for rows whose answers call tools."""
     abilities = (*template.capabilities, "task:tool_calling")
@@ -153,34 +166,34 @@ def manifest_of(
     template: Template,
     dataset: Mapping[str, Any],
     *,
+    base: BaseOfNew,
     epochs: int,
     calls: bool = False,
 ) -> dict[str, Any]:
-    """A 2.0 manifest: a small model that comes along first, then larger ones. `calls`: rows have
-    tools, which the templates of small models do not write; ChatML does for all of them."""
+    """A 2.0 manifest for one base model, with settings of its size. `calls`: rows have tools, which
+    the templates of small models do not write; ChatML does for all of them."""
     decoding: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 256}
     if template.grammar:
         decoding |= {"validation": "parser", "grammar_type": template.grammar}
     written = {"prompt_template": "chatml"} if calls else {}
-    sizes = (("tiny", 32, 512), ("smollm2-135m", 16, 32), ("Qwen/Qwen3-0.6B", 16, 32))
+    start = base.start
+    adapters = [{"type": "lora", "r": start.rank, "alpha": start.alpha}]
+    length = {"max_seq_length": base.length} if base.length is not None else {}
     return {
         "schema_version": "2.0",
         "name": name,
         "version": "0.1.0",
         "description": template.description,
-        # The smallest wants large updates: alpha / r is 16 instead of 2.
-        "base_models": [
-            {"name": model, **written, "adapters": [{"type": "lora", "r": r, "alpha": alpha}]}
-            for model, r, alpha in sizes
-        ],
+        "base_models": [{"name": base.name, **written, "adapters": adapters}],
         "capabilities": list(template.capabilities),
         "training": {
             "dataset": dict(dataset),
             "config": {
                 "adapter_type": "lora",
                 "epochs": epochs,
-                "learning_rate": 5e-4,
+                "learning_rate": start.learning_rate,
                 "batch_size": 16,
+                **length,
                 "packing": True,
                 **dict.fromkeys(PERFORMANCE, "auto"),
             },
@@ -189,12 +202,19 @@ def manifest_of(
     }
 
 
-def readme_of(name: str, template: Template, data: str, has_answers: bool = True) -> str:
+def readme_of(
+    name: str, template: Template, data: str, has_answers: bool = True, base: str = TINY
+) -> str:
     """What to do with the folder, in few words."""
     rows, last = "Every row is a text that is learnt whole.", 'expert sample . --prompt "…"'
     if has_answers:
         rows = "Every row has a request, perhaps some material,\nand an answer."
         last = "expert validate --expert ."
+    larger = (
+        "\nThe settings are for `tiny`, which needs larger steps than any other model. For a "
+        f"larger one make\nthe folder again: `expert new {name} --from ROWS --model "
+        "smollm2-135m`, or `--model Qwen/Qwen3-0.6B`.\n"
+    )
     return f"""# {name}
 
 {template.description}
@@ -205,6 +225,4 @@ The rows are in `{data}`: replace or add to them. {rows}
     expert plan --manifest manifest.json
     expert train --manifest manifest.json
     {last}
-
-`--model smollm2-135m` or `--model Qwen/Qwen3-0.6B` takes a larger model than `tiny`.
-"""
+{larger if base == TINY else ""}"""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from expert.data.streaming import Stream
     from expert.jobs.prepared import PreparedSplit
     from expert.jobs.preparing import Builder
-    from expert.planning.run_plan import RunPlan
+    from expert.planning.run_plan import LengthPlan, RunPlan
     from expert.training.state import TrainState
 
 PAD_ID = 0
@@ -97,7 +97,32 @@ def settled_by_data(plan: RunPlan, order: DataOrder, split: PreparedSplit) -> Ru
         if slices[path.partition(".")[0]][path.partition(".")[2]] != value
     }
     because = f"prepared: {index.examples:,} rows in {index.bins:,} sequences"
-    return plan.with_values(changed, because, "measurement") if changed else plan
+    before = plan.length
+    plan = plan.with_values(changed, because, "measurement") if changed else plan
+    return _with_time_of(plan, before)
+
+
+def _with_time_of(plan: RunPlan, before: LengthPlan) -> RunPlan:
+    """The plan with the time of the tokens that there are, where an earlier count was another."""
+    from expert.planning.expected_time import scaled
+
+    old, new = _tokens_of(before), _tokens_of(plan.length)
+    parts = plan.length.expected_parts
+    if not parts or not old or not new or old == new:
+        return plan
+    decision = next(each for each in plan.decisions if each.path == "length.expected_seconds")
+    now = scaled(parts, new / old)
+    values = {
+        "length.expected_seconds": [sum(part[side] for part in now.values()) for side in (0, 1)],
+        "length.expected_parts": now,
+    }
+    return plan.with_values(values, decision.because, decision.source)
+
+
+def _tokens_of(length: LengthPlan) -> float | None:
+    if not length.tokens_per_epoch or not length.steps_per_epoch or not length.total_steps:
+        return None
+    return length.tokens_per_epoch * length.total_steps / length.steps_per_epoch
 
 
 def _with_remark_on_max_steps(plan: RunPlan, updates: int) -> RunPlan:

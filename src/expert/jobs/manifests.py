@@ -15,6 +15,7 @@ from expert.core.files import write_text_atomically
 if TYPE_CHECKING:
     from expert.manifest.notices import Notice
     from expert.manifest.reader import ReadManifest
+    from expert.planning.run_plan import RunPlan
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Checked:
     error: ManifestError | None
     doubts: tuple[Notice, ...] = ()
     """What it names and is not there."""
+    plan: RunPlan | None = None
+    """For this machine; None where none can be made."""
 
 
 def check_manifests(
@@ -43,7 +46,37 @@ def check_manifests(
             yield Checked(str(path), None, error)
         else:
             doubts = [Notice("warning", doubt.path, doubt.text) for doubt in doubts_about(read)]
-            yield Checked(str(path), read, None, tuple(doubts))
+            told = (*doubts, *_settings_of_tiny(read))
+            yield Checked(str(path), read, None, told, _planned(read))
+
+
+def _planned(read: ReadManifest) -> RunPlan | None:
+    from expert.jobs.planning import plan
+
+    try:
+        return plan(read)
+    except (ExpertError, OSError):  # a plan that is asked for says why
+        return None
+
+
+def _settings_of_tiny(read: ReadManifest) -> Iterator[Notice]:
+    """Of every base model that it names, settings that suit `tiny` alone."""
+    from expert.manifest.notices import Notice
+    from expert.planning.resolve import resolve_model
+    from expert.planning.starting_points import made_for_tiny
+
+    config = read.manifest.training.config
+    for number, spec in enumerate(read.manifest.base_models):
+        try:
+            shape = resolve_model(spec, read.folder).shape
+        except ExpertError:  # told among the doubts
+            shape = None
+        for path, text in made_for_tiny(spec, config, shape):
+            key = path.rpartition(".")[2]
+            where = f"training.config.{key}"
+            if key == "alpha" and config.alpha == "auto":
+                where = f"base_models[{number}].adapters[0].alpha"
+            yield Notice("warning", where, text)
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.files import write_text_atomically
+from expert.planning.resolve import TINY
 
 if TYPE_CHECKING:
     from expert.data.column_survey import ColumnSurvey
     from expert.data.columns import Columns
     from expert.data.records import BadRow, Example, Row
     from expert.data.sources import Source
+    from expert.jobs.expert_templates import BaseOfNew
+    from expert.jobs.row_lengths import LengthChoice
 
 EPOCHS = 3
 FEW_ROWS, EPOCHS_OF_FEW = 1000, 5
@@ -65,6 +69,11 @@ class NewExpert:
     """Rows that were read to tell what they hold."""
     bad_rows: int = 0
     """Those of them that cannot be learnt from."""
+    model: str = TINY
+    settings_because: str = ""
+    """Why the manifest has this rank, alpha and learning rate."""
+    length: LengthChoice | None = None
+    """max_seq_length and what it cuts; None where the rows are a template's, to be replaced."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,7 @@ def new_expert(
     mapping: Sequence[str] = (),
     preferred: bool = False,
     json_values: bool = False,
+    model: str = TINY,
 ) -> NewExpert:
     """Make a folder that `expert manifest check` and `expert plan` accept; nothing is replaced.
 
@@ -98,13 +108,13 @@ def new_expert(
     from expert.data.preferences import PREFERRED
     from expert.data.tools import has_tools
     from expert.jobs.expert_templates import TEMPLATES, calling, manifest_of, readme_of
-    from expert.manifest.reader import read_manifest
 
     folder = (into or Path()) / name
     _refuse(name, folder)
     chosen = _OTHER_NAMES.get(template or "", template)
     if chosen is not None and chosen not in TEMPLATES:
         raise CannotMake(f"--template {template}: is not known  (known: {', '.join(TEMPLATES)})")
+    base = _base(model, folder)
     mapped = _mapped(mapping)
     if (mapped or preferred or json_values) and data is None:
         given = "--map" if mapped else "--preferred" if preferred else "--json-values"
@@ -135,12 +145,18 @@ def new_expert(
     dataset = {"path": path, **asked}
     manifest = folder / "manifest.json"
     epochs = EPOCHS_OF_FEW if len(_first_rows(rows, FEW_ROWS)) < FEW_ROWS else EPOCHS
-    made = manifest_of(folder.name, kind, dataset, epochs=epochs, calls=calls)
-    text = json.dumps(made, indent=2, ensure_ascii=False)
-    write_text_atomically(manifest, text + "\n")
-    write_text_atomically(folder / "README.md", readme_of(folder.name, kind, path, has_answers))
+    write = partial(
+        _write,
+        manifest,
+        partial(manifest_of, folder.name, kind, dataset, epochs=epochs, calls=calls),
+    )
+    write(base)
+    length = _length(manifest) if data is not None else None
+    if length is not None:
+        write(replace(base, length=length.length))
+    readme = readme_of(folder.name, kind, path, has_answers, base.name)
+    write_text_atomically(folder / "README.md", readme)
     write_text_atomically(folder / ".gitignore", "runs/\ndatasets_optimized/\nprofile/\n")
-    read_manifest(manifest, strict=True)
     return NewExpert(
         folder=folder,
         manifest=manifest,
@@ -154,6 +170,62 @@ def new_expert(
         calls=calls,
         looked_at=looked.rows if looked else 0,
         bad_rows=looked.bad_rows if looked else 0,
+        model=base.name,
+        settings_because=base.start.because,
+        length=length,
+    )
+
+
+def _write(manifest: Path, made: Callable[..., dict[str, Any]], base: BaseOfNew) -> None:
+    """The manifest for a base model, which must read without a complaint."""
+    from expert.manifest.reader import read_manifest
+
+    text = json.dumps(made(base=base), indent=2, ensure_ascii=False)
+    write_text_atomically(manifest, text + "\n")
+    read_manifest(manifest, strict=True)
+
+
+def _base(name: str, folder: Path) -> BaseOfNew:
+    """The base model by the name that the manifest will have, with settings of its size."""
+    from expert.jobs.expert_templates import BaseOfNew
+    from expert.manifest.schema import CHAR_GPT, BaseModelSpec
+    from expert.planning.resolve import is_hub_id, is_model_folder, near_model, resolve_model
+    from expert.planning.starting_points import starting_point
+
+    if name == CHAR_GPT:
+        raise CannotMake(
+            f"--model {CHAR_GPT}: needs no manifest  (expert train --dataset FILE trains it on a "
+            "text)"
+        )
+    if is_model_folder(Path(name)):
+        name = str(Path(name).absolute())  # the manifest lies elsewhere
+    found = resolve_model(BaseModelSpec(name=name), folder)
+    if found.place == "hub" and found.shape is None and not is_hub_id(name):
+        near = near_model(name, folder)
+        fix = f"did you mean {near!r}?" if near else "name a folder, or owner/model of the hub"
+        raise CannotMake(
+            f"--model {name}: is not on this machine, and is not a model that is known by name  "
+            f"({fix})"
+        )
+    return BaseOfNew(name, starting_point(name, found.shape))
+
+
+def _length(manifest: Path) -> LengthChoice | None:
+    """The max_seq_length for the rows of a new manifest; None where none of them can be used."""
+    from expert.jobs.planning import plan as plan_job
+    from expert.jobs.row_lengths import choose_length, measure_rows
+    from expert.manifest.reader import read_manifest
+    from expert.manifest.schema import BaseModelSpec
+    from expert.planning.resolve import resolve_model
+
+    read = read_manifest(manifest)
+    made = plan_job(read, look=False)
+    known = measure_rows(read, made)
+    shape = resolve_model(BaseModelSpec(name=made.model.name), read.folder).shape
+    if known is None:
+        return None
+    return choose_length(
+        known, context=shape.context if shape else None, splits=made.data.overlong == "split"
     )
 
 
@@ -244,7 +316,7 @@ def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
         known = ", ".join(FORMATS)
         raise CannotMake(
             f"--from {data}: its name tells no format that is read  (save the rows as one of "
-            f"{known}, and name the file so; a spreadsheet as csv)"
+            f"{known}, and name the file so)"
         )
     try:
         return list(islice(iterate(_source(data)), most))

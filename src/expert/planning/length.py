@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from expert.core.words import counted
+from expert.planning.cards import Card
 from expert.planning.decisions import Ledger, Remark
 from expert.planning.kernels import LIKELY_SHARE_OF_PEAK
 from expert.planning.measurements import MeasuredRate, find_rate, speed_settings
@@ -107,8 +108,11 @@ def total_tokens(now: Situation, ledger: Ledger) -> float | None:
 def peak_flops(now: Situation, precision: str) -> float | None:
     """Dense peak of the card in this precision, FLOP/s; None where nobody knows it."""
     card = now.target.card
-    if card is None or not now.on_gpu:
-        return None
+    return peak_of(card, precision) if card is not None and now.on_gpu else None
+
+
+def peak_of(card: Card, precision: str) -> float | None:
+    """Published dense peak of a card, FLOP/s."""
     rate = {"bf16": card.bf16_tflops, "fp16": card.fp16_tflops, "fp32": card.tf32_tflops}[precision]
     return rate * 1e12 if rate else None
 
@@ -132,7 +136,7 @@ def likely_seconds(now: Situation, ledger: Ledger, work: Workload | None) -> flo
     return floor / LIKELY_SHARE_OF_PEAK if floor is not None else None
 
 
-def _rate_of_this(now: Situation, ledger: Ledger) -> MeasuredRate | None:
+def rate_of_this(now: Situation, ledger: Ledger) -> MeasuredRate | None:
     """What was measured in a run like the one that is planned."""
     settled = {path: decision.value for path, decision in ledger.decisions.items()}
     settled |= speed_settings(ledger.decisions, cores=None if now.on_gpu else now.target.cores)
@@ -160,7 +164,7 @@ def _row_tokens(now: Situation, length: int) -> float | None:
 def settle_time(now: Situation, ledger: Ledger, work: Workload | None) -> None:
     """Seconds by a measured rate, and the floor the arithmetic sets."""
     tokens = total_tokens(now, ledger)
-    rate = _rate_of_this(now, ledger)
+    rate = rate_of_this(now, ledger)
     if rate is None:
         because = f"no rate of a run like this one was measured for {now.model_key} on "
         ledger.unknown("length.tokens_per_second", f"{because}{now.card_key} yet")

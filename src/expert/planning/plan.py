@@ -37,11 +37,13 @@ from expert.planning.length import (
     settle_time,
 )
 from expert.planning.measurements import find_best, measurements_file, read_rates
+from expert.planning.planned_time import settle_expected_time
 from expert.planning.recording import choose_graphs
 from expert.planning.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
 from expert.planning.sequences import settle_sequences, settle_update, settle_widths
 from expert.planning.situation import Situation
+from expert.planning.starting_points import made_for_tiny
 from expert.planning.survey import Survey, survey_data
 from expert.planning.target import Target
 from expert.planning.workload import Workload
@@ -115,9 +117,12 @@ def make_plan(
     fixed = "compiled blocks want one width" if compiled else fixed
     settle_widths(now, ledger, packed=packed, fixed=fixed)
     settle_optimisation(now, ledger)
+    for path, text in made_for_tiny(now.model, now.config, now.resolved.shape):
+        ledger.warn(path, text)
     settle_watching(now, ledger)
     warn_of_cadences_longer_than_the_run(now, ledger)
     settle_time(now, ledger, work)
+    settle_expected_time(now, ledger, work)
     settle_arithmetic(now, ledger, work)
     settle_disk(now, ledger, work)
     _settle_rest(now, ledger, work)

@@ -113,6 +113,10 @@ class LengthPlan(Slice):
     """Measured before for a run like this one; the time is reckoned by it."""
     flops_per_token: float | None = None
     peak_flops: float | None = None
+    expected_seconds: tuple[float, float] | None = None
+    """From the command to the end of the run: at best and at worst."""
+    expected_parts: dict[str, tuple[float, float]] | None = None
+    """What that is the sum of: prepare, start, compile, train, evaluate."""
 
 
 class WatchPlan(Slice):

@@ -1,0 +1,27 @@
+"""Text of others in a terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from expert.core.visible import visible
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain text", "plain text"),
+        ("\x1b[2J\x07\x00\x7f", "␛[2J␇␀␡"),
+        ("\x9b31m", "<U+009B>31m"),
+        ("a\u202eb\u200bc\u2028d", "a<U+202E>b<U+200B>c<U+2028>d"),
+        ("\ud800", "<U+D800>"),
+        ("é 日本 😀", "é 日本 😀"),
+        ("a\nb\tc", "a\nb␉c"),
+    ],
+)
+def test_what_cannot_be_seen_is_written_out(text, shown):
+    assert visible(text) == shown
+
+
+def test_what_is_to_be_kept_stays():
+    assert visible("a\nb\tc", keep="\t") == "a␊b\tc"

@@ -1,0 +1,268 @@
+"""The time a run is expected to take: its arithmetic, and how far it is from recorded runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from expert.core.words import duration_range
+from expert.manifest.schema import CharGptShape
+from expert.planning.cards import find_card
+from expert.planning.expected_time import (
+    RunShape,
+    cpu_rate,
+    expected_time,
+    gpu_rate,
+    known_rate,
+    scaled,
+)
+from expert.planning.known_models import find_known_model
+from expert.planning.resolve import char_gpt_shape
+from expert.planning.workload import Workload, flops_per_token
+
+RECORDS = Path(__file__).parents[2] / "docs" / "benchmarks"
+
+
+def shape(name: str) -> Any:
+    known = find_known_model(name)
+    assert known is not None
+    return known.shape
+
+
+SHAPES = {"qwen3-0.6b": shape("Qwen3-0.6B"), "llama-8b": shape("Llama-3.1-8B")}
+SMALL = shape("SmolLM2-135M")
+
+
+def peak() -> tuple[float, float]:
+    card = find_card("h200")
+    assert card is not None
+    assert card.bf16_tflops is not None
+    return (card.bf16_tflops * 1e12,) * 2
+
+
+def a_run(work: Workload, tokens_of_a_step: float, **changes: Any) -> RunShape:
+    known = {
+        "tokens": 100 * tokens_of_a_step,
+        "steps": 100,
+        "micro_batches": 1,
+        "mean_tokens": 430,
+        "compiled": False,
+        "recorded": False,
+        "packed": True,
+    }
+    return RunShape(work=work, **{**known, **changes})
+
+
+def results(name: str, key: str = "results") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((RECORDS / f"{name}.json").read_text())[key]
+    return found
+
+
+def measured() -> Iterator[tuple[str, RunShape, float]]:
+    """Every rate of a run on the H200 in the records, with what it ran."""
+    for sitting in results("training-speed-h200", "runs"):
+        for x in sitting["results"]:
+            kinds = {"nf4": "int4", "int8": "int8"}
+            work = Workload(
+                shape=SHAPES[x["shape"]],
+                rows=1,
+                row_tokens=2048,
+                adapter=x["settings"]["adapter_type"],
+                quantization=next((to for of, to in kinds.items() if of in x["case"]), "none"),
+                recomputed_blocks=x.get("recomputed_blocks") or 0,
+            )
+            times = (x.get("batch") or {}).get("accumulation") or 1
+            run = a_run(work, x["tokens_per_update"], micro_batches=times, compiled=True)
+            yield x["case"], run, x["tokens_per_second"]
+    for x in results("small-updates-h200"):
+        if x["case"].startswith("135m"):
+            tokens = x["tokens_per_second"] * x["milliseconds"] / 1000
+            ways = {"compiled": "compiled" in x["way"], "recorded": "recorded" in x["way"]}
+            run = a_run(Workload(shape=SMALL, rows=1, row_tokens=2048), tokens, **ways)
+            yield f"{x['case']} {x['way']}", run, x["tokens_per_second"]
+    for x in results("experts-h200"):
+        it = x["optimised"]
+        tokens = it["tokens_per_second"] * it["seconds_per_update"]
+        work = Workload(shape=SMALL, rows=1, row_tokens=1024)
+        yield x["pair"], a_run(work, tokens, recorded=True, mean_tokens=60), it["tokens_per_second"]
+    for x in results("char-gpt-h200", "speed"):
+        work = Workload(
+            shape=char_gpt_shape(CharGptShape()), rows=1, row_tokens=256, adapter="full"
+        )
+        compiled = x.get("torch_compile", True)
+        run = a_run(
+            work, 256 * x["batch"], compiled=compiled, recorded=True, packed=False,
+            characters=True, mean_tokens=256,
+        )  # fmt: skip
+        yield f"characters, {x['batch']}, {compiled}", run, 256 * x["samples_per_second"]
+    yield from _of_the_ladder()
+
+
+def _of_the_ladder() -> Iterator[tuple[str, RunShape, float]]:
+    settings: dict[str, Any] = {}
+    work = Workload(shape=SHAPES["qwen3-0.6b"], rows=1, row_tokens=2048)
+    for rung in results("ladder-expert-h200", "rungs"):
+        settings |= rung["settings"]
+        it = rung["measured"]
+        if settings["fp16"] is True or not settings["packing"]:
+            continue  # float16 with eager kernels is nothing that a plan chooses
+        tokens = it["tokens_per_second"] * it["seconds_per_update"]
+        run = a_run(
+            replace(
+                work,
+                recomputed_blocks=28 if settings["gradient_checkpointing"] == "full" else 0,
+                fused_loss=settings["fused_loss"] is not False,
+                attention="eager" if settings["attention"] == "eager" else "flash",
+            ),
+            tokens,
+            micro_batches=it["accumulation"],
+            compiled=settings["torch_compile"] is True,
+            recorded=settings["use_cuda_graphs"] is not False,
+        )
+        yield f"ladder, {rung['name']}", run, it["tokens_per_second"]
+
+
+def middle(low: float, high: float) -> float:
+    return math.sqrt(low * high)
+
+
+def test_every_recorded_rate_of_the_measured_card_lies_in_its_range():
+    found = list(measured())
+    assert len(found) > 30
+    outside = []
+    for name, run, rate in found:
+        low, high = gpu_rate(run, peak=peak(), measured_card=True)
+        if not low <= rate <= high:
+            outside.append(f"{name}: {rate:,.0f} is not in {low:,.0f} to {high:,.0f}")
+    assert outside == []
+
+
+def test_the_middle_of_the_range_is_off_by_no_more_than_the_module_says():
+    """Of runs that a plan would choose: with graphs, or compiled with full batches."""
+    off = []
+    for _, run, rate in measured():
+        if run.recorded or (run.compiled and run.tokens / run.steps > 10_000):
+            low, high = gpu_rate(run, peak=peak(), measured_card=True)
+            off.append(middle(low, high) / rate - 1)
+    assert min(off) > -0.27
+    assert max(off) < 0.65
+    assert median(map(abs, off)) < 0.15
+
+
+def test_ranges_are_wider_on_cards_that_nobody_measured():
+    run = a_run(Workload(shape=SHAPES["llama-8b"], rows=1, row_tokens=2048), 16_000, compiled=True)
+    here = gpu_rate(run, peak=peak(), measured_card=True)
+    there = gpu_rate(run, peak=peak(), measured_card=False)
+    assert there[0] < here[0] < here[1] < there[1]
+
+
+def test_less_work_is_faster_and_slower_kernels_are_slower_at_the_slow_end():
+    plain = a_run(
+        Workload(shape=SHAPES["llama-8b"], rows=1, row_tokens=2048), 16_000, compiled=True
+    )
+    known = gpu_rate(plain, peak=peak(), measured_card=True)
+    for change in (
+        {"quantization": "int4"},
+        {"adapter": "dora"},
+        {"fused_loss": False},
+        {"attention": "eager"},
+        {"recomputed_blocks": 32},
+    ):
+        other = replace(plain, work=replace(plain.work, **change))
+        assert gpu_rate(other, peak=peak(), measured_card=True)[0] < known[0], change
+    padded = gpu_rate(replace(plain, packed=False), peak=peak(), measured_card=True)
+    assert padded[0] < known[0]
+
+
+def test_recorded_rates_of_a_cpu_lie_in_its_range():
+    from expert.manifest.schema import BaseModelSpec
+    from expert.planning.resolve import resolve_model
+
+    tiny = resolve_model(BaseModelSpec(name="tiny"), Path()).shape
+    assert tiny is not None
+    run = a_run(Workload(shape=tiny, rows=1, row_tokens=256, rank=32), 900, mean_tokens=60)
+    low, high = cpu_rate(run, 2)
+    last = results("ladder-expert-json-cpu", "rungs")[-2]["measured"]["tokens_per_second"]
+    at_once = results("cpu-at-once", "at_once")["4"]["tokens_per_second"]  # type: ignore[call-overload]
+    for rate in (last, *at_once):
+        assert low < rate < high
+    assert cpu_rate(run, 8)[0] < 4 * low  # more cores help less
+
+
+def test_a_time_is_the_sum_of_its_parts():
+    work = Workload(shape=SMALL, rows=1, row_tokens=1024)
+    run = a_run(work, 1000, compiled=True, evaluated_tokens=20_000, unprepared_tokens=3e5)
+    found = expected_time(run, (500.0, 1000.0), "because", measured=False, device="cuda")
+    assert found.parts["train"] == (100.0, 200.0)
+    assert found.parts["prepare"] == pytest.approx((0.15, 2.0))
+    assert found.parts["evaluate"] == pytest.approx((6.0, 20.0))
+    assert found.seconds == pytest.approx(
+        tuple(sum(part[side] for part in found.parts.values()) for side in (0, 1))
+    )
+    on_cpu = expected_time(run, (500.0, 1000.0), "because", measured=False, device="cpu")
+    assert on_cpu.parts["compile"] == (0.0, 0.0)
+    twice = scaled(found.parts, 2.0)
+    assert twice["train"] == [200.0, 400.0]
+    assert twice["start"] == list(found.parts["start"])
+
+
+def test_recorded_runs_ended_within_the_expected_time():
+    """Whole runs with their start and compilation; what was cached by a run before is quicker."""
+    ended = []
+    for sitting in results("training-speed-h200", "runs"):
+        first = sitting["results"][0]
+        steps = int(sitting["environment"]["command"].split("--steps ")[1].split()[0])
+        work = Workload(shape=SHAPES[first["shape"]], rows=1, row_tokens=2048)
+        run = RunShape(
+            work=work,
+            tokens=steps * first["tokens_per_update"],
+            steps=steps,
+            micro_batches=1,
+            mean_tokens=430,
+            compiled=True,
+            recorded=False,
+            packed=True,
+        )
+        rate = gpu_rate(run, peak=peak(), measured_card=True)
+        low, high = expected_time(run, rate, "", measured=False, device="cuda").seconds
+        ended.append((first["case"], low, first["seconds"], high))
+    assert [each for each in ended if not each[1] < each[2] < each[3]] == []
+
+
+def test_a_measured_rate_has_a_narrow_range_and_one_of_another_setting_a_wide_one():
+    run, ladder, other = (known_rate(1000.0, kind) for kind in ("run", "ladder", "other"))
+    assert other[0] < ladder[0] < run[0] < 1000 < run[1] < other[1]
+    assert ladder[1] > 1000
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (720, 1200, "12 to 20 min"),
+        (20.4, 44.9, "20 to 45 s"),
+        (40, 130, "40 s to 2 min"),
+        (3500, 9000, "58 min to 2 h 30 min"),
+        (7200 * 2, 7200 * 4, "4 h to 8 h"),
+        (100, 100.4, "about 2 min"),
+        (0.2, 0.4, "below 1 s"),
+        (90_000, 300_000, "25 h to 83 h 20 min"),
+    ],
+)
+def test_a_range_of_time_in_words(low, high, words):
+    assert duration_range(low, high) == words
+
+
+def test_flops_are_those_of_the_workload():
+    work = Workload(shape=SMALL, rows=1, row_tokens=1024)
+    run = a_run(work, 1e9, mean_tokens=100, compiled=True)  # no launches count
+    low, high = gpu_rate(run, peak=(1e15, 1e15), measured_card=True)
+    flops = flops_per_token(work, 100)
+    assert low == pytest.approx(0.16 * 0.65 * 1e15 / flops, rel=0.01)
+    assert high == pytest.approx(0.16 * 1.20 * 1e15 / flops, rel=0.01)
