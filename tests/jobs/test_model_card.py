@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from expert.core.rundir import RunFolder
-from expert.jobs.card_snippet import FOLDER
+from expert.jobs.card_snippet import FOLDER, Asking
 from expert.jobs.exporting import export
 from expert.jobs.model_card import Known, languages, model_card
 from expert.jobs.portable_base import SMOLLM2_HUB, portable_base
@@ -145,6 +145,30 @@ def test_the_code_of_tiny_and_of_the_character_model_needs_no_folder_of_this_mac
     [ours] = sample(folder, ["say red 1"], device="cpu", seed=0).samples
     assert answer == ours.text
     assert len(letters) == 201
+
+
+def test_texts_of_a_manifest_cannot_get_out_of_their_place_in_the_code(tmp_path):
+    import ast
+
+    plan = changed(finished("lora"), name="/x/a`\nimport os\n", place="folder", location="/none")
+    prompts = [{"name": 'a"; import os; "'}]
+    plan = plan.model_copy(
+        update={"adapter": plan.adapter.model_copy(update={"soft_prompts": prompts})}
+    )
+    asking = Asking(
+        '"""\n```\nimport os\n{question}', plain=False, stops=('"]; import os; ["', "```")
+    )
+    done = export(finished("lora"), tmp_path / "out", device="cpu")
+    card = model_card(plan, done, Known(asking=asking))
+    code = card.partition("```python\n")[2].partition("```")[0]
+    modules = {
+        alias.name
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    assert modules == {"torch"}
+    assert "print(answer.strip())" in code  # the fence did not end before
 
 
 # --- names that mean the same elsewhere ----------------------------------------------------------

@@ -99,7 +99,7 @@ def _question(asking: Asking) -> list[str]:
     else:
         what = "The beginning of a text" if asking.plain else "Your question"
         lines = [
-            f"prompt = {asking.text!r}",
+            f"prompt = {_literal(asking.text)}",
             f'question = "{what}"',
             f'text = prompt.replace("{QUESTION}", question)',
         ]
@@ -113,7 +113,7 @@ def _question(asking: Asking) -> list[str]:
 def _place(plan: RunPlan, name: str) -> str:
     alone = plan.adapter.type == "none" and len(plan.adapter.soft_prompts) == 1
     below = "" if alone else f"/soft_prompts/{name}"
-    return f'f"{{folder}}{below}/adapter_model.safetensors"'
+    return f"folder + {_literal(f'{below}/adapter_model.safetensors')}"
 
 
 def _answer(asking: Asking, plan: RunPlan, prompts: list[str]) -> list[str]:
@@ -142,7 +142,7 @@ def _answer(asking: Asking, plan: RunPlan, prompts: list[str]) -> list[str]:
         lines += [
             "said = [token for token in said.tolist() if token not in settings.eos_token_id]",
             "answer = tokenizer.decode(said)",
-            f"for stop in {[*asking.stops]!r}:  # not one of the tokens that end an answer",
+            f"for stop in [{', '.join(map(_literal, asking.stops))}]:",
             "    answer = answer.partition(stop)[0]",
         ]
     return [*lines, "print(answer)" if asking.plain else "print(answer.strip())"]
@@ -163,6 +163,11 @@ def _characters() -> list[str]:
         "said = model.generate(tokens, 200, 0.8, None, seed)  # temperature, top k",
         'print("".join(characters[number] for number in said[0].tolist()))',
     ]
+
+
+def _literal(text: str) -> str:
+    """A text as Python has it, in a fence of Markdown: backticks would end that."""
+    return repr(text).replace("`", "\\x60")
 
 
 def _fenced(lines: list[str]) -> str:

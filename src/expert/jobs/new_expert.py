@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,6 +114,8 @@ def new_expert(
         chosen = chosen or _domain(looked.examples)
     chosen = chosen or "text"
     kind = calling(TEMPLATES[chosen]) if calls else TEMPLATES[chosen]
+    if data is not None:  # whose language nobody knows
+        kind = replace(kind, capabilities=tuple(c for c in kind.capabilities if c != "language:en"))
     path = f"datasets/{data.resolve().name if data else 'train.jsonl'}"
     rows = folder / path
     if data is not None:

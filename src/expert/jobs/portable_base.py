@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -48,8 +49,8 @@ def portable_base(model: ModelPlan, *, needed: bool = True) -> PortableBase:
         return _smollm2(name)
     hub_id, revision = hub_reference(model)
     if hub_id is not None:
-        line, note = f'base = "{hub_id}"', ""
-        pinned = f'base, revision="{revision}"' if revision else "base"
+        line, note = f"base = {json.dumps(hub_id)}", ""
+        pinned = f"base, revision={json.dumps(revision)}" if revision else "base"
         if needed and model.place == "models folder":
             note = f"It was trained on the copy of `{hub_id}` with {weights_named(model)}."
         return PortableBase(hub_id, hub_id, (), (line,), note, pinned)
@@ -101,7 +102,8 @@ def short_name(model: ModelPlan) -> str:
     from expert.planning.resolve import basename, is_hub_id
 
     looks_so = model.place != "folder" and is_hub_id(model.name)
-    return model.name if looks_so else basename(model.name)
+    name = model.name if looks_so else basename(model.name)
+    return " ".join(name.replace("`", "'").split())  # it stands in a line of code, as a comment
 
 
 def weights_named(model: ModelPlan) -> str:

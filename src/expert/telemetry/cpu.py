@@ -119,10 +119,13 @@ class Neighbours:
         if now - then < LOOK_SECONDS:
             return []
         found = [
-            {"name": name, "pid": pid, "cores": round((used - before[pid][1]) / (now - then), 2)}
+            (round((used - before[pid][1]) / (now - then), 2), name, pid)
             for pid, (name, used) in self._look().items()
             if pid in before and before[pid][0] == name
         ]
         self._before, self._due = None, now + NAMED_AGAIN_SECONDS
-        busy = sorted(found, key=lambda one: -one["cores"])[:NAMED]
-        return [one for one in busy if one["cores"] >= LEAST_CORES]
+        return [
+            {"name": name, "pid": pid, "cores": cores}
+            for cores, name, pid in sorted(found, reverse=True)[:NAMED]
+            if cores >= LEAST_CORES
+        ]
