@@ -5,10 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from expert.telemetry.cpu import CpuSampler, own_seconds
 
 # Two workers with two threads each would only get in each other's way on two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -30,6 +33,17 @@ settings.load_profile(os.environ.get("HYPOTHESIS", "same"))
 def _leave_no_rates_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that takes long on a busy machine would tell the plans of other tests its rate."""
     monkeypatch.setattr("expert.jobs.run_rate.LEAST_SECONDS", float("inf"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _alone_on_the_cores() -> Iterator[None]:
+    """Runs of tests are told that nobody else computes: what a diagnosis says of them would depend
+    on what else the machine does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "expert.telemetry.cpu.CpuSampler", lambda: CpuSampler(busy=own_seconds, own=own_seconds)
+        )
+        yield
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

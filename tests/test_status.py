@@ -111,3 +111,58 @@ def test_a_document_without_the_marks_is_not_touched():
 def test_a_record_tells_nothing_of_the_folders_it_was_made_in(record):
     found = re.findall(r"(?:/tmp|/root|/home|/work|/Users)/[^\s\"]*", record.read_text("utf-8"))
     assert found == []
+
+
+def test_what_the_gate_says_is_what_was_judged():
+    status = (ROOT / "STATUS.md").read_text(encoding="utf-8")
+    part = status.partition("## What the gate says")[2].partition("\n## ")[0]
+    record = json.loads((BENCHMARKS / "experts-h200.json").read_text(encoding="utf-8"))
+    rows = {line.split(" ")[1]: line for line in part.splitlines() if line.startswith("| ")}
+    given = {
+        one["pair"].partition(",")[0]: one["optimised"]["judged"]
+        for one in record["results"]
+        if one["pair"].endswith(", given")
+    }
+    assert set(given) == {"json", "sql", "cypher"}
+    for name, judged in given.items():
+        seen = judged["rows"]
+        length = seen["tokens"] / seen["examples"]
+        cells = [cell.strip() for cell in rows[name].split("|")]
+        assert cells[2] == f"{100 * judged['right']:.1f} %"
+        assert cells[3] == f"{100 * seen['token_accuracy']:.1f} %"
+        assert cells[4] == f"{length:.0f}"
+    lengths = {name: one["rows"]["tokens"] / one["rows"]["examples"] for name, one in given.items()}
+    assert f"{100 * 0.95 ** (1 / lengths['sql']):.1f} % of tokens" in rows["sql"]
+    assert f"{100 * 0.95 ** (1 / lengths['json']):.2f} % of tokens" in rows["json"]
+    cypher = given["cypher"]
+    assert f"{cypher['without_oracle']} of 400 cases cannot be judged" in rows["cypher"]
+    judged_cases = cypher["passed"] + cypher["failed"]
+    assert f"of the {judged_cases} judged ones {cypher['passed']} are right" in rows["cypher"]
+
+
+def test_a_ladder_on_random_weights_says_that_it_tells_nothing_about_quality():
+    """The loss of the untrained model is that of guessing among its tokens."""
+    random = []
+    for path in BENCHMARKS.glob("ladder-*.json"):
+        ladder = json.loads(path.read_text(encoding="utf-8"))
+        baseline = ladder["rungs"][0]["measured"]
+        if baseline and baseline["loss"] and baseline["loss"] > 8:
+            random.append(path.name)
+            assert any("random weights" in note for note in ladder["notes"]), path.name
+    assert random == ["ladder-expert-h200.json"]
+    for name in ("README.md", "STATUS.md"):
+        text = " ".join((ROOT / name).read_text(encoding="utf-8").split())
+        assert "random" in text
+        assert "nothing about how well an expert of that size answers" in text, name
+
+
+def test_a_setup_without_make_is_that_of_make():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    found = re.search(r"-m pip install .*?(-c constraints\.txt -e '\.\[dev\]')", makefile)
+    assert found is not None
+    arguments = found[1].replace("'", '"')
+    for name in ("README.md", "docs/TROUBLESHOOTING.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert "python -m venv .venv\n.venv\\Scripts\\python -m pip install " + arguments in text
+        assert "Windows" in text
+        assert "never run" in text or "Nobody has run Expert on Windows" in text

@@ -35,7 +35,7 @@ def draw_of(name: str):
 def needs_oracle(name: str) -> None:
     missing = missing_packages(DOMAINS[name])
     if missing:
-        pytest.skip(f"{', '.join(missing)} not installed: pip install 'expert-cli[validate]'")
+        pytest.skip(f"{', '.join(missing)} not installed: pip install -e '.[validate]'")
 
 
 def test_the_list_of_experts_is_that_of_the_folders():

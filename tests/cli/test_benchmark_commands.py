@@ -78,6 +78,7 @@ def test_two_results_side_by_side(run: Runner, tmp_path):
     assert ran.code == 0
     line = next(line for line in ran.out.splitlines() if line.startswith("baseline: tokens/s"))
     assert line.split()[2:] == ["100", "150", "1.500x"]
+    assert "different" not in ran.out
     rows = json.loads(run("benchmark", "--compare", *pair, "--json").out)
     assert rows[0] == {
         "what": "baseline: tokens/s",
@@ -85,6 +86,19 @@ def test_two_results_side_by_side(run: Runner, tmp_path):
         "second": 150.0,
         "ratio": 1.5,
     }
+
+
+def test_results_of_different_data_or_models_are_not_compared_in_silence(run: Runner, tmp_path):
+    other = CLIMBED.model_copy(update={"dataset": "other.jsonl", "model": "big", "card": "H200"})
+    for name, one in (("a.json", CLIMBED), ("b.json", other)):
+        (tmp_path / name).write_text(one.model_dump_json(), encoding="utf-8")
+    pair = (str(tmp_path / "a.json"), str(tmp_path / "b.json"))
+    told = " ".join(run("benchmark", "--compare", *pair).out.split())
+    assert f"! These benchmarks have different data: {CLIMBED.dataset} and other.jsonl." in told
+    assert f"different models: {CLIMBED.model} and big." in told
+    ran = run("benchmark", "--compare", *pair, "--json")
+    assert "different data" in ran.err
+    json.loads(ran.out)
 
 
 def console(*, terminal: bool) -> Console:

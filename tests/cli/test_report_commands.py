@@ -20,7 +20,8 @@ def test_a_report_is_written_into_the_run_and_the_verdict_is_told(run, tmp_path)
     folder = shutil.copytree(finished_run("lora"), tmp_path / "runs" / "demo-20260101-000000")
     ran = run("report", str(folder))
     assert ran.code == 0, ran.err
-    verdict, *_, wrote, also = ran.out.splitlines()
+    learning, verdict, *_, wrote, also = ran.out.splitlines()
+    assert learning.startswith("learning: The validation loss fell from ")
     assert "-bound: " in verdict or verdict.startswith("unknown: ")
     size = (folder / "report.html").stat().st_size
     assert wrote == f"✓ wrote {folder / 'report.html'}  ({size / 1024:.0f} KiB, 10 figures)"
@@ -132,7 +133,8 @@ def test_findings_are_counted_in_the_terminal(run, tmp_path):
     lines = [step_event(n, time_data_wait=2.0, seconds=2.5) for n in range(1, 30)]
     folder = write_run(tmp_path / "run", [usual()[0], *lines, finished(30)])
     ran = run("report", str(folder))
-    assert ran.out.startswith("data-bound: ")
+    assert ran.out.startswith("learning: The training loss fell from ")
+    assert ran.out.splitlines()[1].startswith("data-bound: ")
     assert f"see the page, or expert diagnose {folder}" in ran.out
 
 

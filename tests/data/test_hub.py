@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from expert.core.install import pip_install
 from expert.data.hub import SECONDS_LOST, forget_the_hub
 from expert.data.records import DataError, Row
 from expert.data.sources import Source, content_hash, iterate
@@ -148,7 +149,7 @@ def test_the_hub_without_its_package_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    text = "a/b: reading from the hub needs the package 'datasets'  (pip install 'expert-cli[hub]')"
+    text = f"a/b: reading from the hub needs the package 'datasets'  ({pip_install('hub')})"
     assert refusal_while_reading(train_of(tmp_path, "a/b")) == text
     with pytest.raises(DataError, match="needs the package 'datasets'"):
         content_hash(train_of(tmp_path, "a/b"))

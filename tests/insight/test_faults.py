@@ -292,14 +292,39 @@ def test_a_failure_that_the_run_got_over_is_no_fault():
     assert "failed" not in found_in(record(events))
 
 
-def test_what_a_run_learnt_is_worth_a_note():
+@pytest.mark.parametrize(
+    ("last", "kept", "severity"),
+    [(1.1, False, "note"), (1.5, False, "warning"), (1.5, True, "note")],
+)
+def test_what_a_run_learnt_by_heart_is_told(last, kept, severity):
     steps = step_events(20)
     evals = [
         {"event": "eval", "split": "validation", "step": n, "loss": loss, "seconds": 0.1}
-        for n, loss in enumerate([2.0, 1.0, 1.5])
+        for n, loss in enumerate([2.0, 1.0, last])
     ]
-    found = found_in(record(finished_events(steps, *evals)))
-    assert (found["loss-stays"].severity, found["overfits"].severity) == ("note", "note")
+    best = [{"event": "took_best", "step": 1}] if kept else []
+    found = found_in(record(finished_events(steps, *evals, *best)))
+    assert (found["loss-stays"].severity, found["overfits"].severity) == ("note", severity)
+    assert ("the best weights were kept" in found["overfits"].evidence) is kept
+
+
+def test_a_run_whose_every_step_is_clipped_is_told_and_a_few_are_not():
+    plan = planned(optim__max_grad_norm=1.0)
+    found = found_in(record(finished_events(step_events(20, grad_norm=3.2)), plan))
+    clipped = found["always-clipped"]
+    assert clipped.severity == "note"
+    assert clipped.evidence == (
+        "20 of 20 log lines have a gradient norm above max_grad_norm 1; the median is 3.2"
+    )
+    assert clipped.overrides == ("training.config.max_grad_norm=6",)
+    far = found_in(record(finished_events(step_events(20, grad_norm=32.0)), plan))
+    assert far["always-clipped"].severity == "warning"
+    some = [{**e, "grad_norm": 3.0 if e["step"] % 20 else 0.5} for e in step_events(20)]
+    some[0]["grad_norm"] = some[1]["grad_norm"] = 0.5
+    assert "always-clipped" not in found_in(record(finished_events(some), plan))
+    without = planned(optim__max_grad_norm=0.0)
+    steps = finished_events(step_events(20, grad_norm=3.0))
+    assert "always-clipped" not in found_in(record(steps, without))
 
 
 def test_a_single_long_evaluation_at_the_end_is_not_too_often():
@@ -399,7 +424,7 @@ def test_threads_that_share_their_cores_with_others_are_told():
     run = crowded_run(2, 0.4)
     finding = found_in(run)["busy-cores"]
     assert finding.severity == "warning"
-    assert finding.evidence == "2 threads on 2 cores, of which others used 0.8"
+    assert finding.evidence == "2 threads on 2 cores, of which others used 0.8 (40 %)"
     assert finding.fix.startswith("OMP_NUM_THREADS=1 expert train")
     verdict = judge(evidence(run))
     assert verdict.sentence.startswith("compute-bound, on crowded cores.")
@@ -408,12 +433,58 @@ def test_threads_that_share_their_cores_with_others_are_told():
 
 @pytest.mark.parametrize(
     ("threads", "others", "cores"),
-    [(2, 0.0, 2), (2, 0.1, 2), (1, 0.5, 2), (1, 1.0, 2), (4, 0.4, 8)],
+    [(2, 0.0, 2), (2, 0.1, 2), (1, 0.5, 2), (4, 0.4, 8)],
 )
 def test_threads_that_have_a_core_each_are_not(threads, others, cores):
     run = crowded_run(threads, others, cores=cores)
     assert "busy-cores" not in found_in(run)
     assert judge(evidence(run)).sentence.startswith("compute-bound: good.")
+
+
+def test_a_single_thread_whose_core_is_taken_is_told_and_nobody_calls_that_good():
+    """80 % of two cores in others' hands was once called good."""
+    run = crowded_run(1, 0.8)
+    finding = found_in(run)["busy-cores"]
+    assert finding.evidence == "1 thread on 2 cores, of which others used 1.6 (80 %)"
+    assert "OMP_NUM_THREADS" not in finding.fix
+    assert finding.fix.startswith("end what else is running")
+    verdict = judge(evidence(run))
+    assert "good" not in verdict.sentence
+    assert "while others used 1.6 of 2 cores" in verdict.sentence
+
+
+def test_neighbours_are_named_where_the_run_has_looked():
+    seen = [
+        {"name": "python3", "pid": 77, "cores": 1.12},
+        {"name": "rustc", "pid": 8, "cores": 0.4},
+    ]
+    named = {"event": "neighbours", "step": 5, "processes": seen}
+    told = {"event": "threads", "step": 0, "threads": 2, "cores": 2, "because": "x"}
+    gone = {"gpu_utilization": None, "gpu_memory_bytes": None, "gpu_process_memory_bytes": None}
+    steps = step_events(cpu_others=0.75, mfu=None, **gone)
+    run = record(finished_events(steps, told, named), planned(**ON_CPU), gpus=())
+    who = "most of all python3 (pid 77, 1.1 cores), rustc (pid 8, 0.4 cores)"
+    assert found_in(run)["busy-cores"].evidence.endswith(who)
+    assert who in judge(evidence(run)).sentence
+
+
+@pytest.mark.parametrize(("dry", "severity"), [(0.9, "warning"), (0.0, "note")])
+def test_beside_a_gpu_cores_that_are_all_taken_are_told(dry, severity):
+    steps = step_events(cpu_others=0.99, ran_dry=dry, gpu_utilization=60.0 if dry else 99.0)
+    finding = found_in(record(finished_events(steps)))["busy-cores"]
+    assert finding.severity == severity
+    assert "the device waits where the host has no core" in finding.consequence
+    free = record(finished_events(step_events(cpu_others=0.5)))
+    assert "busy-cores" not in found_in(free)
+
+
+def test_a_device_that_computes_padding_is_not_called_good():
+    run = record(finished_events(step_events(padding=0.45)), planned(data__packing="none"))
+    verdict = judge(evidence(run))
+    assert verdict.sentence.startswith("compute-bound, but 45 % of what is computed is padding.")
+    assert verdict.fix == "training.config.packing: true"
+    healthy = judge(evidence(record(finished_events(step_events()))))
+    assert healthy.sentence.startswith("compute-bound: good.")
 
 
 def test_a_run_that_does_not_tell_of_its_threads_is_not_judged_by_them():

@@ -31,7 +31,8 @@ def test_a_run_with_one_update_has_its_figures(tmp_path: Path):
 def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", [started()]))
     assert "No update was logged" in words_of(page)
-    assert page.kind == "unknown"
+    assert (page.kind, page.verdict) == ("killed", "The run ended before its first step.")
+    assert "Speed: unknown." in page.reasons
 
 
 def test_a_killed_run_says_so(tmp_path: Path):

@@ -225,7 +225,7 @@ def test_cases_without_an_oracle_are_shown_as_neither_right_nor_wrong(tmp_path: 
         "baseline": {"accuracy": 0.25},
     }
     text = html_of(write_run(tmp_path / "run", usual(), validation=facts))
-    assert "1 answers are right" in text
+    assert "Answers that are right: 1" in text
     assert "2 answers without an oracle, neither right nor wrong" in text
     assert "1 answers that the baseline had wrong" in text
     assert "The quality gate is not passed: 2 of 4 cases have no oracle." in text
@@ -298,7 +298,8 @@ def test_a_page_says_first_how_good_the_expert_is_and_then_how_fast_it_was_train
         "4 of 20 cases were also in the training rows; without them 87.5% are right; only 20 of 60 "
         "cases were judged."
     )
-    assert page.reasons.startswith("Speed: ")
+    assert page.reasons.startswith("Learning: The training loss fell from 2.1850 to 1.0075. ")
+    assert " Speed: compute-bound. Good. " in page.reasons
     assert page.tone == "warning"
     card = cards_of(page)["Answers right"]
     assert next(iter(cards_of(page))) == "Answers right"
@@ -426,10 +427,11 @@ def test_a_head_that_warns_calls_nothing_good_and_says_of_what_it_warns(tmp_path
     report = gather(write_run(tmp_path / "run", usual()), now=START)
     verdict = Verdict(kind="compute-bound", sentence="compute-bound: good. The CPU computes.")
     slow = Finding(name="x", severity="warning", title="slower than before", evidence="", fix="")
-    calm = make_page(replace(report, verdict=verdict, findings=()))
-    warned = make_page(replace(report, verdict=verdict, findings=(slow,)))
+    report = replace(report, verdict=verdict, learning=None)
+    calm = make_page(replace(report, findings=()))
+    warned = make_page(replace(report, findings=(slow,)))
     assert (calm.tone, calm.verdict) == ("good", "Good. The CPU computes.")
     assert (warned.tone, warned.verdict) == (
         "warning",
-        "The CPU computes. To be mended: slower than before.",
+        "The CPU computes. To fix: slower than before.",
     )

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import expert
-from expert.core.publish import publishing
+from expert.core.publish import damage, publishing
 from expert.jobs.exporting import export
 from expert.jobs.feeding import is_padded
 from expert.jobs.planning import plan
@@ -40,33 +39,12 @@ def test_tiny_is_adapted_with_its_own_tokenizer_packed_or_padded(tmp_path, monke
     assert (settled.model.place, settled.model.location) == ("built-in", str(tiny))
 
 
-def test_an_adapter_of_tiny_is_loaded_as_its_card_says_and_by_peft_alone(tmp_path):
-    from peft import AutoPeftModelForCausalLM
-
-    folder = run(write_expert(tmp_path / "expert", "tiny", {"max_steps": 2})).folder
-    final = folder / "final" / "adapter_config.json"
-    assert final.is_file()
-    out = tmp_path / "out"
-    export(folder, out, device="cpu")
-    card = (out / "README.md").read_text(encoding="utf-8")
-    assert card.startswith('---\nbase_model: "tiny"\nlibrary_name: peft\n')
-    assert "| base | tiny, which comes with Expert, quantization none |" in card
-    assert str(Path(expert.__file__).parent) not in card
-    found: dict[str, Any] = {}
-    code = card.partition("```python\n")[2].partition("```")[0]
-    exec(code.replace("PATH/TO/THIS/FOLDER", str(out)), found)
-    assert found["model"].peft_config["default"].r == 4
-    alone = AutoPeftModelForCausalLM.from_pretrained(out)
-    ids = found["tokenizer"]("say red 1", return_tensors="pt").input_ids
-    assert torch.equal(alone(ids).logits, found["model"](ids).logits)
-
-
-def test_a_run_of_tiny_from_another_machine_is_exported_with_the_base_of_this_one(tmp_path):
+def test_an_adapter_of_tiny_takes_its_base_along_from_wherever_the_run_came(tmp_path):
     folder = run(write_expert(tmp_path / "expert", "tiny", {"max_steps": 2})).folder
     theirs = "/home/another/site-packages/expert/model/tiny"
-    here = str(Path(expert.__file__).parent / "model" / "tiny")
+    here = Path(expert.__file__).parent / "model" / "tiny"
     plan_file, final = folder / "plan.json", folder / "final"
-    plan_file.write_text(plan_file.read_text(encoding="utf-8").replace(here, theirs), "utf-8")
+    plan_file.write_text(plan_file.read_text(encoding="utf-8").replace(str(here), theirs), "utf-8")
     settings = json.loads((final / "adapter_config.json").read_text(encoding="utf-8"))
     with publishing(tmp_path / "final") as moved:
         shutil.copytree(final, moved, dirs_exist_ok=True, ignore=lambda *_: ["DONE"])
@@ -74,9 +52,17 @@ def test_a_run_of_tiny_from_another_machine_is_exported_with_the_base_of_this_on
         (moved / "adapter_config.json").write_text(json.dumps(settings), encoding="utf-8")
     shutil.rmtree(final)
     (tmp_path / "final").rename(final)
-    export(folder, tmp_path / "out", device="cpu")
-    told = json.loads((tmp_path / "out" / "adapter_config.json").read_text(encoding="utf-8"))
-    assert told == {**settings, "base_model_name_or_path": here}
+    out = tmp_path / "out"
+    export(folder, out, device="cpu")
+    told = json.loads((out / "adapter_config.json").read_text(encoding="utf-8"))
+    assert told == {**settings, "base_model_name_or_path": "tiny"}
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "| base | tiny, which comes with Expert, quantization none |" in card
+    assert theirs not in card
+    assert str(here) not in card
+    weights = (out / "base" / "model.safetensors").read_bytes()
+    assert weights == (here / "model.safetensors").read_bytes()
+    assert damage(out) == ""  # the copy is sealed with the rest
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from expert.jobs.cpu_threads import look_for_threads
-from expert.telemetry.cpu import cores_seen
+from expert.telemetry.cpu import CpuSampler, Neighbours, cores_seen
 from tests.jobs.runs import base_model, events_of, run, write_expert
 
 
@@ -82,3 +82,29 @@ def test_progress_is_told_after_every_update(tmp_path):
     seen: list[int] = []
     run(manifest, progress=seen.append)
     assert seen == [1, 2, 3]
+
+
+def test_a_run_names_who_takes_its_cores_and_its_diagnosis_too(tmp_path, monkeypatch):
+    """By a clock and processes made up: 80 % of the cores in others' hands for the whole run."""
+    from expert.jobs.diagnosing import diagnose_run
+
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 1.0
+        return now[0]
+
+    cores = len(cores_seen())
+    sampler = CpuSampler(clock=clock, busy=lambda: 0.8 * cores * now[0], own=lambda: 0.0)
+    monkeypatch.setattr("expert.telemetry.cpu.CpuSampler", lambda: sampler)
+    seconds = iter([0.0, 1.2 * cores])
+    neighbour = Neighbours(clock=clock, look=lambda: {7: ("rustc", next(seconds))})
+    monkeypatch.setattr("expert.telemetry.cpu.Neighbours", lambda: neighbour)
+    config = {"max_steps": 4, "dataloader_num_workers": 0}
+    folder = run(write_expert(tmp_path, base_model(tmp_path / "models"), config)).folder
+    [told] = events_of(folder, "neighbours")
+    assert [one["name"] for one in told["processes"]] == ["rustc"]
+    found = diagnose_run(folder)
+    assert "good" not in found.verdict.sentence
+    [busy] = [finding for finding in found.findings if finding.name == "busy-cores"]
+    assert "(80 %), most of all rustc (pid 7, " in busy.evidence

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from expert.core.install import pip_install
 from expert.judging import oracle
 from expert.judging.court import Bench, judge_all
 from expert.judging.domain import domain_of, is_strict
@@ -73,7 +74,7 @@ def test_without_its_packages_a_domain_has_no_oracle_and_says_how_to_get_them(do
         monkeypatch.setitem(sys.modules, "antlr4", None)
     found = judged(domain, "SELECT 1", "SELECT 1")
     assert found.passed is None
-    assert found.reason.endswith("(pip install 'expert-cli[validate]')")
+    assert found.reason.endswith(f"({pip_install('validate')})")
 
 
 def test_packages_that_are_missing_are_named(monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from expert.core.install import pip_install
 from expert.model.errors import ModelError
 from expert.model.load import LoadedModel, load_model
 from expert.model.quantised import dequantised, int8_linear, quantization_config
@@ -170,7 +171,7 @@ def test_without_bitsandbytes_the_way_to_it_is_named(monkeypatch: pytest.MonkeyP
         quantization_config("int4", torch.bfloat16)
     assert str(caught.value) == (
         "base_models[].quantization: int4 needs the package bitsandbytes  "
-        "(pip install 'expert-cli[quant]', or quantization: none)"
+        f"({pip_install('quant')}, or quantization: none)"
     )
 
 

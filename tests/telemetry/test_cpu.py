@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -9,11 +11,14 @@ import time
 import pytest
 
 from expert.telemetry.cpu import (
+    NAMED_AGAIN_SECONDS,
     CpuSampler,
+    Neighbours,
     busy_seconds,
     cores_seen,
     own_seconds,
     peak_memory_bytes,
+    process_seconds,
 )
 
 
@@ -64,3 +69,51 @@ def test_the_peak_of_a_process_is_not_that_of_whoever_started_it():
     asked = "from expert.telemetry.cpu import peak_memory_bytes as peak; print(peak())"
     told = subprocess.run([sys.executable, "-c", asked], capture_output=True, check=True, text=True)
     assert int(told.stdout) < len(block)
+
+
+def test_busy_neighbours_are_named_once_a_minute_and_quiet_ones_never():
+    now, used = [100.0], {7: ("python3", 5.0), 8: ("sleeper", 1.0), 9: ("rustc", 0.0)}
+    looks = []
+
+    def look():
+        looks.append(now[0])
+        return dict(used)
+
+    neighbours = Neighbours(clock=lambda: now[0], look=look)
+    assert neighbours.named(0.1) == []
+    assert looks == []  # who is alone looks for nobody
+    assert neighbours.named(0.8) == []  # the first look
+    now[0] += 2
+    used.update({7: ("python3", 8.0), 9: ("rustc", 0.5), 10: ("new", 9.0)})
+    expected = [
+        {"name": "python3", "pid": 7, "cores": 1.5},
+        {"name": "rustc", "pid": 9, "cores": 0.25},
+    ]
+    assert neighbours.named(0.8) == expected
+    now[0] += 2
+    assert neighbours.named(0.8) == []
+    assert len(looks) == 2
+    now[0] += NAMED_AGAIN_SECONDS
+    assert neighbours.named(0.8) == []
+    assert len(looks) == 3
+
+
+def test_a_real_neighbour_is_seen_and_this_process_and_its_children_are_not():
+    """The neighbour is none of our children, as any other process of the machine."""
+    code = "import os; os.fork() and os._exit(0); print(os.getpid(), flush=True)\nwhile True: pass"
+    done = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert done.stdout is not None
+    neighbour = int(done.stdout.readline())
+    try:
+        done.wait()
+        before = process_seconds()[neighbour][1]
+        time.sleep(0.6)
+        assert process_seconds()[neighbour][1] > before
+    finally:
+        os.kill(neighbour, signal.SIGKILL)
+        done.stdout.close()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        seen = process_seconds()
+        child.communicate(b"\n")
+    assert os.getpid() not in seen
+    assert child.pid not in seen

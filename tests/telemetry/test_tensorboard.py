@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from expert.core.install import pip_install
 from expert.telemetry.tensorboard import TensorBoardSink, TrackerUnavailable
 
 STEP = {
@@ -190,7 +191,7 @@ def test_a_missing_package_is_told_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(TrackerUnavailable, match="needs the Python package tensorboard") as caught:
         TensorBoardSink(tmp_path, tell=pytest.fail)
-    assert "pip install 'expert-cli[tensorboard]'" in str(caught.value)
+    assert pip_install("tensorboard") in str(caught.value)
 
 
 def test_tensorboard_reads_what_was_written(tmp_path):

@@ -22,7 +22,7 @@ def questions(count: int):
 
 
 def test_the_generator_and_the_database_read_every_question_alike():
-    pytest.importorskip("ladybug", reason="pip install 'expert-cli[validate]'")
+    pytest.importorskip("ladybug", reason="pip install -e '.[validate]'")
     from expert.judging.cypher_oracle import Graph
     from expert.judging.cypher_statements import parse
 

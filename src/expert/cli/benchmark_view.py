@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from expert.cli.display import Sheet, show_bars, show_sheet, write_line
 from expert.cli.run_view import PreparingView, say
 from expert.cli.words import duration
-from expert.insight.ladder import MARKS, STAND, Ladder, RungResult, compare, outcome
+from expert.insight.ladder import MARKS, STAND, Ladder, RungResult, compare, doubts_about, outcome
 from expert.insight.ladder_table import COLUMNS, gain_words, headline, how_measured, table_rows
 from expert.jobs.benchmarking import Watcher
 
@@ -200,6 +200,8 @@ def _bar(rung: RungResult, ladder: Ladder) -> tuple[str, float, str]:
 def show_compared(first: Path, second: Path, console: Console, *, as_json: bool) -> None:
     """Two results or two runs, with their ratio."""
     found = compare(first, second)
+    for doubt in doubts_about(first, second):  # beside JSON: on standard error
+        say(console, f"! {doubt}", "yellow")
     if as_json:
         keys = ("what", "first", "second", "ratio")
         rows = [dict(zip(keys, row, strict=True)) for row in found]

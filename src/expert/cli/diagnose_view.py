@@ -34,6 +34,11 @@ GOOD = "compute-bound"
 def show_diagnosis(found: Diagnosis, console: Console) -> None:
     """The verdict first; then what it rests on; then what to do."""
     show_verdict(found.verdict, console)
+    if found.learning.kind != "unknown":
+        style = "bold green" if found.learning.is_good else "bold yellow"
+        say(console, f"{found.learning.kind}: {found.learning.sentence}", style)
+        if found.learning.fix:
+            say(console, f"fix: {found.learning.fix}")
     if found.step_verdict != found.verdict:
         say(console, f"an update by itself: {found.step_verdict.sentence}")
     if found.anatomy.step is not None:

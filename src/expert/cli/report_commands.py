@@ -81,6 +81,9 @@ def written_lines(done: Written) -> list[tuple[str, str]]:
     bad = [kind for kind in ORDER if counted[kind] and kind != "good"]
     found = ", ".join(f"{counted[kind]} {kind}{'s' * (counted[kind] > 1)}" for kind in bad)
     lines = [(done.verdict.sentence, "bold")]
+    if done.learning is not None and done.learning.kind != "unknown":
+        style = "bold" if done.learning.is_good else "bold yellow"
+        lines.insert(0, (f"{done.learning.kind}: {done.learning.sentence}", style))
     if bad:
         where = f"see the page, or expert diagnose {done.run}"
         lines.append((f"  {found}: {where}", _STYLES[bad[0]]))
@@ -99,6 +102,7 @@ def written_as_dict(done: Written) -> dict[str, Any]:
         "html_bytes": done.html_bytes,
         "state": done.state,
         "verdict": done.verdict.as_dict(),
+        "learning": done.learning.as_dict() if done.learning is not None else None,
         "findings": [finding.as_dict() for finding in done.findings],
         "figures": list(done.figures),
         "compared": [str(run) for run in done.compared],

@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import Any
 
+from expert.core.install import pip_install
 from expert.data.records import DataError, Example
 from expert.manifest.dataset import RowChecks
 
@@ -49,7 +50,7 @@ def _is_schema(value: Any) -> bool:
     except ImportError:
         raise DataError(
             "training.dataset.validation.validate_schema needs the package 'jsonschema'  "
-            "(pip install jsonschema)"
+            f"({pip_install('validate')})"
         ) from None
     if not isinstance(value, dict):
         return False

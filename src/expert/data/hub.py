@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+from expert.core.install import pip_install
 from expert.data.records import BadRow, DataError, Row
 from expert.data.streams import not_here, unusable
 
@@ -54,7 +55,7 @@ def _load(name: str, *, split: str, config: str | None, streaming: bool) -> Any:
         raise unusable(
             name,
             "reading from the hub needs the package 'datasets'",
-            "pip install 'expert-cli[hub]'",
+            pip_install("hub"),
         ) from error
     sliced = _SLICE.fullmatch(split) if streaming else None
     if streaming and "[" in split and sliced is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from expert.core.words import gib
+from expert.core.words import counted, gib
 from expert.insight.anatomy import number
 from expert.insight.evidence import CONTEXT_BYTES, Evidence
 from expert.insight.finding import Finding
@@ -157,17 +157,23 @@ def _names(found: Evidence) -> str:
 
 
 def busy_cores(found: Evidence) -> Finding | None:
-    """A run on a CPU whose threads wait for each other, because others take their cores."""
+    """A run whose threads have no core each, because others take them: on a CPU they all wait for
+    the last one, beside a GPU the one that launches falls behind."""
     crowded = found.crowded
     if crowded is None:
         return None
     threads, cores, others = crowded
+    waits = not found.run.on_gpu or (found.step is not None and is_starved(found.step))
+    whose = "computes on" if not found.run.on_gpu else "launches from"
     return Finding(
         name="busy-cores",
-        severity="warning",
-        title="other processes use the cores this run computes on",
-        evidence=f"{threads} threads on {cores} cores, of which others used {others:.1f}",
-        consequence="threads wait for the one that has no core; updates take several times as long",
+        severity="warning" if waits else "note",
+        title=f"other processes use the cores this run {whose}",
+        evidence=f"{counted(threads, 'thread')} on {cores} cores, of which others used "
+        f"{others:.1f} ({percent(others / cores)}){found.neighbours}",
+        consequence="threads wait for the one that has no core; updates take several times as long"
+        if not found.run.on_gpu
+        else "the device waits where the host has no core to launch from",
         fix=free_cores_fix(*crowded),
         numbers={"threads": threads, "cores": cores, "others": others},
     )

@@ -9,6 +9,7 @@ from expert.insight.anatomy import number
 from expert.insight.bands import expected_band
 from expert.insight.evidence import Evidence
 from expert.insight.finding import Finding
+from expert.insight.outcome import FAR_OVERFITTED, held_out_losses, judge_learning
 from expert.insight.pauses import CADENCE_SHARE, PAUSES_MATTER_SECONDS, advised_interval
 from expert.insight.wording import percent, span
 from expert.planning.cards import card_named
@@ -24,7 +25,11 @@ SKIPPED_SHARE = 0.05
 LINES_TO_JUDGE = 20
 BELOW_MEASURED = 0.7
 """Two runs of one setting differ by a few percent on a card; this is not chance."""
-OVERFITTED = 1.05
+CLIPPED_SHARE = 0.95
+"""A few clipped steps are what the limit is for; nearly all of them are another learning rate."""
+CLIPPED_LINES = 10
+FAR_CLIPPED = 10.0
+"""Gradients so many times the limit: what is left of them is their direction alone."""
 
 
 def failed(found: Evidence) -> Finding | None:
@@ -254,25 +259,47 @@ def loss_stays(found: Evidence) -> Finding | None:
 
 
 def overfits(found: Evidence) -> Finding | None:
-    held_out = [
-        (event.get("step"), loss)
-        for event in found.run.of("eval")
-        if event.get("split") == "validation" and (loss := number(event, "loss")) is not None
-    ]
-    if len(held_out) < 3:
+    held_out, told = held_out_losses(found), judge_learning(found)
+    if told.kind != "overfitted":
         return None
-    best = min(held_out, key=lambda one: one[1])
-    last = held_out[-1]
-    if last[1] < OVERFITTED * best[1]:
-        return None
+    best, last = min(held_out, key=lambda one: one[1]), held_out[-1]
+    far = last[1] >= FAR_OVERFITTED * best[1] and not told.kept_best
+    kept = "; the best weights were kept" if told.kept_best else ""
     return Finding(
         name="overfits",
-        severity="note",
+        severity="warning" if far else "note",
         title="the validation loss rises again",
-        evidence=f"best {best[1]:.4g} at update {best[0]}, {last[1]:.4g} at update {last[0]}",
+        evidence=f"best {best[1]:.4g} at step {best[0]}, {last[1]:.4g} at step {last[0]}{kept}",
         consequence="what comes after the best only learns the training rows by heart",
-        fix="training.config.early_stopping_patience: 3, fewer epochs, or more rows",
+        fix=told.fix,
         numbers={"best": best[1], "last": last[1]},
+    )
+
+
+def always_clipped(found: Evidence) -> Finding | None:
+    """Gradients above max_grad_norm in nearly every step: all steps have the same length."""
+    limit = found.amount("optim.max_grad_norm")
+    known = (number(line.event, "grad_norm") for line in found.anatomy.lines)
+    norms = [norm for norm in known if norm is not None]
+    if not limit or len(norms) < CLIPPED_LINES:
+        return None
+    clipped = sum(norm > limit for norm in norms)
+    if clipped < CLIPPED_SHARE * len(norms):
+        return None
+    usual = statistics.median(norms)
+    wider = float(f"{2 * usual:.1g}")
+    return Finding(
+        name="always-clipped",
+        severity="warning" if usual >= FAR_CLIPPED * limit else "note",
+        title="nearly every step was clipped",
+        evidence=f"{clipped} of {len(norms)} log lines have a gradient norm above max_grad_norm "
+        f"{limit:g}; the median is {usual:.3g}",
+        consequence="every step has the length of the limit, however large its gradient is: the "
+        "learning rate means something else than it says",
+        fix=f"training.config.max_grad_norm: {wider:g} where the loss falls steadily; a lower "
+        "learning_rate or a longer warmup_steps where it does not",
+        overrides=(f"training.config.max_grad_norm={wider:g}",),
+        numbers={"share": clipped / len(norms), "median": usual, "limit": limit},
     )
 
 
@@ -312,5 +339,6 @@ RULES = (
     below_the_band,
     loss_stays,
     overfits,
+    always_clipped,
     damaged,
 )

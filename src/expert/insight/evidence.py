@@ -17,6 +17,11 @@ CONTEXT_BYTES = 840 * 2**20
 CROWDED_CORES = 0.3
 """What others may use besides: threads are lowered from just this on (planning/threads.py)."""
 
+PADDING_SHARE = 0.2
+"""Rows grouped by length pad less than a tenth; from a fifth on, packing is worth its change."""
+PACKED_PADDING_SHARE = 0.4
+"""Sequences of packed rows are filled to 90 % and more, except where there are few rows in all."""
+
 KEYS = {
     "kernels.attention": "attention",
     "kernels.checkpointing": "gradient_checkpointing",
@@ -192,12 +197,34 @@ class Evidence:
         it had cores to itself; None where they sufficed, or where nobody knows."""
         told, share = self.newest("threads"), self.median("cpu_others")
         threads, cores = number(told, "threads"), number(told, "cores")
-        if self.run.on_gpu or share is None or not threads or not cores:
+        if self.run.on_gpu:
+            threads, cores = 1.0, float(self.cores or 0)  # the one that launches
+        if share is None or not threads or not cores:
             return None
         others = share * cores
-        if threads < 2 or threads + others <= cores + CROWDED_CORES:
+        if threads + others <= cores + CROWDED_CORES:
             return None
         return int(threads), int(cores), others
+
+    @property
+    def neighbours(self) -> str:
+        """Who took the cores, as far as the run has looked; empty or `, most of all: …`."""
+        told = self.newest("neighbours").get("processes")
+        known = [one for one in told if isinstance(one, Mapping)] if isinstance(told, list) else []
+        names = [
+            f"{one.get('name') or 'a process'} (pid {one.get('pid')}, {cores:.1f} cores)"
+            for one in known
+            if (cores := number(one, "cores")) is not None
+        ]
+        return f", most of all {', '.join(names)}" if names else ""
+
+    @property
+    def wasted(self) -> float | None:
+        """The share of what is computed that is padding, where it is more than usual."""
+        padding = self.step.padding if self.step is not None else None
+        packed = self.run.planned("data.packing") != "none"
+        usual = PACKED_PADDING_SHARE if packed else PADDING_SHARE
+        return padding if padding is not None and padding >= usual else None
 
     @property
     def had_neighbours(self) -> bool:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 
 from expert.insight.anatomy import StepAnatomy
-from expert.insight.evidence import Evidence
+from expert.insight.evidence import PADDING_SHARE, Evidence
 from expert.insight.finding import Finding, Severity
 from expert.insight.verdict import (
     COPY_OF_WAIT,
     NARROW_LINK,
     copies_set_the_pace,
     is_worth_telling,
+    padding_fix,
 )
 from expert.insight.wording import percent, span
 
@@ -20,12 +21,8 @@ BYTES_PER_TOKEN = 5
 SLOW_TOKENS_PER_SECOND = 5e6
 """The feeder's thread made 22 to 50 million tokens a second from a warm cache on two cores
 (docs/benchmarks/data-loading.json); below a fifth of that, something holds its reads up."""
-PADDING_SHARE = 0.2
-"""Rows grouped by length pad less than a tenth; from a fifth on, packing is worth its change."""
-PACKED_PADDING_SHARE = 0.4
 WORSE_THAN_ALONE = 0.6
 """Of packed rows: most rows that are padded to the longest of their batch waste less."""
-"""Sequences of packed rows are filled to 90 % and more, except where there are few rows in all."""
 SHORT_ROWS = 8
 """Rows so many times shorter than a sequence leave most of a launch unused when they go alone."""
 
@@ -128,28 +125,23 @@ def too_many_workers(found: Evidence) -> Finding | None:
 
 
 def padding_waste(found: Evidence) -> Finding | None:
-    step = found.step
-    if step is None or step.padding is None:
+    padding = found.wasted
+    if padding is None:
         return None
     packed = found.run.planned("data.packing") != "none"
-    if step.padding < (PACKED_PADDING_SHARE if packed else PADDING_SHARE):
-        return None
-    severity: Severity = "warning" if not packed or step.padding >= WORSE_THAN_ALONE else "note"
-    factor = 1 / (1 - step.padding) if step.padding < 1 else None
-    fix = "training.config.packing: true"
-    if packed:
-        fix = "training.config.max_seq_length: smaller, or more rows per update (batch_size)"
+    severity: Severity = "warning" if not packed or padding >= WORSE_THAN_ALONE else "note"
+    factor = 1 / (1 - padding) if padding < 1 else None
     return Finding(
         name="padding-waste",
         severity=severity,
-        title=f"{percent(step.padding)} of what is computed is padding",
-        evidence=f"{percent(step.padding)} of the places of a batch hold no token; "
+        title=f"{percent(padding)} of what is computed is padding",
+        evidence=f"{percent(padding)} of the places of a batch hold no token; "
         f"{found.who('data.packing')}",
         consequence="padding is computed like any token and teaches nothing",
-        fix=fix,
+        fix=padding_fix(found),
         overrides=() if packed else ("training.config.packing=true",),
         gain=factor,
-        numbers={"padding": step.padding},
+        numbers={"padding": padding},
     )
 
 

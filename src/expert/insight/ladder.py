@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from expert.core.errors import ExpertError
 from expert.insight.pairs import Paired
 from expert.insight.record import RunRecord, read_run
+from expert.insight.same_data import not_comparable
 
 FORMAT = 2
 """Version of the file; a reader refuses what is newer, and reads what is older. 2: rungs are timed
@@ -291,6 +292,29 @@ def compare(first: Path, second: Path) -> list[Compared]:
         pair = [_ladder_numbers(read_ladder(path)) for path in (first, second)]
     names = [*pair[0], *(name for name in pair[1] if name not in pair[0])]
     return [(name, *_ratio(pair[0].get(name), pair[1].get(name))) for name in names]
+
+
+def doubts_about(first: Path, second: Path) -> list[str]:
+    """What speaks against comparing two results or two runs."""
+    if (first / "events.jsonl").is_file():
+        names = [path.resolve().name for path in (first, second)]
+        return not_comparable([read_run(first), read_run(second)], names)
+    one, other = read_ladder(first), read_ladder(second)
+    said = []
+    for what, key in (
+        ("data", "dataset"),
+        ("numbers of training rows", "training_rows"),
+        ("models", "model"),
+        ("adapters", "adapter"),
+        ("quantisations", "quantization"),
+        ("longest sequences", "max_seq_length"),
+        ("rows per step", "examples_per_update"),
+        ("cards", "card"),
+    ):
+        left, right = getattr(one, key), getattr(other, key)
+        if left != right:
+            said.append(f"These benchmarks have different {what}: {left} and {right}.")
+    return said
 
 
 def _ratio(

@@ -281,8 +281,16 @@ def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
     return f"{key}: {rows}, or {other}", (f"{key}={rows}",)
 
 
+def padding_fix(found: Evidence) -> str:
+    if found.run.planned("data.packing") == "none":
+        return "training.config.packing: true"
+    return "training.config.max_seq_length: smaller, or more rows per step (batch_size)"
+
+
 def free_cores_fix(threads: int, cores: int, others: float) -> str:
     """What gives every thread a core: fewer threads, or fewer neighbours."""
+    if threads < 2:
+        return "end what else is running, or train on a machine with free cores"
     fewer = max(1, min(threads - 1, int(cores - others + 0.5)))
     return f"OMP_NUM_THREADS={fewer} expert train …, or end what else is running"
 
@@ -294,19 +302,21 @@ def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
         return Verdict(kind="unknown", sentence=f"unknown: {why}")
     busy = percent(1 - step.idle_share if step.idle_share is not None else use or 0.0)
     rate = f" at {step.tokens_per_second:,.0f} tokens/s" if step.tokens_per_second else ""
-    if not found.run.on_gpu:
-        crowded = found.crowded
-        good = "compute-bound: good." if crowded is None else "compute-bound, on crowded cores."
-        sentence = f"{good} The CPU computes {busy} of an update's {span(step.wall)}"
-        if crowded is not None:
-            text = f"{sentence}{rate}, while others used {crowded[2]:.1f} of {crowded[1]} cores."
-            return Verdict(kind="compute-bound", sentence=text, fix=free_cores_fix(*crowded))
-        return Verdict(kind="compute-bound", sentence=f"{sentence}{rate}.")
-    sentence = f"compute-bound: good. The GPU computes {busy} of an update's {span(step.wall)}"
-    if step.mfu:
+    good, more, fix = "compute-bound: good.", "", ""
+    if found.wasted is not None:
+        good = f"compute-bound, but {percent(found.wasted)} of what is computed is padding."
+        fix = padding_fix(found)
+    crowded = found.crowded if not found.run.on_gpu else None
+    if crowded is not None:
+        good = "compute-bound, on crowded cores."
+        more = f", while others used {crowded[2]:.1f} of {crowded[1]} cores{found.neighbours}"
+        fix = free_cores_fix(*crowded)
+        if found.wasted is not None:
+            more += f"; {percent(found.wasted)} of what is computed is padding"
+    device = "GPU" if found.run.on_gpu else "CPU"
+    sentence = f"{good} The {device} computes {busy} of an update's {span(step.wall)}{rate}{more}"
+    if found.run.on_gpu and step.mfu:
         card = found.gpu_fact("name") or "the card"
-        sentence += f"{rate}, which is {percent(step.mfu)} of the peak of {card} (MFU)"
-        return Verdict(
-            kind="compute-bound", sentence=f"{sentence}; the peak is {times(1 / step.mfu)} away."
-        )
-    return Verdict(kind="compute-bound", sentence=f"{sentence}{rate}.")
+        sentence += f", which is {percent(step.mfu)} of the peak of {card} (MFU)"
+        sentence += f"; the peak is {times(1 / step.mfu)} away"
+    return Verdict(kind="compute-bound", sentence=f"{sentence}.", fix=fix)

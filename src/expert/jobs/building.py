@@ -201,11 +201,13 @@ def environment() -> dict[str, Any]:
 
     import torch
 
+    from expert import __version__
+    from expert.core.install import NAME
     from expert.planning.machine import describe_machine, machine_as_dict
 
-    names = ("expert-cli", "torch", "transformers", "peft", "tokenizers", "numpy", "pyarrow")
+    names = ("torch", "transformers", "peft", "tokenizers", "numpy", "pyarrow")
     optional = ("bitsandbytes", "liger-kernel", "datasets", "triton")
-    versions: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {NAME: __version__}
     for name in (*names, *optional):
         try:
             versions[name] = importlib.metadata.version(name)

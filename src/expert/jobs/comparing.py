@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from expert.jobs.card_snippet import Asking
     from expert.jobs.trained import Trained
     from expert.planning.run_plan import RunPlan
 
@@ -36,6 +37,27 @@ def checked_ids(trained: Trained) -> list[list[int]]:
         assert trained.template is not None
         texts = [prompt_text(trained.template, text) for text in CHECKED_TEXTS]
     return [trained.encoder.encode([[Segment(t, learn=False)]]).ids.tolist() for t in texts]
+
+
+def asked_as(trained: Trained) -> Asking | None:
+    """How `expert sample` would put a question to it; None for the character model."""
+    from expert.data.encoder import TextEncoder
+    from expert.jobs.card_snippet import QUESTION, Asking
+    from expert.jobs.row_kind import FirstRow, trained_on_text
+    from expert.jobs.sampling import prompt_text, settle_decoding
+
+    template, encoder = trained.template, trained.encoder
+    if template is None:
+        return None
+    assert isinstance(encoder, TextEncoder)
+    first = FirstRow(trained.plan)
+    plain = trained_on_text(trained.plan, first)
+    tools = "" if plain else first.tools
+    stops = list(settle_decoding(trained.plan, {})[0].stop_sequences)
+    if not plain and encoder.tokenizer.token_to_id(template.stop) is None:
+        stops.append(template.stop)
+    text = prompt_text(template, QUESTION, plain=plain, tools=tools)
+    return Asking(text, plain, tuple(stops))
 
 
 def logits_of_trained(trained: Trained, texts: list[list[int]]) -> list[Tensor]:
@@ -66,19 +88,34 @@ def as_a_stranger(
         return transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=DTYPES[dtype], device_map={"": str(device)}
         ).eval()
-    base = _bare_base(plan, device)
+    base = _bare_base(folder, plan, device)
     if plan.adapter.type == "none":
         return base.eval()
+    from expert.jobs.card_snippet import keeps_adapter_dtype
+
     peft: Any = importlib.import_module("peft")
-    return peft.PeftModel.from_pretrained(base, folder).eval()
+    own = {"autocast_adapter_dtype": False} if keeps_adapter_dtype(plan) else {}
+    return peft.PeftModel.from_pretrained(base, folder, **own).eval()
 
 
-def _bare_base(plan: RunPlan, device: torch.device) -> Any:
-    from expert.model.load import load_model
+def _bare_base(folder: Path, plan: RunPlan, device: torch.device) -> Any:
+    """The base in the dtype it was trained in, as the model card's code loads it; a quantised one
+    as the run does."""
+    from expert.jobs.portable_base import COPY
+    from expert.model.base_folder import model_folder
+    from expert.model.load import DTYPES, load_model
+    from expert.model.quantised import QUANTISED
 
     precision = plan.kernels.precision
     if precision == "fp16" and device.type == "cpu":
         precision = "fp32"
+    if plan.model.quantization not in QUANTISED:
+        copied = folder / COPY
+        place = copied if copied.is_dir() else model_folder(plan.model)
+        transformers: Any = importlib.import_module("transformers")
+        return transformers.AutoModelForCausalLM.from_pretrained(place, dtype=DTYPES[precision]).to(
+            device
+        )
     changes = {"attention": "sdpa", "precision": precision}
     base: Any = load_model(
         plan.model,

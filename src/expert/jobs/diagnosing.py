@@ -12,6 +12,7 @@ from expert.insight.bound import Verdict
 from expert.insight.evidence import Evidence
 from expert.insight.faults import find_faults
 from expert.insight.finding import Finding, worst_first
+from expert.insight.outcome import Outcome, judge_learning
 from expert.insight.record import RunRecord, read_run
 from expert.insight.verdict import judge, judge_step
 from expert.jobs.going_on import command_of_run
@@ -33,6 +34,8 @@ class Diagnosis:
     verdict: Verdict
     step_verdict: Verdict
     """The verdict on an update alone; the same one, unless most of the time was no training."""
+    learning: Outcome
+    """Whether it learnt, as far as its losses tell."""
     anatomy: Anatomy
     findings: tuple[Finding, ...]
     go_on: str
@@ -51,6 +54,7 @@ class Diagnosis:
             "step": self.step_number,
             "verdict": self.verdict.as_dict(),
             "step_verdict": self.step_verdict.as_dict(),
+            "learning": self.learning.as_dict(),
             "seconds": self.anatomy.run.as_dict(),
             "update": step.as_dict() if step is not None else None,
             "findings": [finding.as_dict() for finding in self.findings],
@@ -82,6 +86,7 @@ def diagnose_run(place: Path | None) -> Diagnosis:
         step_number=status.step,
         verdict=judge(found),
         step_verdict=judge_step(found),
+        learning=judge_learning(found),
         anatomy=found.anatomy,
         findings=tuple(findings),
         go_on=go_on,

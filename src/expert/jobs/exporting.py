@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from expert.core.rundir import RunFolder
+    from expert.jobs.card_snippet import Asking
     from expert.jobs.choosing import Choice
     from expert.jobs.trained import Trained
     from expert.model.export_check import Difference
@@ -155,6 +156,7 @@ class _Export:
         self.folder, self.plan, self.choice = folder, plan, choice
         self.kind, self.dtype = kind, dtype
         self.ids: list[list[int]] = []
+        self.asking: Asking | None = None
         self.expected: list[Tensor] = []
         self.adapter_effect: float | None = None
         self.quantised_share: float | None = None
@@ -186,7 +188,7 @@ class _Export:
     def _load(self, *, quantised: bool) -> None:
         import torch
 
-        from expert.jobs.comparing import checked_ids
+        from expert.jobs.comparing import asked_as, checked_ids
         from expert.jobs.trained import load_trained
 
         self._let_go()
@@ -202,6 +204,7 @@ class _Export:
         )
         if not self.ids:
             self.ids = checked_ids(self.trained)
+            self.asking = asked_as(self.trained)
 
     def _let_go(self) -> None:
         import torch
@@ -227,7 +230,7 @@ class _Export:
             return
         if self.kind == "adapter":
             self._write_adapter(target)
-            self._name_base_here(target)
+            self._name_base(target)
         else:
             model: Any = trained.loaded.module
             if self.kind == "merged":
@@ -236,7 +239,7 @@ class _Export:
             model.config.dtype = DTYPES[self.dtype]
             model.generation_config = self._generation()
             model.save_pretrained(target)
-            self._write_soft_prompts(target, base=str(to.resolve()))
+            self._write_soft_prompts(target, base=to.name)
         assert trained.tokenizer_folder is not None
         copy_tokenizer(trained.tokenizer_folder, target)
         self._generation().save_pretrained(target)
@@ -259,19 +262,17 @@ class _Export:
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target / name, follow_symlinks=False)
 
-    def _name_base_here(self, target: Path) -> None:
-        """A base that comes with Expert, or lies beside the manifest, lies elsewhere on every
-        machine; PEFT is told where it is on this one, wherever the run was moved from."""
-        from expert.model.base_folder import base_reference
+    def _name_base(self, target: Path) -> None:
+        """The base by the name that others know: PEFT writes the folder it lay in on this machine.
+        One that is on no hub, and comes with Expert, lies beside its adapter."""
+        from expert.jobs.portable_base import copy_base, portable_base
 
-        if self.plan.model.place in ("hub", "hf cache"):
-            return
-        here, _ = base_reference(self.plan.model)
         for file in target.rglob("adapter_config.json"):
             settings = json.loads(file.read_text(encoding="utf-8"))
-            settings["base_model_name_or_path"] = here
+            settings["base_model_name_or_path"] = portable_base(self.plan.model, needed=False).name
             text = json.dumps(settings, indent=2, sort_keys=True)
             file.write_text(text + "\n", encoding="utf-8")
+        copy_base(self.plan.model, target)
 
     def _write_soft_prompts(self, target: Path, *, base: str) -> None:
         """The prompts beside the weights they were learnt with, which are those of the export."""
@@ -374,12 +375,16 @@ class _Export:
 
     def write_card(self, target: Path, done: Exported) -> None:
         from expert.core.events import read_events
-        from expert.jobs.model_card import model_card
+        from expert.jobs.model_card import Known, model_card
         from expert.jobs.standing_verdict import read_verdict
 
         events = list(read_events(self.folder.events)) if self.folder.events.is_file() else []
         environment: dict[str, Any] = {}
         if self.folder.environment.is_file():
             environment = json.loads(self.folder.environment.read_text(encoding="utf-8"))
-        text = model_card(self.plan, events, environment, done, read_verdict(self.folder))
+        manifest: dict[str, Any] = {}
+        if self.folder.manifest.is_file():
+            manifest = json.loads(self.folder.manifest.read_text(encoding="utf-8"))
+        known = Known(events, environment, manifest, read_verdict(self.folder), self.asking)
+        text = model_card(self.plan, done, known)
         (target / "README.md").write_text(text, encoding="utf-8")

@@ -218,10 +218,11 @@ def fused_adamw(device: torch.device) -> tuple[float, float]:
 
 
 def _bitsandbytes() -> Any:
+    from expert.core.install import pip_install
     from expert.core.quiet import quiet_bitsandbytes
 
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise NotHere("bitsandbytes is not installed (pip install 'expert-cli[quant]')")
+        raise NotHere(f"bitsandbytes is not installed ({pip_install('quant')})")
     quiet_bitsandbytes()
     return importlib.import_module("bitsandbytes")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from expert.core.install import pip_install
 from expert.insight.finding import Finding, Severity
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def check_torch(machine: Machine, trials: Trials, *, needed: bool) -> list[Findi
                 title="torch is not installed",
                 evidence="no kernel was tried",
                 consequence="a run would not start on this machine",
-                fix="pip install expert-cli installs it",
+                fix=f"{pip_install()} installs it",
             )
         ]
     if not facts:

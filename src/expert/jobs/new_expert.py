@@ -134,6 +134,8 @@ def new_expert(
         chosen = chosen or _domain(looked.examples)
     chosen = chosen or "text"
     kind = calling(TEMPLATES[chosen]) if calls else TEMPLATES[chosen]
+    if data is not None:  # whose language nobody knows
+        kind = replace(kind, capabilities=tuple(c for c in kind.capabilities if c != "language:en"))
     path = f"datasets/{data.resolve().name if data else 'train.jsonl'}"
     rows = folder / path
     if data is not None:

@@ -161,17 +161,14 @@ def _device_fields(session: Session, meter: Meter) -> Callable[[], dict[str, Any
     """What a step event says of the card or the cores: numbers, no text, which would be searched
     for secrets. Updates that compile are left out, as they are of its rates: the card stands
     still meanwhile."""
-    from expert.telemetry.cpu import CpuSampler, peak_memory_bytes
+    from expert.telemetry.cpu import peak_memory_bytes
     from expert.telemetry.gpu import allocator_facts
 
-    gpu, looked_at = session.gpu, time.monotonic()
+    gpu, looked_at, cores = session.gpu, time.monotonic(), _core_fields(session)
     if gpu is None:
-        # Workers are processes of their own, and would be taken for somebody else's.
-        cores = None if session.plan.loader.workers else CpuSampler()
 
         def host_fields() -> dict[str, Any]:
-            most = {"cpu_peak_memory_bytes": peak_memory_bytes()}
-            return most if cores is None else {**cores.step_fields(), **most}
+            return {**cores(), "cpu_peak_memory_bytes": peak_memory_bytes()}
 
         return host_fields
 
@@ -181,8 +178,27 @@ def _device_fields(session: Session, meter: Meter) -> Callable[[], dict[str, Any
         facts = {
             **gpu.step_fields(max(since, meter.settled_at or since)),
             **allocator_facts(session.device),
+            **cores(),
         }
         return {name: value for name, value in facts.items() if name != "because"}
+
+    return fields
+
+
+def _core_fields(session: Session) -> Callable[[], dict[str, Any]]:
+    """What others take of the cores; who they are is an event of its own, as it is text."""
+    from expert.telemetry.cpu import CpuSampler, Neighbours
+
+    if session.plan.loader.workers:
+        return dict  # workers are processes of their own, and would be taken for somebody else's
+    sampler, neighbours = CpuSampler(), Neighbours()
+
+    def fields() -> dict[str, Any]:
+        facts = sampler.step_fields()
+        named = neighbours.named(facts.get("cpu_others"))
+        if named:
+            session.emit("neighbours", step=session.state.done, processes=named)
+        return facts
 
     return fields
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from expert.insight.bound import Verdict
     from expert.insight.finding import Finding
     from expert.insight.ladder import Ladder
+    from expert.insight.outcome import Outcome
     from expert.insight.page.contents import Report
     from expert.insight.page.facts import RunFacts
     from expert.insight.record import RunRecord
@@ -37,6 +38,7 @@ class Written:
     html_bytes: int
     state: str
     verdict: Verdict
+    learning: Outcome | None
     findings: tuple[Finding, ...]
     figures: tuple[str, ...]
     """Names of the figures, as their ids in the page have them."""
@@ -81,6 +83,7 @@ def report(
         html_bytes=len(html.encode("utf-8")),
         state=made.run.state,
         verdict=made.verdict,
+        learning=made.learning,
         findings=made.findings,
         figures=tuple(block.name for block in blocks if isinstance(block, Figure)),
         compared=tuple(run.record.folder for run in made.others),
@@ -121,6 +124,7 @@ def gather(
     return Report(
         run=_facts(found),
         verdict=found.verdict,
+        learning=found.learning,
         findings=found.findings,
         ladder=_ladder(found.run, ladder),
         others=tuple(_facts(diagnose_run(other)) for other in compare),

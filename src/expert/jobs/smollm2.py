@@ -61,11 +61,13 @@ def provide_model(
         smollm2_folder(home_models(environ), environ)
 
 
-def smollm2_folder(cache: Path, environ: Mapping[str, str] = os.environ) -> Path:
-    """The model's folder below `cache`, made from the package at the first call."""
+def smollm2_folder(cache: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+    """The model's folder below `cache` (None: where Expert keeps models), made from the package at
+    the first call."""
     from expert.core.publish import damage, publishing
+    from expert.planning.resolve import home_models
 
-    target = cache / SMOLLM2
+    target = (home_models(environ) if cache is None else cache) / SMOLLM2
     if (target / "DONE").is_file():
         fault = damage(target, contents=False)
         if fault:

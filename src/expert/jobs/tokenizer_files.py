@@ -14,6 +14,7 @@ def tokenizer_folder(plan: RunPlan, folder: Path) -> Path:
 
     `folder`: that of the manifest, near which models are looked for.
     """
+    from expert.core.install import pip_install
     from expert.data.records import DataNotHere
 
     if plan.model.place != "hub":
@@ -24,7 +25,7 @@ def tokenizer_folder(plan: RunPlan, folder: Path) -> Path:
     except ImportError:
         raise DataNotHere(
             f"{plan.model.location} is not on this machine  (put its folder into models/, or "
-            "pip install 'expert-cli[hub]' to fetch it)"
+            f"{pip_install('hub')} to fetch it)"
         ) from None
     files = ["tokenizer*", "special_tokens_map.json", "chat_template*", "vocab*", "merges.txt"]
     try:

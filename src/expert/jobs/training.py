@@ -6,6 +6,7 @@ recorded, and the same update is taken again with the same data.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -165,6 +166,7 @@ def _tell_of_data(session: Session, data: RunData) -> None:
                 hit=prepared.hit,
                 because=prepared.because,
                 key=prepared.key,
+                rows=_rows_hash(prepared.folder),
                 index=split.index_file.name,
                 bad_rows=prepared.statistics.bad_rows,
             )
@@ -174,6 +176,17 @@ def _tell_of_data(session: Session, data: RunData) -> None:
     told = [remark.text for remark in session.plan.remarks if remark.path == MAX_STEPS]
     for text in filter(None, (*made.values(), *data.doubts, *told)):
         session.emit("warning", text=text)
+
+
+def _rows_hash(folder: Path) -> str | None:
+    """Of the rows that a prepared folder was made from, whatever tokenizer made it."""
+    from expert.data.prepare import RECIPE
+
+    try:
+        found = json.loads((folder / RECIPE).read_text(encoding="utf-8")).get("data")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return str(found) if found else None
 
 
 def _run_folder(plan: RunPlan, resume: str | None) -> tuple[RunFolder, Path | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from expert.core.install import pip_install
 from expert.core.words import counted
 from expert.jobs.standing_verdict import ENOUGH_CASES
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def notes_on(cases: Sequence[Case], domain: str, *, left_out: int = 0) -> list[str]:
     """What the cases do not have, what is not installed, and what that leaves out; `left_out` rows
     are none of the set."""
-    from expert.judging.oracle import EXTRA, missing_packages
+    from expert.judging.oracle import missing_packages
     from expert.judging.typecheck import find_tsc
 
     told = []
@@ -42,7 +43,8 @@ def notes_on(cases: Sequence[Case], domain: str, *, left_out: int = 0) -> list[s
         missing = missing_packages(each)
         if missing:
             names = ", ".join(name.replace("_", "-") for name in missing)
-            notes.append(f"{each}: {names} not installed: cases have no oracle  ({EXTRA})")
+            how = pip_install("validate")
+            notes.append(f"{each}: {names} not installed: cases have no oracle  ({how})")
     typed = [case for case in cases if case.check.get("equals") is False]
     if "typescript" in domains and typed and find_tsc() is None:
         notes.append(

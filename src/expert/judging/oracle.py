@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from expert.core.errors import ExpertError
+from expert.core.install import pip_install
 from expert.judging.cases import Case
-
-EXTRA = "pip install 'expert-cli[validate]'"
 
 Begin = Callable[[], None]
 """Called when the case itself is understood and the answer comes next: who ends the judging there
@@ -81,7 +80,7 @@ def needed(package: str) -> Any:
         return importlib.import_module(package)
     except ImportError:
         name = package.partition(".")[0].replace("_", "-")
-        raise NoOracle(f"'{name}' is not installed  ({EXTRA})") from None
+        raise NoOracle(f"'{name}' is not installed  ({pip_install('validate')})") from None
 
 
 def right(kind: str, reason: str = "") -> Judgement:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from expert.core.install import pip_install
 from expert.model.added_product import gradients_of_low, start
 from expert.model.errors import ModelError
 
@@ -28,7 +29,7 @@ def quantization_config(quantization: str, compute_dtype: torch.dtype) -> Any | 
         return None
     if importlib.util.find_spec("bitsandbytes") is None:
         what = f"{quantization} needs the package bitsandbytes"
-        raise ModelError(_WHERE, what, "pip install 'expert-cli[quant]', or quantization: none")
+        raise ModelError(_WHERE, what, f"{pip_install('quant')}, or quantization: none")
     make: Any = importlib.import_module("transformers").BitsAndBytesConfig
     if quantization == "int4":
         return make(

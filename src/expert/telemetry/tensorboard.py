@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from expert.core.errors import ExpertError
+from expert.core.install import pip_install
 from expert.core.links import refuse_links
 
 CURVES: Mapping[str, Mapping[str, str]] = {
@@ -128,7 +129,7 @@ def summary_writer(folder: Path, first_step: int | None) -> Writer:
     except ImportError as error:
         raise TrackerUnavailable(
             f"trackers: tensorboard needs the Python package tensorboard ({error})  "
-            "(pip install 'expert-cli[tensorboard]', or set trackers to [])"
+            f"({pip_install('tensorboard')}, or set trackers to [])"
         ) from error
     writer: Writer = SummaryWriter(str(folder), purge_step=first_step)
     return writer

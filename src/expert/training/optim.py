@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from expert.core.errors import ExpertError
+from expert.core.install import pip_install
 from expert.planning.run_plan import OptimPlan
 
 Named = Sequence[tuple[str, Parameter]]
@@ -70,7 +71,7 @@ def build_optimizer(named: Named, plan: OptimPlan, *, device: torch.device) -> O
         try:
             bitsandbytes = importlib.import_module("bitsandbytes")
         except ImportError as error:
-            reason = f"bitsandbytes is not installed ({error}): pip install 'expert-cli[quant]'"
+            reason = f"bitsandbytes is not installed ({error}): {pip_install('quant')}"
             raise OptimizerUnavailable(kind, reason) from error
         # Paging moves states between card and host; on a CPU there is nowhere to move them.
         paged = kind == "paged_adamw_8bit" and device.type == "cuda"

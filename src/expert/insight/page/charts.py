@@ -25,7 +25,9 @@ from expert.insight.page.scales import SIZE, Scale, labels, said, scale_of
 from expert.insight.page.thinning import thinned
 
 TOOLTIPS = 80
-"""Columns of a chart that tell their values when the pointer rests on them."""
+"""Columns of a chart that show their values below the pointer, or where a finger taps."""
+LISTED = 10
+"""Rows of the table of values below a chart, for keyboards, screen readers and paper."""
 DOTS = 30
 """So many points are drawn as dots too."""
 ROOM_ON_A_PHONE = 4
@@ -54,8 +56,16 @@ def draw(chart: Chart) -> Markup:
 # --- the frame -----------------------------------------------------------------------------------
 
 
-def _frame(drawn: Markup, x: Scale, y: Scale, *, units: tuple[Unit, Unit], x_name: str) -> Markup:
-    """The drawing between its axes."""
+def _frame(
+    drawn: Markup,
+    x: Scale,
+    y: Scale,
+    *,
+    units: tuple[Unit, Unit],
+    x_name: str,
+    tips: Sequence[Markup] = (),
+) -> Markup:
+    """The drawing between its axes, and over it the columns that tell their values."""
     shown = zip(y.ticks, labels(y.ticks, units[1]), strict=True)
     beside = [tag("span", text, style=f"bottom:{_percent(y.share(t))}") for t, text in shown]
     grid = "".join(f"M0 {_down(y.share(tick))}H{SIZE}" for tick in y.ticks)
@@ -64,6 +74,7 @@ def _frame(drawn: Markup, x: Scale, y: Scale, *, units: tuple[Unit, Unit], x_nam
         "div",
         tag("div", *beside, class_="ys", aria_hidden="true"),
         svg,
+        tag("div", *tips, class_="tips", aria_hidden="true"),
         tag("div", x_name, class_="x-name"),
         _below(x, units[0]),
         class_="plot",
@@ -126,10 +137,63 @@ def _lines(chart: LineChart) -> Markup:
         share=chart.unit == "percent",
     )
     drawn = [_line(line, points, x, y) for line, points in zip(chart.series, thin, strict=True)]
-    drawn.extend(_columns(chart, x))
-    plot = _frame(joined(*drawn), x, y, units=(chart.x_unit, chart.unit), x_name=chart.x_name)
-    names = [(line.name, line.colour) for line in chart.series if line.look != "faint"]
-    return joined(_legend(names) if len(chart.series) > 1 else None, plot)
+    plot = _frame(
+        joined(*drawn),
+        x,
+        y,
+        units=(chart.x_unit, chart.unit),
+        x_name=chart.x_name,
+        tips=list(_columns(chart, x)),
+    )
+    names = [
+        (f"{line.name}{_ends(line, chart)}", line.colour)
+        for line in chart.series
+        if line.look != "faint"
+    ]
+    legend = _legend(names) if len(chart.series) > 1 else None
+    return joined(legend, plot, _values(chart))
+
+
+def _ends(line: Series, chart: LineChart) -> str:
+    """`: 0.0090, lowest 1.01 at step 300`: the last value, and of a loss its lowest before that."""
+    known = [(at, value) for at, value in line.points if value is not None]
+    if not known:
+        return ""
+    last, low = known[-1], min(known, key=lambda point: point[1])
+    text = f": {said(last[1], chart.unit)}"
+    if line.look != "dots" or chart.unit != "number" or low[1] >= last[1]:
+        return text
+    where = f"{chart.x_name} {said(low[0], chart.x_unit)}"
+    return f"{text}, lowest {said(low[1], chart.unit)} at {where}"
+
+
+def _values(chart: LineChart) -> Markup:
+    """Some of the values as a table, folded: the first, the last and those between."""
+    shown = [line for line in chart.series if line.look != "faint"]
+    places = sorted({at for line in shown for at, value in line.points if value is not None})
+    step = max(1, (len(places) - 1) / (LISTED - 1))
+    some = [places[round(number * step)] for number in range(min(LISTED, len(places)))]
+    few = [line for line in shown if len(line.points) <= LISTED]  # of these all
+    some = sorted({*some, *(at for line in few for at, value in line.points if value is not None)})
+    rows = []
+    for place in some:
+        cells = [tag("td", _value_at(line, place, chart.unit), class_="number") for line in shown]
+        rows.append(tag("tr", tag("td", said(place, chart.x_unit)), *cells))
+    names = [tag("th", line.name, class_="number") for line in shown]
+    table = tag(
+        "table",
+        tag("thead", tag("tr", tag("th", chart.x_name), *names)),
+        tag("tbody", *rows),
+    )
+    return tag(
+        "details", tag("summary", "Values"), tag("div", table, class_="scroll"), class_="values"
+    )
+
+
+def _value_at(line: Series, place: float, unit: Unit) -> str:
+    found = bisect_left(line.points, place, key=lambda point: point[0])
+    at, value = line.points[found] if found < len(line.points) else (None, None)
+    return said(value, unit) if at == place and value is not None else "–"
 
 
 def _line(line: Series, points: Sequence[Point], x: Scale, y: Scale) -> Markup:
@@ -171,24 +235,24 @@ def _dots(points: Sequence[Point], x: Scale, y: Scale) -> str:
 
 
 def _columns(chart: LineChart, x: Scale) -> Iterator[Markup]:
-    """Columns nobody sees that tell the values below the pointer."""
+    """Columns nobody sees until the pointer or a finger is on them: they tell the values there."""
     some = [line.points[:: 1 + len(line.points) // TOOLTIPS] for line in chart.series]
     shown = sorted({place for points in some for place, _ in points})
     edges = [x.low, *((a + b) / 2 for a, b in pairwise(shown)), x.high]
     for place, (left, right) in zip(shown, pairwise(edges), strict=True):
         texts = [f"{chart.x_name} {said(place, chart.x_unit)}"]
         for line in chart.series:
-            found = bisect_left(line.points, place, key=lambda point: point[0])
-            at, value = line.points[found] if found < len(line.points) else (None, None)
-            if at == place and value is not None:
-                texts.append(f"{line.name} {said(value, chart.unit)}")
+            value = _value_at(line, place, chart.unit)
+            if value != "–":
+                texts.append(f"{line.name} {value}")
         yield _column(x.share(left), x.share(right), "\n".join(texts))
 
 
 def _column(left: float, right: float, text: str) -> Markup:
-    width = _across(max(0.0, right - left))
-    title = tag("title", text)
-    return tag("rect", title, class_="tip", x=_across(left), y=0, width=width, height=SIZE)
+    """Shown by the style sheet alone; the words stand on the side where there is room."""
+    style = f"left:{_percent(left)};width:{_percent(max(0.0, right - left))}"
+    side = "tip late" if left + right > 1 else "tip"
+    return tag("span", tag("b", text), class_=side, style=style, tabindex="-1")
 
 
 # --- stacks and bars -----------------------------------------------------------------------------
@@ -210,6 +274,7 @@ def _stack(chart: StackChart) -> Markup:
             _flat(place, count, heights[place][part], back=True) for place in reversed(range(count))
         )
         drawn.append(path(f"M{upper[1:]}{lower}z", class_=f"fill c{colour}"))
+    tips = []
     for place, column in enumerate(chart.columns):
         texts = [f"{chart.x_name} {said(chart.at[place], 'count')}"]
         texts += [
@@ -217,10 +282,11 @@ def _stack(chart: StackChart) -> Markup:
             for name, amount in zip(chart.parts, column, strict=True)
             if amount
         ]
-        drawn.append(_column(place / count, (place + 1) / count, "\n".join(texts)))
+        tips.append(_column(place / count, (place + 1) / count, "\n".join(texts)))
     x = scale_of(chart.at, whole=True, tight=True, wanted=6)
     y = scale_of([0.0, 1.0])
-    plot = _frame(joined(*drawn), x, y, units=("count", "percent"), x_name=chart.x_name)
+    units: tuple[Unit, Unit] = ("count", "percent")
+    plot = _frame(joined(*drawn), x, y, units=units, x_name=chart.x_name, tips=tips)
     return joined(_legend(list(zip(chart.parts, chart.colours, strict=True))), plot)
 
 
@@ -289,14 +355,13 @@ def _bars(chart: Bars) -> Markup:
 def _histogram(chart: Histogram) -> Markup:
     y = scale_of(chart.counts, from_zero=True, whole=True)
     count = len(chart.counts)
-    drawn, words = [], []
+    drawn, words, tips = [], [], []
     for place, (label, number) in enumerate(zip(chart.labels, chart.counts, strict=True)):
         top = SIZE * (1 - y.share(number))
         text = f"{label}: {number:,} {chart.what}"
         drawn.append(
             tag(
                 "rect",
-                tag("title", text),
                 class_="fill c1",
                 x=_across((place + 0.08) / count),
                 y=f"{top:.0f}",
@@ -304,7 +369,7 @@ def _histogram(chart: Histogram) -> Markup:
                 height=f"{SIZE - top:.0f}",
             )
         )
-        drawn.append(_column(place / count, (place + 1) / count, text))
+        tips.append(_column(place / count, (place + 1) / count, text))
         words.append(tag("span", label, style=f"left:{_percent((place + 0.5) / count)}"))
     beside = [
         tag("span", text, style=f"bottom:{_percent(y.share(tick))}")
@@ -315,6 +380,7 @@ def _histogram(chart: Histogram) -> Markup:
         "div",
         tag("div", *beside, class_="ys", aria_hidden="true"),
         _svg(joined(grid, *drawn)),
+        tag("div", *tips, class_="tips", aria_hidden="true"),
         tag("div", "tokens", class_="x-name"),
         tag("div", *words, class_="xs bins", aria_hidden="true"),
         class_="plot",

@@ -21,6 +21,7 @@ from expert.insight.page.facts import RunFacts, number
 from expert.insight.page.learning import MIN_SMOOTHED, has_values, spans_far
 from expert.insight.page.story import told_value
 from expert.insight.page.thinning import running_total, smoothed
+from expert.insight.same_data import not_comparable
 
 COLOURS = (1, 2, 3, 4, 5, 6)
 NOT_COMPARED = ("decisions", "remarks")
@@ -43,7 +44,9 @@ def comparison(runs: Sequence[RunFacts]) -> Section:
                 [run.points("tokens_per_second") for run in runs], "step", "count", unit="si",
                 from_zero=True),
     ]  # fmt: skip
-    inside: list[Block] = [_numbers(runs, names)]
+    doubts = not_comparable([run.record for run in runs], names)
+    inside: list[Block] = [Words(text=text, tone="warning") for text in doubts]
+    inside.append(_numbers(runs, names))
     inside.extend(figure for figure in figures if figure)
     inside.append(_plans(runs, names))
     return Section(name="comparison", title="Comparison", inside=tuple(inside))

@@ -11,6 +11,8 @@ from expert.insight.page.facts import RunFacts, listed, mapping, number
 
 SHOWN_CASES = 20
 """Of each kind; validation.json has all."""
+OPEN_CASES = 3
+"""Of the wrong ones and of the right ones, to be read without a click."""
 TEXTS = ("id", "prompt", "expected", "answer", "reason")
 
 
@@ -26,6 +28,7 @@ def judged(run: RunFacts) -> list[Section]:
         inside.append(Cards(cards=cards))
     cases = [mapping(case) for case in listed(facts.get("cases"))]
     inside += [] if old else _gate(facts)
+    inside += _open(cases)
     for title, found in _groups(facts, cases):
         if found:
             shown = tuple(_example(case) for case in found[:SHOWN_CASES])
@@ -35,6 +38,20 @@ def judged(run: RunFacts) -> list[Section]:
         inside.append(Words(text="validation.json holds nothing this page knows.", tone="note"))
     title = "Validation, out of date" if old else "Validation"
     return [Section(name="validation", title=title, inside=tuple(inside))]
+
+
+def _open(cases: Sequence[Mapping[str, Any]]) -> list[Block]:
+    """A few answers of both kinds, to be read without a click."""
+    blocks: list[Block] = []
+    for word, passed in (("wrong", False), ("right", True)):
+        found = [case for case in cases if case.get("passed") is passed]
+        if found:
+            some = found[:OPEN_CASES]
+            of = f"{len(some)} of {len(found):,}" if len(some) < len(found) else f"{len(found):,}"
+            title = f"Answers that are {word}: {of}"
+            shown = tuple(_example(case) for case in some)
+            blocks.append(Folded(title=title, inside=shown, shown=True))
+    return blocks
 
 
 def _out_of_date(run: RunFacts) -> Words:
@@ -124,8 +141,9 @@ def _groups(
     ):
         ids = {str(name) for name in listed(facts.get(key))}
         yield title, [case for case in cases if str(case.get("id")) in ids]
-    yield "answers are wrong", [case for case in cases if case.get("passed") is False]
-    yield "answers are right", [case for case in cases if case.get("passed") is True]
+    for word, passed in (("wrong", False), ("right", True)):  # behind those that lie open
+        found = [case for case in cases if case.get("passed") is passed]
+        yield f"more answers are {word}", found[OPEN_CASES:]
     neither = [case for case in cases if not isinstance(case.get("passed"), bool)]
     yield "answers of open text", [case for case in neither if case.get("kind") == "open"]
     neither = [case for case in neither if case.get("kind") != "open"]

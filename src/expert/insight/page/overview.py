@@ -39,7 +39,7 @@ def _found(findings: Sequence[Finding]) -> list[Section]:
     if bad:
         inside.append(_grid(bad))
     else:
-        inside.append(Words(text="Nothing is to be mended.", tone="good"))
+        inside.append(Words(text="No issues found.", tone="good"))
     if good:
         what = "thing is" if len(good) == 1 else "things are"
         title = f"{len(good)} {what} as they should be" if len(good) > 1 else "One thing is right"
@@ -59,7 +59,7 @@ def _grid(findings: Sequence[Finding]) -> Grid:
         for found in findings
     ]
     return Grid(
-        columns=("", "finding", "evidence", "what mends it", "gain"),
+        columns=("", "finding", "evidence", "fix", "gain"),
         rows=tuple(rows),
         numbers=("gain",),
         tones=tuple(found.severity for found in findings),

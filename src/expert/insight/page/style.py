@@ -76,7 +76,19 @@ figure > p { font-size: 0.86rem; color: var(--soft); margin: 0.7rem 0 0; }
 .c7 { color: var(--c7); }
 .plot { position: relative; display: grid; grid-template: 13rem 1.4rem / 3.6rem 1fr; }
 .wide .plot { grid-template-rows: 16rem 1.4rem; }
-.area { display: block; width: 100%; height: 100%; overflow: visible; grid-column: 2; }
+.area { display: block; width: 100%; height: 100%; overflow: visible; grid-area: 1 / 2; }
+.tips { position: relative; grid-area: 1 / 2; }
+.tip { position: absolute; inset-block: 0; outline: none; }
+.tip:hover, .tip:focus { background: rgb(128 128 128 / 0.14); }
+.tip b { display: none; position: absolute; top: 0.2rem; left: 100%; z-index: 2; margin: 0 0.4rem;
+  padding: 0.3rem 0.55rem; border: 1px solid var(--rule); border-radius: 6px; pointer-events: none;
+  background: var(--card); color: var(--ink); white-space: pre; font-size: 0.78rem;
+  line-height: 1.4; font-weight: 500; box-shadow: 0 2px 8px rgb(0 0 0 / 0.16); }
+.tip.late b { left: auto; right: 100%; }
+.tip:hover b, .tip:focus b { display: block; }
+.values { border: 0; padding: 0; margin-top: 0.5rem; background: none; }
+.values summary { padding: 0.2rem 0; font-size: 0.82rem; color: var(--soft); }
+.values table { font-size: 0.82rem; width: auto; }
 .ys, .xs { position: relative; font-size: 0.75rem; line-height: 1; color: var(--soft); }
 .ys span { position: absolute; right: 0.6rem; transform: translateY(50%); white-space: nowrap; }
 .xs { grid-column: 2; }
@@ -91,8 +103,6 @@ path.dots { stroke-width: 1.4; stroke-opacity: 0.75; }
 path.faint { stroke: currentColor; stroke-width: 1; opacity: 0.32; stroke-linejoin: round; }
 path.dot { stroke: currentColor; stroke-width: 6; stroke-linecap: round; }
 path.fill, rect.fill { fill: currentColor; shape-rendering: crispEdges; }
-rect.tip { fill: transparent; }
-rect.tip:hover { fill: var(--ink); fill-opacity: 0.07; }
 
 .wide-bar { position: relative; height: 3.2rem; border-radius: 6px; overflow: hidden; }
 .wide-bar span { position: absolute; inset-block: 0; display: flex; align-items: center;
@@ -136,6 +146,7 @@ details { border: 1px solid var(--rule); border-radius: 10px; background: var(--
 .grid > details + details { margin-top: -0.6rem; }
 summary { cursor: pointer; padding: 0.7rem 0; font-size: 0.95rem; }
 details > .grid { padding: 0.2rem 0 1.1rem; }
+.grid > .example { grid-column: auto; }
 .example { border-left: 3px solid var(--tone); padding-left: 1rem; }
 .example dt { font-size: 0.8rem; color: var(--soft); margin-top: 0.4rem; }
 .example dd { margin: 0; white-space: pre-wrap; unicode-bidi: isolate; font-size: 0.9rem; }
@@ -178,7 +189,7 @@ footer { margin-top: 4rem; padding-top: 1rem; border-top: 1px solid var(--rule);
     --error: #b8322a; --plain: #555; color-scheme: light; }
   body { padding: 0; font-size: 11pt; print-color-adjust: exact;
     -webkit-print-color-adjust: exact; }
-  nav { display: none; }
+  nav, .tips, .values { display: none; }
   section { margin-top: 1.6rem; }
   figure, .cards li, tr, .example { break-inside: avoid; }
   h2, summary, .words { break-after: avoid; }

@@ -1,0 +1,116 @@
+"""Where this installation of Expert came from: what is missing is added from the same place.
+
+The distribution is `expert-trainer`; `expert-cli` on PyPI is a package of somebody else, and here
+only the second name of the command.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+NAME = "expert-trainer"
+
+
+class Origin(NamedTuple):
+    """What pip was given to install this."""
+
+    kind: Literal["checkout", "folder", "url", "index", "unknown"]
+    """`checkout`: runs from the folder (editable). `folder`: was copied out of one."""
+    source: str
+    """A folder, a URL as a requirement has it behind `@`, or the name in an index."""
+
+
+@cache
+def origin() -> Origin:
+    """Where the code that runs came from."""
+    return origin_of(Path(__file__).resolve().parents[1])
+
+
+def origin_of(package: Path) -> Origin:
+    """Where the package in this folder came from: a checkout around it, or what pip recorded."""
+    clone = package.parents[1]
+    if package.parent.name == "src" and _names_us(clone / "pyproject.toml"):
+        return Origin("checkout", str(clone))
+    return _recorded(package.parent) or Origin("unknown", "")
+
+
+def pip_install(*extras: str, of: Origin | None = None, windows: bool = os.name == "nt") -> str:
+    """The command that adds extras to this installation: `pip install 'expert-trainer[quant]'`."""
+    kind, source = of or origin()
+    more = f"[{','.join(extras)}]" if extras else ""
+    if kind == "checkout":
+        return f"pip install -e {_quoted(source + more, windows)}"
+    if kind == "folder":
+        return f"pip install {_quoted(source + more, windows)}"
+    if kind == "url":
+        return f"pip install {_quoted(f'{NAME}{more} @ {source}', windows)}"
+    if kind == "index":
+        return f"pip install {_quoted(source + more, windows)}"
+    return f"in a clone of Expert: pip install -e {_quoted('.' + more, windows)}"
+
+
+def how_to_get_it(of: Origin | None = None) -> str:
+    """The same for others, in Markdown: no folder of this machine, no index that it is not in."""
+    found = of or origin()
+    public = found.kind == "url" and "://" in found.source and "file://" not in found.source
+    if found.kind == "index" or public:
+        return f"`{pip_install(of=found, windows=False)}`"
+    return "from a clone of its repository: `pip install -e .` in it"
+
+
+def _names_us(file: Path) -> bool:
+    import tomllib
+
+    try:
+        project = tomllib.loads(file.read_text(encoding="utf-8")).get("project", {})
+    except (OSError, ValueError):  # tomllib's errors are ValueErrors
+        return False
+    return isinstance(project, dict) and project.get("name") == NAME
+
+
+def _recorded(site: Path) -> Origin | None:
+    """What pip wrote beside the package (PEP 610); None where pip did not put it there."""
+    from importlib import metadata
+
+    for found in metadata.distributions(name=NAME, path=[str(site)]):
+        try:
+            text = found.read_text("direct_url.json")
+        except OSError:
+            return None
+        return Origin("index", NAME) if text is None else _direct(text)
+    return None
+
+
+def _direct(text: str) -> Origin | None:
+    from urllib.parse import urlsplit, urlunsplit
+    from urllib.request import url2pathname
+
+    try:
+        record: Any = json.loads(text)
+        url = urlsplit(record["url"])
+        if not url.scheme:
+            return None
+        folder = record.get("dir_info")
+        if folder is not None and url.scheme == "file":
+            kind: Literal["checkout", "folder"] = "checkout" if folder.get("editable") else "folder"
+            return Origin(kind, url2pathname(url.path))
+        host = url.netloc.rpartition("@")[2]  # PEP 610 forbids passwords; not every tool obeys
+        plain = urlunsplit((url.scheme, host, url.path, url.query, ""))
+        version = record.get("vcs_info")
+        if version:
+            plain = f"{version['vcs']}+{plain}@{version['commit_id']}"
+        below = record.get("subdirectory")
+        return Origin("url", plain + (f"#subdirectory={below}" if below else ""))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _quoted(word: str, windows: bool) -> str:
+    if not windows:
+        return shlex.quote(word)
+    return f'"{word}"' if word != NAME else word  # cmd.exe knows no single quotes

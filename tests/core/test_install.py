@@ -1,0 +1,187 @@
+"""Where this installation came from, and the command that adds to it from the same place."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from expert.core.install import NAME, Origin, how_to_get_it, origin, origin_of, pip_install
+
+ROOT = Path(__file__).parents[2]
+
+
+def installed(tmp_path: Path, direct_url: object = None) -> Path:
+    """The package folder of an installation that is not a checkout, with PEP 610's record of it."""
+    package = tmp_path / "site-packages" / "expert"
+    package.mkdir(parents=True)
+    facts = package.parent / "expert_trainer-0.1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: expert-trainer\nVersion: 0.1.0\n")
+    if direct_url is not None:
+        text = direct_url if isinstance(direct_url, str) else json.dumps(direct_url)
+        (facts / "direct_url.json").write_text(text)
+    return package
+
+
+def test_the_distribution_is_not_named_as_somebody_elses():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["name"] == NAME == "expert-trainer"
+    assert set(project["scripts"]) == {"expert", "expert-cli"}
+    own = [line for line in project["optional-dependencies"]["dev"] if line.startswith("expert")]
+    assert own == ["expert-trainer[quant,tensorboard,validate]"]
+
+
+def test_a_checkout_adds_to_itself_and_names_its_folder(tmp_path):
+    package = tmp_path / "my clone" / "src" / "expert"
+    package.mkdir(parents=True)
+    (tmp_path / "my clone" / "pyproject.toml").write_text('[project]\nname = "expert-trainer"\n')
+    found = origin_of(package)
+    assert found == Origin("checkout", str(tmp_path / "my clone"))
+    assert pip_install("quant", "hub", of=found, windows=False) == (
+        f"pip install -e '{tmp_path}/my clone[quant,hub]'"
+    )
+    assert shlex.split(pip_install("quant", of=found, windows=False))[-1].endswith("clone[quant]")
+    assert pip_install("quant", of=found, windows=True) == (
+        f'pip install -e "{tmp_path}/my clone[quant]"'
+    )
+
+
+def test_this_checkout_knows_itself_without_being_installed():
+    code = "from expert.core.install import pip_install; print(pip_install('quant'))"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env={"PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"{ROOT}[quant]" in done.stdout
+
+
+def test_another_project_that_holds_the_package_is_not_taken_for_the_checkout(tmp_path):
+    package = tmp_path / "src" / "expert"
+    package.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "theirs"\n')
+    assert origin_of(package).kind == "unknown"
+
+
+def test_an_installation_from_an_index_adds_from_the_index(tmp_path):
+    found = origin_of(installed(tmp_path))
+    assert found == Origin("index", "expert-trainer")
+    assert pip_install("quant", of=found, windows=False) == "pip install 'expert-trainer[quant]'"
+    assert pip_install(of=found, windows=False) == "pip install expert-trainer"
+
+
+@pytest.mark.parametrize(
+    ("record", "command"),
+    [
+        (
+            {"url": "https://x.org/e.git", "vcs_info": {"vcs": "git", "commit_id": "ab12"}},
+            "pip install 'expert-trainer[hub] @ git+https://x.org/e.git@ab12'",
+        ),
+        (
+            {
+                "url": "https://x.org/e.git",
+                "vcs_info": {"vcs": "git", "commit_id": "ab12", "requested_revision": "v2"},
+                "subdirectory": "py",
+            },
+            "pip install 'expert-trainer[hub] @ git+https://x.org/e.git@ab12#subdirectory=py'",
+        ),
+        (
+            {"url": "https://x.org/expert_trainer-0.1.0.whl", "archive_info": {}},
+            "pip install 'expert-trainer[hub] @ https://x.org/expert_trainer-0.1.0.whl'",
+        ),
+        (
+            {"url": "https://me:secret@x.org/e.whl", "archive_info": {}},
+            "pip install 'expert-trainer[hub] @ https://x.org/e.whl'",
+        ),
+        ({"url": "file:///home/me/e%20x", "dir_info": {}}, "pip install '/home/me/e x[hub]'"),
+        (
+            {"url": "file:///home/me/ex", "dir_info": {"editable": True}},
+            "pip install -e '/home/me/ex[hub]'",
+        ),
+    ],
+)
+def test_an_installation_from_a_url_adds_from_that_url(tmp_path, record, command):
+    found = origin_of(installed(tmp_path, record))
+    assert pip_install("hub", of=found, windows=False) == command
+
+
+@pytest.mark.parametrize("record", ["{", "[]", '{"url": 3}', "{}"])
+def test_a_record_that_says_nothing_ends_nothing(tmp_path, record):
+    found = origin_of(installed(tmp_path, record))
+    assert found.kind == "unknown"
+    assert pip_install("quant", of=found, windows=False) == (
+        "in a clone of Expert: pip install -e '.[quant]'"
+    )
+
+
+def test_the_record_of_another_installation_is_not_that_of_this_code(tmp_path):
+    installed(tmp_path)
+    elsewhere = tmp_path / "copied" / "expert"
+    elsewhere.mkdir(parents=True)
+    assert origin_of(elsewhere).kind == "unknown"
+
+
+def test_others_are_never_sent_to_a_folder_of_this_machine():
+    for kind, source in (("checkout", "/home/me/x"), ("folder", "/home/me/x"), ("unknown", "")):
+        text = how_to_get_it(Origin(kind, source))
+        assert text == "from a clone of its repository: `pip install -e .` in it"
+    local = Origin("url", "file:///home/me/e.whl")
+    assert "/home/me" not in how_to_get_it(local)
+    assert how_to_get_it(Origin("index", NAME)) == "`pip install expert-trainer`"
+    public = how_to_get_it(Origin("url", "git+https://x.org/e.git@ab12"))
+    assert public == "`pip install 'expert-trainer @ git+https://x.org/e.git@ab12'`"
+
+
+def test_pip_understands_the_command_for_this_installation():
+    """With --no-deps and --dry-run: nothing is fetched or changed where pip is there at all."""
+    pytest.importorskip("pip", reason="this environment has no pip")
+    words = shlex.split(pip_install("quant", windows=False))
+    if words[:2] != ["pip", "install"]:
+        pytest.skip(f"installed in another way: {origin()}")
+    options = ["--dry-run", "--no-deps", "--no-build-isolation", "--quiet"]
+    done = subprocess.run(
+        [sys.executable, "-m", *words[:2], *options, *words[2:]], capture_output=True, text=True
+    )
+    if "setuptools" in done.stderr:
+        pytest.skip("building needs setuptools, which is not installed")
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_text_sends_people_to_the_other_package():
+    """`expert-cli` is the name of a command; as a package it is somebody else's."""
+    files = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("*.toml"),
+        *(ROOT / "docs").glob("*.md"),
+        *(path for place in ("src", "experts", "recipes") for path in (ROOT / place).rglob("*.py")),
+        *(path for place in ("experts", "recipes") for path in (ROOT / place).rglob("*.md")),
+    ]
+    assert len(files) > 200
+    wrong = re.compile(r"expert-cli\[|install (-\S+ )*['\"`]?expert-cli|expert_cli")
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in files
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if wrong.search(line) and path.name != "CHANGELOG.md"
+    ]
+    assert found == []
+
+
+def test_no_message_names_an_extra_without_asking_where_this_came_from():
+    src = ROOT / "src" / "expert"
+    found = [
+        f"{path.relative_to(src)}: {line.strip()}"
+        for path in src.rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "expert-trainer" in line and path.name != "install.py"
+    ]
+    assert found == []

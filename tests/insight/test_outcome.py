@@ -1,0 +1,188 @@
+"""What became of the learning: said first, in numbers, and never called good where it was not."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.insight.outcome import judge_learning
+from expert.insight.page.blocks import Example, Folded
+from expert.insight.page.html import page_html
+from tests.insight.pages import (
+    START,
+    finished,
+    page_of,
+    started,
+    step_event,
+    usual,
+    write_run,
+)
+from tests.insight.records import evidence, finished_events, record, step_events
+
+
+def steps_of(losses: list[Any]) -> list[dict[str, Any]]:
+    return [{**step_events(1)[0], "step": n, "loss": loss} for n, loss in enumerate(losses, 1)]
+
+
+def evals_of(*losses: float, every: int = 10) -> list[dict[str, Any]]:
+    told = {"event": "eval", "split": "validation", "seconds": 0.1}
+    return [{**told, "step": n * every, "loss": loss} for n, loss in enumerate(losses, 1)]
+
+
+def outcome(losses: list[Any], *more: dict[str, Any]):
+    return judge_learning(evidence(record(finished_events(steps_of(losses), *more))))
+
+
+FALLING = [2.0 * 0.9**n for n in range(50)]
+
+
+def test_a_run_that_learnt_its_rows_by_heart_is_overfitted():
+    found = outcome([1.2 * 0.9**n for n in range(50)], *evals_of(1.01, 1.4, 1.8))
+    assert found.kind == "overfitted"
+    assert found.sentence.startswith("The validation loss rose from the first evaluation on: ")
+    assert "1.0100 → 1.8000 at step 30" in found.sentence
+    assert found.sentence.endswith("The final weights are the last ones, not the best.")
+    assert found.fix.startswith("training.config.load_best_model_at_end: true; ")
+    assert not found.is_good
+
+
+def test_a_run_that_kept_its_best_weights_is_overfitted_and_none_the_worse():
+    best = {"event": "took_best", "step": 20}
+    found = outcome(FALLING, *evals_of(2.0, 1.0, 1.8), best)
+    assert (found.kind, found.is_good) == ("overfitted", True)
+    assert "The weights of step 20 were kept." in found.sentence
+
+
+def test_two_evaluations_are_enough_to_see_it_and_noise_is_not():
+    assert outcome(FALLING, *evals_of(1.0, 1.2)).kind == "overfitted"
+    assert outcome(FALLING, *evals_of(1.5, 1.0, 1.03)).kind == "learning"
+
+
+@pytest.mark.parametrize(
+    ("losses", "evals"),
+    [([2.0] * 30, ()), ([2.0] * 30, (2.0, 2.0)), ([2.0, 2.01] * 15, ())],
+)
+def test_a_loss_that_stays_is_not_learning(losses, evals):
+    found = outcome(losses, *evals_of(*evals))
+    assert found.kind == "not learning"
+    assert "did not fall: 2.0" in found.sentence
+    assert not found.is_good
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        [*FALLING[:30], *([3.0] * 20)],
+        [*FALLING[:20], "nan"],
+    ],
+)
+def test_a_loss_that_rises_far_or_is_no_number_has_diverged(losses):
+    assert outcome(losses).kind == "diverged"
+
+
+def test_a_run_that_was_stopped_by_its_numbers_has_diverged():
+    stop = {"event": "not_finite", "step": 3, "policy": "stop"}
+    assert outcome(FALLING[:3], stop).kind == "diverged"
+
+
+def test_a_loss_near_zero_may_double():
+    assert outcome([*FALLING, *([0.02] * 10)]).kind == "learning"
+
+
+def test_a_run_that_learns_says_from_where_to_where():
+    found = outcome(FALLING, *evals_of(1.5, 0.9, 0.8))
+    assert found.kind == "learning"
+    assert found.sentence.startswith("The validation loss fell from 1.5000 to 0.8000 (training")
+    alone = outcome(FALLING)
+    assert "No rows were held out" in alone.sentence
+
+
+def test_a_validation_loss_far_above_the_training_loss_is_told():
+    found = outcome([1.2 * 0.8**n for n in range(50)], *evals_of(1.80))
+    assert found.kind == "learning"
+    assert "is far above the training loss" in found.sentence
+
+
+def test_early_stopping_is_told():
+    ended = {"event": "finished", "step": 50, "early": True}
+    events = finished_events(steps_of(FALLING), *evals_of(1.5, 1.0, 1.01))
+    run = record([*(event for event in events if event["event"] != "finished"), ended])
+    assert "Early stopping ended it" in judge_learning(evidence(run)).sentence
+
+
+@pytest.mark.parametrize("lines", [0, 1, 9])
+def test_too_few_lines_say_nothing(lines):
+    assert outcome(FALLING[:lines]).kind == "unknown"
+
+
+# --- on the page ---------------------------------------------------------------------------------
+
+
+def overfitted_run(folder: Path, **files: Any) -> Path:
+    losses = [1.2 * 0.9**n for n in range(50)]
+    steps = [step_event(n, loss=loss) for n, loss in enumerate(losses, 1)]
+    evals = [{**event, "time": START + event["step"]} for event in evals_of(1.01, 1.4, 1.8)]
+    return write_run(folder, [started(), *steps, *evals, finished(50)], **files)
+
+
+def test_the_head_of_an_overfitted_run_is_about_learning_and_nowhere_good(tmp_path: Path):
+    page = page_of(overfitted_run(tmp_path / "run"))
+    assert (page.kind, page.tone) == ("overfitted", "warning")
+    assert page.verdict.startswith("The validation loss rose")
+    assert "Good." not in page.verdict
+    assert page.reasons.startswith("Speed: compute-bound. ")
+    assert "What to do: training.config.load_best_model_at_end: true" in page.reasons
+
+
+def test_a_stopped_run_says_so_before_all_else(tmp_path: Path):
+    stop = {"event": "stopped", "time": START + 40, "step": 30, "reason": "SIGINT"}
+    page = page_of(write_run(tmp_path / "run", [*usual()[:-1], stop]))
+    assert (page.kind, page.tone) == ("stopped early", "warning")
+    assert page.verdict == "The run ended after step 30 of 30."
+    assert "Learning: The training loss fell" in page.reasons
+
+
+def test_answers_right_and_wrong_come_right_behind_the_numbers(tmp_path: Path):
+    cases = [
+        {"id": n, "prompt": f"p{n}", "answer": f"a{n}", "passed": n % 2 == 0} for n in range(12)
+    ]
+    facts = {"accuracy": 0.5, "cases": cases, "gate": {"passed": False, "reasons": ["x"]}}
+    page = page_of(write_run(tmp_path / "run", usual(), validation=facts))
+    assert [section.name for section in page.sections][:2] == ["numbers", "validation"]
+    folds = [b for b in page.sections[1].inside if isinstance(b, Folded)]
+    opened = [fold for fold in folds if fold.shown]
+    assert [fold.title for fold in opened] == [
+        "Answers that are wrong: 3 of 6",
+        "Answers that are right: 3 of 6",
+    ]
+    assert all(isinstance(block, Example) for fold in opened for block in fold.inside)
+    assert [f.title for f in folds if not f.shown] == [
+        "3 more answers are wrong",
+        "3 more answers are right",
+    ]
+
+
+def test_values_on_the_curves_can_be_read_without_a_script(tmp_path: Path):
+    html = page_html(page_of(overfitted_run(tmp_path / "run")))
+    assert "<script" not in html
+    # Below the pointer, or where a finger taps.
+    assert re.search(r"<b>step 30\n(loss .*|training.*)\n(training.*\n)?validation 1\.8</b>", html)
+    assert 'class="tip late"' in html
+    # In the legend.
+    assert "validation: 1.8, lowest 1.01 at step 10" in html
+    # As a table, for keyboards.
+    values = html.partition('<details class="values"><summary>Values</summary>')[2]
+    table = values.partition("</table>")[0]
+    assert "<td>10</td>" in table
+    assert '<td class="number">1.01</td>' in table
+
+
+def test_json_of_a_diagnosis_has_the_outcome(tmp_path: Path):
+    from expert.jobs.diagnosing import diagnose_run
+
+    told = json.loads(json.dumps(diagnose_run(overfitted_run(tmp_path / "run")).as_dict()))
+    assert told["learning"]["kind"] == "overfitted"

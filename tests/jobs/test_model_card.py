@@ -1,0 +1,282 @@
+"""The model card's own code, run as it stands, gives the answers of the run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.core.rundir import RunFolder
+from expert.jobs.card_snippet import FOLDER, Asking
+from expert.jobs.exporting import export
+from expert.jobs.model_card import Known, languages, model_card
+from expert.jobs.portable_base import SMOLLM2_HUB, portable_base
+from expert.jobs.sampling import sample
+from expert.jobs.trained import read_plan
+from tests.jobs.runs import base_model, run, write_expert
+from tests.jobs.trained_runs import finished, finished_characters, place
+
+TEXT_ROWS = [
+    {"text": f"the {a} has {n} legs and the {a} runs"} for a in ("cat", "dog") for n in "4567"
+] * 3
+MARK = "--- the next card"
+ASKED = {"chat": "say red 1", "text": "the cat has"}
+
+
+@cache
+def learnt(kind: str, rows: str) -> Path:
+    """A run that has learnt its few rows well enough to say something of its own."""
+    config: dict[str, Any] = {"adapter_type": kind, "epochs": 8}
+    config["learning_rate"] = 1e-2 if kind == "full" else 5e-2
+    more: dict[str, Any] = {"rows": TEXT_ROWS} if rows == "text" else {}
+    more["decoding"] = {"max_new_tokens": 24}
+    decoding = more.pop("decoding")
+    base = base_model(place() / "models")
+    folder = place() / f"card-{kind}-{rows}"
+    manifest = write_expert(folder, base, config, **more)
+    settings = json.loads(manifest.read_text(encoding="utf-8"))
+    settings["training"]["decoding"] = decoding
+    manifest.write_text(json.dumps(settings), encoding="utf-8")
+    return run(manifest).folder
+
+
+def code_of(out: Path) -> str:
+    card = (out / "README.md").read_text(encoding="utf-8")
+    return card.partition("```python\n")[2].partition("```")[0]
+
+
+def filled_in(out: Path, question: str, base: Path) -> str:
+    """The card's code, its places filled in as it says."""
+    code = code_of(out).replace(FOLDER, str(out))
+    for example in ("Your question", "The beginning of a text"):
+        code = code.replace(json.dumps(example), json.dumps(question))
+    code = code.replace('"PATH/TO/THE/BASE"', repr(str(base)))
+    assert "PATH/TO" not in code
+    return code
+
+
+def said_by(*codes: str) -> list[str]:
+    """What each of the codes prints, in one process that has seen nothing else."""
+    runs = "\n".join(f"exec({code!r}, {{}}); print({MARK!r})" for code in codes)
+    done = subprocess.run([sys.executable, "-c", runs], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [text.removesuffix("\n") for text in done.stdout.split(f"{MARK}\n")[:-1]]
+
+
+def held_to_the_run(question: str, *exported: tuple[Path, Path]) -> None:
+    """Each is a run and its export: the card's code says what `expert sample` says."""
+    ours = [
+        sample(folder, [question], device="cpu", seed=0).samples[0].text for folder, _ in exported
+    ]
+    assert all(len(text) > 1 for text in ours)
+    places = [Path(read_plan(RunFolder(folder)).model.location) for folder, _ in exported]
+    codes = [
+        filled_in(out, question, base) for (_, out), base in zip(exported, places, strict=True)
+    ]
+    assert said_by(*codes) == ours
+
+
+@pytest.mark.parametrize("rows", ["chat", "text"])
+def test_the_cards_own_code_gives_the_answers_of_the_run(rows, tmp_path):
+    lora, full = learnt("lora", rows), learnt("full", rows)
+    export(lora, tmp_path / "adapter", device="cpu")
+    export(lora, tmp_path / "merged", device="cpu", kind="merged")
+    export(full, tmp_path / "full", device="cpu")
+    places = [(lora, tmp_path / "adapter"), (lora, tmp_path / "merged"), (full, tmp_path / "full")]
+    held_to_the_run(ASKED[rows], *places)
+
+
+def with_plan(run_folder: Path, to: Path, **changes: dict[str, Any]) -> Path:
+    """A copy of a run whose plan says otherwise."""
+    shutil.copytree(run_folder, to)
+    settled = json.loads((to / "plan.json").read_text(encoding="utf-8"))
+    for part, values in changes.items():
+        settled[part] |= values
+    (to / "plan.json").write_text(json.dumps(settled), encoding="utf-8")
+    return to
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # CPUs without bfloat16 of their own
+def test_what_was_trained_in_bfloat16_is_checked_and_loaded_in_bfloat16(tmp_path):
+    """Its logits are off by the rounding of one sum (6 % of their spread were seen), where a base
+    in float32 is another model. Answers are not compared: near ties fall either way."""
+    folder = with_plan(finished("lora"), tmp_path / "run", kernels={"precision": "bf16"})
+    done = export(folder, tmp_path / "out", device="cpu")
+    assert done.share < 0.15
+    code = filled_in(
+        tmp_path / "out", "say red 1", Path(read_plan(RunFolder(folder)).model.location)
+    )
+    assert "dtype = torch.bfloat16  # as it was trained" in code
+    types = "print({weight.dtype for weight in model.parameters()})"
+    [text] = said_by(code + types)
+    assert text.endswith("{torch.bfloat16}")  # the adapter too
+
+
+def test_soft_prompts_and_stop_sequences_are_in_the_cards_code(tmp_path):
+    kinds = ("soft", "lora+soft")
+    for kind in kinds:
+        export(finished(kind), tmp_path / kind, device="cpu")
+    learnt_run = learnt("lora", "chat")
+    [whole] = sample(learnt_run, [ASKED["chat"]], device="cpu", seed=0).samples
+    stops = {"stop_sequences": [whole.text[4:6]]}
+    folder = with_plan(learnt_run, tmp_path / "run", decoding=stops)
+    export(folder, tmp_path / "stopped", device="cpu")
+    [cut] = sample(folder, [ASKED["chat"]], device="cpu", seed=0).samples
+    assert cut.text == whole.text[:4].strip()
+    soft = [(finished(kind), tmp_path / kind) for kind in kinds]
+    held_to_the_run(ASKED["chat"], *soft, (folder, tmp_path / "stopped"))
+
+
+def test_the_code_of_tiny_and_of_the_character_model_needs_no_folder_of_this_machine(tmp_path):
+    folder = run(write_expert(tmp_path / "expert", "tiny", {"max_steps": 4})).folder
+    export(folder, tmp_path / "tiny", device="cpu")
+    export(finished_characters(), tmp_path / "letters", device="cpu")
+    code = code_of(tmp_path / "tiny")
+    assert "expert." not in code  # nor Expert itself
+    assert 'base = f"{folder}/base"' in code
+    codes = [filled_in(tmp_path / name, "say red 1", Path("/none")) for name in ("tiny", "letters")]
+    answer, letters = said_by(*codes)
+    [ours] = sample(folder, ["say red 1"], device="cpu", seed=0).samples
+    assert answer == ours.text
+    assert len(letters) == 201
+
+
+def test_texts_of_a_manifest_cannot_get_out_of_their_place_in_the_code(tmp_path):
+    import ast
+
+    plan = changed(finished("lora"), name="/x/a`\nimport os\n", place="folder", location="/none")
+    prompts = [{"name": 'a"; import os; "'}]
+    plan = plan.model_copy(
+        update={"adapter": plan.adapter.model_copy(update={"soft_prompts": prompts})}
+    )
+    asking = Asking(
+        '"""\n```\nimport os\n{question}', plain=False, stops=('"]; import os; ["', "```")
+    )
+    done = export(finished("lora"), tmp_path / "out", device="cpu")
+    card = model_card(plan, done, Known(asking=asking))
+    code = card.partition("```python\n")[2].partition("```")[0]
+    modules = {
+        alias.name
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+    assert modules == {"torch"}
+    assert "print(answer.strip())" in code  # the fence did not end before
+
+
+# --- names that mean the same elsewhere ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["adapter", "merged"])
+def test_no_folder_of_this_machine_is_in_an_export(kind, tmp_path):
+    run_folder = finished("lora+soft")
+    export(run_folder, tmp_path / "out", kind=kind, device="cpu")
+    for path in (tmp_path / "out").rglob("*"):
+        if path.suffix in (".md", ".json", ".jinja"):
+            text = path.read_text(encoding="utf-8")
+            assert str(place()) not in text, path
+            assert str(tmp_path) not in text, path
+
+
+def test_a_base_of_unknown_origin_is_named_by_its_weights(tmp_path):
+    from expert.core.files import sha256_of
+
+    run_folder = finished("lora")
+    export(run_folder, tmp_path / "out", device="cpu")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    weights = Path(read_plan(RunFolder(run_folder)).model.location) / "model.safetensors"
+    assert f"model.safetensors with sha256 {sha256_of(weights)[:16]}…" in card
+    assert "base_model:" not in card  # hubs would take it for a repository of theirs
+    assert "# A lora" not in card
+    assert "A lora adapter for qwen3 (final of the run, fp32)." in card
+
+
+def changed(run_folder: Path, **changes: Any) -> Any:
+    plan = read_plan(RunFolder(run_folder))
+    return plan.model_copy(update={"model": plan.model.model_copy(update=changes)})
+
+
+def test_smollm2_is_named_by_its_hub_id_and_its_rounded_weights_are_told(tmp_path):
+    run_folder = finished("lora")
+    done = export(run_folder, tmp_path / "out", device="cpu")
+    home = {"place": "models folder", "location": "/home/me/.cache/models/smollm2-135m"}
+    plan = changed(run_folder, name="smollm2-135m", **home)
+    card = model_card(plan, done, Known())
+    assert card.startswith(f'---\nbase_model: "{SMOLLM2_HUB}"\n')
+    assert "rounded to 4 bits" in card
+    assert "/home/me" not in card
+
+
+@pytest.mark.parametrize(
+    ("name", "place_", "hub_id"),
+    [
+        ("Qwen/Qwen3-0.6B", "models folder", "Qwen/Qwen3-0.6B"),
+        ("/old/machine/Qwen3-0.6B", "models folder", "Qwen/Qwen3-0.6B"),
+        ("Qwen3-0.6B-Instruct", "models folder", None),  # not the one of its shape
+        ("mine", "models folder", None),
+        ("./Qwen3-0.6B", "folder", None),  # might be anybody's
+    ],
+)
+def test_a_base_has_a_hub_id_where_its_name_is_one(name, place_, hub_id, tmp_path):
+    plan = changed(finished("lora"), name=name, place=place_, location=str(tmp_path))
+    found = portable_base(plan.model)
+    assert found.hub_id == hub_id
+    assert "/old" not in "".join((found.name, *found.lines, found.note))
+    assert "its weights are no longer here" in found.note
+
+
+# --- what the card says of the training ----------------------------------------------------------
+
+
+def facts_of(card: str) -> dict[str, str]:
+    lines = [line.strip("| ").split(" | ") for line in card.splitlines() if line.startswith("| ")]
+    return {cells[0]: cells[1] for cells in lines if len(cells) == 2}
+
+
+def test_the_epochs_of_the_card_are_those_that_were_trained(tmp_path):
+    run_folder = finished("lora")  # max_steps 6 of 12: one epoch of the two asked for
+    export(run_folder, tmp_path / "final", device="cpu")
+    facts = facts_of((tmp_path / "final" / "README.md").read_text(encoding="utf-8"))
+    assert facts["epochs"] == "1 (asked for: 2; max_steps: 6)"
+    assert facts["steps"] == "6"
+    export(run_folder, tmp_path / "three", device="cpu", checkpoint="3")
+    facts = facts_of((tmp_path / "three" / "README.md").read_text(encoding="utf-8"))
+    assert facts["epochs"].startswith("0.5")
+    assert facts["steps"] == "3 of 6"
+
+
+def test_a_run_that_did_all_it_was_asked_for_says_only_that(tmp_path):
+    export(learnt("lora", "chat"), tmp_path / "out", device="cpu")
+    facts = facts_of((tmp_path / "out" / "README.md").read_text(encoding="utf-8"))
+    assert facts["epochs"] == "8"
+    assert facts["dtype"] == "fp32"
+
+
+def test_languages_are_those_of_the_manifest_and_never_guessed():
+    assert languages([]) == ([], [])
+    assert languages(["task:text2sql"]) == ([], [])
+    assert languages(["language:de", "language:pt-BR", "language:sql"]) == (["de", "pt"], ["sql"])
+    assert languages(["format:json", "language:ts", "language:en"]) == (["en"], ["json", "ts"])
+
+
+def test_the_head_of_a_card_has_language_licence_and_tags_of_the_manifest(tmp_path):
+    run_folder = finished("lora")
+    done = export(run_folder, tmp_path / "out", device="cpu")
+    plan = read_plan(RunFolder(run_folder))
+    manifest = {"capabilities": ["language:sql", "language:de"], "license": "mit", "tags": ["shop"]}
+    card = model_card(plan, done, Known(manifest=manifest))
+    head = card.split("---")[1]
+    import yaml
+
+    told = yaml.safe_load(head)
+    assert told["language"] == ["de"]
+    assert told["license"] == "mit"
+    assert told["tags"] == ["lora", "expert", "code", "sql", "shop"]
+    assert "language" not in yaml.safe_load(model_card(plan, done, Known()).split("---")[1])
