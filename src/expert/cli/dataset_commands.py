@@ -183,7 +183,7 @@ def _show_found(found: list[FoundDataset], console: Console, *, with_users: bool
         amount = "–" if entry.rows is None else f"{entry.rows:,}"
         if entry.tokens is not None:
             amount += f" ({count(entry.tokens)} tokens)"
-        local = entry.kind in ("file", "saved", "prepared")
+        local = entry.kind not in ("hub cache", "datasets cache")
         rows.append(
             (
                 entry.kind,

@@ -50,9 +50,10 @@ def show_dry_run(
 def would_prepare(read: ReadManifest, plan: RunPlan) -> dict[str, Any]:
     """Where the rows of a run would come from and where their tokens go; nothing is read."""
     from expert.cli.words import gib
-    from expert.data.sources import Source, resolve_sources
+    from expert.data.sources import Source
+    from expert.jobs.token_folders import named_sources
 
-    found = resolve_sources(read.manifest.training.dataset, read.folder)
+    found = named_sources(read, fetch=False).first
     named: list[tuple[str, Source | None]] = [
         ("train", found.train),
         ("validation", found.validation),

@@ -15,9 +15,10 @@ MEMORY = ".hashes.json"
 STATES_KEPT = 50
 
 
-def remembered_content_hash(source: Source, cache: Path) -> str:
+def remembered_content_hash(source: Source, cache: Path, *, keep: bool = True) -> str:
     """The hash of a source's bytes. Files whose path, size and time are as they were when they
-    were hashed last are not read again, so opening a large prepared data set takes no longer."""
+    were hashed last are not read again, so opening a large prepared data set takes no longer.
+    `keep`: a hash that was not known may be written down."""
     if source.kind not in ("files", "saved") or not source.files:
         return content_hash(source)
     memory = cache / MEMORY
@@ -25,6 +26,8 @@ def remembered_content_hash(source: Source, cache: Path) -> str:
     state = _state(source)
     if state not in known:
         known[state] = content_hash(source)
+        if not keep:
+            return known[state]
         kept = dict(list(known.items())[-STATES_KEPT:])
         with contextlib.suppress(OSError):  # a cache that is only read: hashed at each start
             write_text_atomically(memory, json.dumps(kept, indent=2))

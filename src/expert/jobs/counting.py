@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from expert.data.row_keys import RowKeys
     from expert.data.shared_rows import SharedRows
     from expert.data.sources import Source, Sources
+    from expert.data.tokenised import TokenCheck
     from expert.jobs.prepared import PreparedSplit
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
@@ -84,20 +85,29 @@ class _OnlyLooking(Builder):
 
 def count_rows(read: ReadManifest, plan: RunPlan) -> Counts | None:
     """What is known of the rows; None where only the size of the files is."""
-    from expert.data.sources import resolve_sources
+    from expert.jobs.token_folders import TokensDoNotFit, named_sources
     from expert.manifest.schema import CHAR_GPT
 
     spec = read.manifest.training.dataset
     if spec.streaming or plan.model.name == CHAR_GPT or not _has_tokenizer(plan):
         return None
     try:
-        sources = resolve_sources(spec, read.folder)
+        named = named_sources(read, fetch=False)
+        if named.first.train is not None and named.first.train.kind == "hub":
+            return None
+        builder = _OnlyLooking(plan, read, named, lambda name, rows, tokens: None)
+        sources = builder.sources
         own = [sources.train] if sources.train is not None else []
         trains = [task.train for task in sources.tasks] or own
         if any(source.kind == "hub" for source in trains):
             return None
-        builder = _OnlyLooking(plan, read, sources, lambda name, rows, tokens: None)
-        return _prepared(builder, trains) or _sampled(builder, sources)
+        found = _prepared(builder, trains) or _sampled(builder, sources)
+        if found is None:
+            return None
+        more = [doubt for doubt in builder.doubts.values() if doubt not in found.doubts]
+        return replace(found, doubts=(*more, *found.doubts))
+    except TokensDoNotFit:
+        raise
     except (ExpertError, OSError):  # told by those who read the data; a plan is made without it
         return None
 
@@ -170,6 +180,8 @@ def _sampled(builder: _OnlyLooking, sources: Sources) -> Counts | None:
     source = sources.train
     if source is None or builder.template is None:  # tasks differ from each other
         return None
+    if source in builder.chosen.checks:
+        return _of_tokens(builder.chosen.checks[source])
     spread = spread_rows(source.files, format=source.format, most=SAMPLED_ROWS)
     if spread is None or (source.max_samples is not None and spread.lines > source.max_samples):
         return _of_first_rows(builder, source)
@@ -182,6 +194,14 @@ def _sampled(builder: _OnlyLooking, sources: Sources) -> Counts | None:
     how = "counted" if spread.whole else f"counted on a sample of {counted(sum(kept), 'row')}"
     rows, tokens = spread.lines * spread.share(kept), spread.total(lengths)
     return Counts(Survey(round(rows), round(tokens), spread.because, how), doubts=doubts)
+
+
+def _of_tokens(check: TokenCheck) -> Counts:
+    """Rows of tokens were all read when they were checked."""
+    from expert.planning.survey import Survey
+
+    rows = check.rows - check.bad_rows
+    return Counts(Survey(rows, check.tokens, "token rows", "counted", check.longest))
 
 
 def _of_first_rows(builder: _OnlyLooking, source: Source) -> Counts | None:

@@ -54,17 +54,18 @@ def check_dataset(
     manifest: str | Path, *, model: str | None = None, overrides: tuple[str, ...] = ()
 ) -> DatasetReport:
     """Read every row as preparing would, and tell what is in it; nothing is written."""
-    from expert.data.sources import resolve_sources
     from expert.jobs.planning import plan as plan_job
     from expert.jobs.preparing import Builder
+    from expert.jobs.token_folders import named_sources
     from expert.manifest.reader import read_manifest
 
     read = read_manifest(manifest, overrides=overrides)
     plan = plan_job(read, model=model, look=False)
-    sources = resolve_sources(read.manifest.training.dataset, read.folder)
-    builder = Builder(plan, read, sources, lambda name, rows, tokens: None)
+    builder = Builder(plan, read, named_sources(read), lambda name, rows, tokens: None)
     template = builder.template.name if builder.template else "characters"
     report = DatasetReport(read.manifest.name, template, plan.data.max_seq_length)
+    report.notes += builder.chosen.notes()
+    report.doubts += builder.doubts
     _Checker(builder, report).check()
     return report
 
@@ -256,7 +257,11 @@ class _Checker:
         from expert.data.formats import example_of
         from expert.data.records import Example
         from expert.data.sources import first_row
+        from expert.data.tokenised import digest_of
 
+        tokens = self.builder.chosen.tokens.get(source)
+        if tokens is not None:
+            return lambda row: Example(text=digest_of(tokens.segments_of(row))), ""
         if self.builder.template is None:
             return lambda row: Example(text=str(row.values.get("text", ""))), ""
         first = first_row(source)

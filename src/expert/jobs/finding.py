@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["hub cache", "datasets cache", "file", "saved", "prepared"]
+Kind = Literal["hub cache", "datasets cache", "file", "saved", "tokenised", "prepared"]
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
 BENCHMARK_BYTES = 4_000_000
 """A larger file of JSON is no benchmark, and is not read to see that."""
@@ -173,9 +173,10 @@ def _in_folder(top: Path) -> Iterator[FoundDataset]:
             saved = None
         if saved is not None:
             names.clear()
-            rows = _saved_rows(saved.values())
+            rows, tokens = _saved_counts(saved.values())
             splits = tuple(name for name in saved if name)
-            yield _found("saved", folder.name, folder, splits, rows, _files_below(folder))
+            kind: Kind = "saved" if tokens is None else "tokenised"
+            yield _found(kind, folder.name, folder, splits, rows, _files_below(folder), tokens)
             continue
         for path in sorted(folder / name for name in files if not name.startswith(".")):
             if suffix_format(path) in (None, "arrow") or _NOT_DATA.fullmatch(path.name.lower()):
@@ -228,21 +229,29 @@ def count_rows(path: Path) -> int | None:
     return lines if kind == "jsonl" else max(0, lines - 1)
 
 
-def _saved_rows(folders: Iterable[Path]) -> int | None:
+def _saved_counts(folders: Iterable[Path]) -> tuple[int | None, int | None]:
+    """Rows of saved data sets and, where they are tokens, how many with their padding."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     from expert.data.folders import saved_files
     from expert.data.records import DataError
+    from expert.data.tokenised import IDS
 
+    rows, tokens = 0, 0
+    are_tokens = True
     try:
-        rows = 0
         for folder in folders:
             for file in saved_files(folder):
                 with pa.memory_map(str(file)) as stream:
-                    rows += sum(batch.num_rows for batch in pa.ipc.open_stream(stream))
+                    for batch in pa.ipc.open_stream(stream):
+                        rows += batch.num_rows
+                        are_tokens &= IDS in batch.schema.names
+                        if are_tokens:
+                            tokens += pc.sum(pc.list_value_length(batch.column(IDS))).as_py() or 0
     except (DataError, OSError, pa.ArrowException):
-        return None
-    return rows
+        return None, None
+    return rows, tokens if are_tokens and rows else None
 
 
 def _splits_in_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -273,7 +282,11 @@ def _users_of(entry: FoundDataset, users: Sequence[DatasetUser]) -> tuple[str, .
         elif entry.kind == "prepared":
             used = user.cache.resolve() in (place, place.parent)
         else:
-            named = [local_path(value, user.folder).resolve() for value in user.paths.values()]
+            caches = [str(user.cache)] if entry.kind == "tokenised" else []
+            named = [
+                local_path(value, user.folder).resolve()
+                for value in [*user.paths.values(), *caches]
+            ]
             used = any(place == path or path in place.parents for path in named)
         if used:
             names.append(user.name)

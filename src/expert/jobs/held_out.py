@@ -62,15 +62,16 @@ def draw_again(
     """The rows of a run, from the data as it is now; CannotBeTold where that is another, or where
     its tokens are gone and not to be made again."""
     from expert.data.prepare import look
-    from expert.data.sources import resolve_sources
     from expert.jobs.preparing import Builder
+    from expert.jobs.token_folders import sources_of
     from expert.manifest.reader import ReadManifest
     from expert.manifest.schema import Manifest
 
     text = folder.manifest.read_text(encoding="utf-8")
     read = ReadManifest(Manifest.model_validate_json(text), str(folder.manifest), place)
-    sources = resolve_sources(spec, place)
-    builder = Builder(plan, read, sources, lambda name, rows, tokens: None)
+    named = sources_of(spec, place, read.manifest.training.config.pretokenized_cache)
+    builder = Builder(plan, read, named, lambda name, rows, tokens: None)
+    sources = builder.sources
     own_trains = [sources.train] if sources.train is not None else []
     trains = [task.train for task in sources.tasks] or own_trains
     learnt = learnt_rows(folder)
@@ -140,7 +141,7 @@ def understood(
     rows: Iterable[Row | BadRow], spec: DatasetSpec
 ) -> Iterator[tuple[Row | BadRow, Example | BadRow]]:
     """Rows of one source, each with the example in it as training understands it."""
-    from expert.data.columns import columns_of
+    from expert.data.columns import ColumnsNotFound, columns_of
     from expert.data.formats import example_of
     from expert.data.records import BadRow
 
@@ -149,5 +150,13 @@ def understood(
         if isinstance(row, BadRow):
             yield row, row
             continue
-        columns = columns or columns_of(row, spec)
+        try:
+            columns = columns or columns_of(row, spec)
+        except ColumnsNotFound:
+            if "input_ids" not in row.values:
+                raise
+            raise NoTestSet(
+                f"{row.file}: its rows are tokens, without questions and answers to judge by  "
+                "(name rows of text with --test-set FILE)"
+            ) from None
         yield row, example_of(row, columns)

@@ -53,7 +53,6 @@ def open_data(
     must be recomputed depends on them, and before that their tokens are guessed from bytes and
     every sequence may be as long as the longest allowed. Without it only counts change.
     """
-    from expert.data.sources import resolve_sources
     from expert.jobs.calibrating import known_calibrations
     from expert.jobs.counting import counts_of
     from expert.jobs.feeding import (
@@ -65,10 +64,11 @@ def open_data(
     )
     from expert.jobs.left_out import doubts_of_stream
     from expert.jobs.preparing import Builder
+    from expert.jobs.token_folders import named_sources
     from expert.planning.calibration import estimated_again
 
     spec = read.manifest.training.dataset
-    builder = Builder(plan, read, resolve_sources(spec, read.folder), tell)
+    builder = Builder(plan, read, named_sources(read), tell)
     soft = bool(plan.adapter.soft_prompts)
     if spec.streaming:
         validation, test = builder.held_out()

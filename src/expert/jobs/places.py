@@ -86,7 +86,7 @@ def _about_rows(read: ReadManifest, *, of_characters: bool) -> Iterator[Doubt]:
         try:
             source = find_source(value, split, spec, read.folder)
             row = None if of_characters else _row_at_the_start(source)
-            if row is not None:
+            if row is not None and not (spec.use_pretokenized and "input_ids" in row.values):
                 columns_of(row, spec)
         except DataError as error:
             yield Doubt(path, str(error))

@@ -58,6 +58,8 @@ class PreparedData:
     """Why the rows tell less than they should, those that are learnt or those it is judged by."""
     shared: tuple[SharedRows, ...] = ()
     """Rows of files for validation and test that are learnt as well; the doubts tell of them."""
+    notes: tuple[str, ...] = ()
+    """What was checked of tokens that were made elsewhere."""
 
     def splits(self) -> list[PreparedSplit]:
         found = (self.train, self.validation, self.test)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _TEXT_SUFFIXES = tuple(
     kind + packed for kind in (".txt", ".md", ".markdown") for packed in ("", ".gz", ".zst")
 )
-_TEXT_COLUMNS = "Columns(kind='text'"
+_TEXT_COLUMNS = ("Columns(kind='text'", "Tokens(kind='text'")
 
 
 class FirstRow:
@@ -87,21 +87,27 @@ def are_plain_text(read: ReadManifest, *, fetch: bool = False) -> bool | None:
     source; None where they are not here. `fetch`: rows on the hub may be asked for."""
     from expert.core.errors import ExpertError
     from expert.data.rows import file_format
-    from expert.data.sources import Source, first_row, resolve_sources
+    from expert.data.sources import Source, first_row
+    from expert.data.tokenised import columns_in
+    from expert.jobs.token_folders import named_sources
 
     def is_text(source: Source) -> bool:
         """A text is not read for that: it may be large, or not fetched yet."""
         by_name = source.files and file_format(source.files[0], source.format) == "txt"
         if source.kind == "corpus" or by_name:
             return True
-        return _is_plain_text(*_in_row(first_row(source), spec))
+        tokens = columns_in(source) if named.tokens else None
+        return tokens.is_text if tokens else _is_plain_text(*_in_row(first_row(source), spec))
 
     spec = read.manifest.training.dataset
     if read.manifest.training.config.overlong != "auto":
         return None  # nobody asks
     try:
-        found = resolve_sources(spec, read.folder)
-        trains = [found.train] if found.train else [task.train for task in found.tasks]
+        named = named_sources(read, fetch=fetch)
+        # Of tokens and rows that may take their place, both: to cut is told of, to split is not.
+        given = [each for each in (named.tokens, named.rows) if each is not None]
+        own = [each.train for each in given if each.train is not None]
+        trains = own or [task.train for task in named.first.tasks]
         if not fetch and any(source.kind == "hub" for source in trains):
             return None
         return all(map(is_text, trains))
@@ -144,7 +150,10 @@ def _by_preparation(plan: RunPlan) -> bool | None:
     """What the prepared folders of the run's cache were made of; None where they do not agree."""
     cache = Path(plan.data.cache) if plan.data.cache else None
     kinds = set()
-    for recipe in [cache / "recipe.json", *cache.glob("tokens-*/recipe.json")] if cache else []:
+    # Beside a folder that the manifest names, where the tokens of the run did not go into it.
+    places = [cache, cache.parent] if cache else []
+    files = [each for place in places for each in place.glob("tokens-*/recipe.json")]
+    for recipe in [cache / "recipe.json", *files] if cache else []:
         try:
             columns = json.loads(recipe.read_text(encoding="utf-8"))["columns"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
