@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
     from expert.planning.machine import Machine
     from expert.planning.run_plan import RunPlan
+    from expert.planning.situation import Kept
 
 NEEDS_AN_END = ("linear", "cosine", "cosine_with_restarts", "polynomial")
 
@@ -27,13 +28,15 @@ def planned_and_open(
     model: str | None = None,
     vram: str | None = None,
     machine: Machine | None = None,
+    kept: Kept | None = None,
 ) -> tuple[RunPlan, RunData, Builder]:
-    """The plan that a run of this manifest begins with, and its data, prepared."""
+    """The plan that a run of this manifest begins with, and its data, prepared. `kept`: what a run
+    that is resumed has settled."""
     from expert.jobs.planning import counted_plan
     from expert.planning.machine import describe_machine
 
     here = machine or describe_machine(read.folder)
-    plan_with = partial(counted_plan, read, model=model, vram=vram, machine=here)
+    plan_with = partial(counted_plan, read, model=model, vram=vram, machine=here, kept=kept)
     plan, data, builder = open_data(
         plan_with(look=False)[0], read, tell, again=lambda counts: plan_with(counts=counts)[0]
     )

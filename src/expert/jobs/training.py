@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from expert.jobs.session import Evaluating, Session
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
+    from expert.planning.situation import Kept
 
 
 __all__ = ["RunFailed", "RunResult", "train"]
@@ -82,7 +83,8 @@ def train(
     if not isinstance(read, ReadManifest):
         read = read_manifest(read, overrides=overrides)
     provide_model(read, model)
-    plan, data, builder = planned_and_open(read, tell, model=model, vram=vram)
+    kept = kept_by_run(read, resume, model=model, vram=vram)
+    plan, data, builder = planned_and_open(read, tell, model=model, vram=vram, kept=kept)
     if resume is not None and not allow_changed:
         over = _over_before(plan, read, data, resume)
         if over is not None:
@@ -111,6 +113,19 @@ def train(
             if result.final is not None:
                 remember_run(session, vram=vram)
             return result
+
+
+def kept_by_run(
+    read: ReadManifest, resume: str | None, *, model: str | None, vram: str | None
+) -> Kept | None:
+    """What the run that is to be resumed has settled; None for a new one."""
+    from expert.jobs.planning import plan as plan_job
+    from expert.jobs.resuming import kept_of
+
+    if resume is None:
+        return None
+    folder, _ = _run_folder(plan_job(read, model=model, vram=vram, look=False), resume)
+    return kept_of(folder, read)
 
 
 def _over_before(plan: RunPlan, read: ReadManifest, data: RunData, resume: str) -> RunResult | None:

@@ -191,9 +191,9 @@ class TrainingConfig(StrictSection):
     save_steps: Count | None = None
     """Updates between checkpoints."""
     save_every_epochs: Count = 1
-    """Epochs between checkpoints with save_strategy epoch."""
+    """Epochs between checkpoints with save_strategy epoch; above 1 all are kept by default."""
     save_total_limit: Count | None = 3
-    """Checkpoints kept besides the best; null: all."""
+    """Checkpoints kept; null: all. The best one is kept besides and is not counted."""
     evaluation_strategy: Cadence | Auto = AUTO
     """When the validation rows are evaluated; auto: steps where eval_steps is given, else epoch."""
     eval_steps: Count | None = None
