@@ -54,12 +54,17 @@ def read_users(folder: Path) -> tuple[list[DatasetUser], list[str]]:
     """The manifests below a folder, and what is wrong with those that cannot be read."""
     from expert.core.errors import ManifestError
     from expert.core.words import counted
-    from expert.jobs.preparing_all import manifests_below
+    from expert.jobs.preparing_all import is_foreign, manifests_below
+    from expert.jobs.token_folders import is_token_folder
     from expert.manifest.reader import read_manifest
     from expert.planning.plan import folder_name
+    from expert.planning.survey import local_path
 
     users, unread = [], []
     for file in manifests_below(folder):
+        if is_foreign(file):
+            unread.append(f"{file}: not read: it names neither a model nor rows to train on")
+            continue
         try:
             read = read_manifest(file)
         except ManifestError as error:
@@ -71,6 +76,8 @@ def read_users(folder: Path) -> tuple[list[DatasetUser], list[str]]:
             keys |= {f"tasks.{name}.{key}": getattr(task, key) for key in _TASK_KEYS}
         paths = {f"training.dataset.{key}": value for key, value in keys.items() if value}
         own = training.config.pretokenized_cache
+        if own and is_token_folder(local_path(own, read.folder)):
+            paths["training.config.pretokenized_cache"] = own
         automatic = read.folder / "datasets_optimized" / folder_name(read.manifest.name)
         cache = read.folder / own if own else automatic
         users.append(DatasetUser(read.manifest.name, str(file), read.folder, paths, cache))
@@ -271,22 +278,19 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _users_of(entry: FoundDataset, users: Sequence[DatasetUser]) -> tuple[str, ...]:
+    from expert.jobs.hub_copies import same_id
     from expert.planning.survey import local_path
 
     place = Path(entry.path).resolve()
     names = []
     for user in users:
         if entry.kind in ("hub cache", "datasets cache"):
-            hub_id = entry.name.partition(" (")[0].lower()
-            used = hub_id in {value.split("::")[0].lower() for value in user.paths.values()}
+            hub_id = entry.name.partition(" (")[0]
+            used = any(same_id(hub_id, value.split("::")[0]) for value in user.paths.values())
         elif entry.kind == "prepared":
             used = user.cache.resolve() in (place, place.parent)
         else:
-            caches = [str(user.cache)] if entry.kind == "tokenised" else []
-            named = [
-                local_path(value, user.folder).resolve()
-                for value in [*user.paths.values(), *caches]
-            ]
+            named = [local_path(value, user.folder).resolve() for value in user.paths.values()]
             used = any(place == path or path in place.parents for path in named)
         if used:
             names.append(user.name)

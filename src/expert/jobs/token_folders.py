@@ -105,6 +105,13 @@ def _tokens_in(folder: Path, spec: DatasetSpec) -> Sources | None:
     return found if found.train is not None and _has_tokens(found.train) else None
 
 
+def is_token_folder(folder: Path) -> bool:
+    """Whether a folder holds tokens that were made elsewhere."""
+    from expert.manifest.dataset import DatasetSpec
+
+    return _tokens_in(folder, DatasetSpec()) is not None
+
+
 def _with_rest(tokens: Sources, rows: Sources) -> Sources:
     """Splits that the folder of tokens does not have are those of the rows."""
     from dataclasses import replace
