@@ -330,3 +330,14 @@ def test_a_run_is_trained_on_tokens_and_is_not_judged_by_them_unasked(tmp_path):
     assert result.steps == 2
     with pytest.raises(NoTestSet, match="its rows are tokens"):
         validate(result.folder)
+
+
+def test_a_look_before_the_run_warns_of_tokens_that_do_not_fit(tmp_path):
+    from expert.jobs.data_checks import check_data
+    from expert.manifest.reader import read_manifest
+
+    file = an_expert(tmp_path, pretokenized_cache="mine/tokenized")
+    save(tmp_path / "mine" / "tokenized", [{"input_ids": [9_999] * 8} for _ in range(20)])
+    read = read_manifest(file)
+    found = {each.name: each for each in check_data(read, expert.plan(file)).findings}
+    assert "beyond the tokenizer's" in found["token-folder"].evidence

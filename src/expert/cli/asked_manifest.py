@@ -74,6 +74,8 @@ def asked_manifest(
 
 def _with_settings_beside(dataset: str, overrides: tuple[str, ...]) -> ReadManifest:
     """With the settings of config.yaml in this folder; that it is used, or is not, is said."""
+    from dataclasses import replace
+
     from expert.cli.display import make_console
     from expert.cli.run_view import say
     from expert.core.errors import ManifestError
@@ -95,4 +97,8 @@ def _with_settings_beside(dataset: str, overrides: tuple[str, ...]) -> ReadManif
             return character_manifest(dataset, overrides)
         raise
     say(console, f"settings are those of {BESIDE} in this folder", "dim")
-    return read
+    for notice in read.notices:
+        if notice.kind != "warning":  # those are shown with the plan
+            say(console, f"  {notice}", "dim")
+    warnings = tuple(notice for notice in read.notices if notice.kind == "warning")
+    return replace(read, notices=warnings)

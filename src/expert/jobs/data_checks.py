@@ -6,7 +6,7 @@ Nothing is prepared here. Where tokens are ready they are counted; else the firs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,12 +124,25 @@ def _look(read: ReadManifest, plan: RunPlan, named: NamedSources) -> DataFacts:
         )
     builder = Builder(plan, read, named, lambda name, rows, tokens: None)
     sources = builder.sources
+    reason = ""
     if not read.manifest.training.dataset.streaming:
-        reason = _why_not_prepared(builder, sources)
-        if reason is None:
-            return _prepared(builder, plan)
-        return _sampled(builder, plan, sources, reason)
-    return _sampled(builder, plan, sources, "")
+        reason = _why_not_prepared(builder, sources) or "prepared"
+    prepared = reason == "prepared"
+    found = _prepared(builder, plan) if prepared else _sampled(builder, plan, sources, reason)
+    return replace(found, findings=[*map(_of_tokens, builder.doubts.values()), *found.findings])
+
+
+def _of_tokens(doubt: Doubt) -> Finding:
+    """What there is to say of tokens that were made elsewhere."""
+    evidence, _, fix = doubt.text.partition("  (")
+    return Finding(
+        name="token-folder",
+        severity="warning",
+        title="tokens that were made elsewhere",
+        evidence=evidence,
+        consequence="what is trained on is not what was tokenised there, or less than it seems",
+        fix=fix.removesuffix(")") or f"look at {doubt.path}",
+    )
 
 
 def _why_not_prepared(builder: Builder, sources: Sources) -> str | None:
