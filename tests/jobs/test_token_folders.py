@@ -341,3 +341,33 @@ def test_a_look_before_the_run_warns_of_tokens_that_do_not_fit(tmp_path):
     read = read_manifest(file)
     found = {each.name: each for each in check_data(read, expert.plan(file)).findings}
     assert "beyond the tokenizer's" in found["token-folder"].evidence
+
+
+def test_files_of_tokens_are_read_like_a_saved_folder(tmp_path):
+    file = an_expert(tmp_path, dataset={"path": "tokens.jsonl", "use_pretokenized": True})
+    rows = [token_row(n) for n in range(20)]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "tokens.jsonl").write_text(text, encoding="utf-8")
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "tokens.parquet"))
+    made = prepare(file)
+    other = prepare(file, overrides=("training.dataset.path=tokens.parquet",))
+    assert sorted(trained_texts(made)) == sorted(trained_texts(other))
+    assert len(trained_texts(made)) == 20
+
+
+def test_each_task_may_have_tokens_of_its_own(tmp_path):
+    for name, numbers in (("one", range(10)), ("two", range(10, 30))):
+        save(tmp_path / name, [token_row(n) for n in numbers])
+    tasks = {name: {"train": name} for name in ("one", "two")}
+    file = an_expert(tmp_path, dataset={"tasks": tasks, "use_pretokenized": True})
+    assert len(trained_texts(prepare(file))) == 30
+
+
+def test_beside_a_folder_that_may_only_be_read_nothing_is_written(tmp_path, monkeypatch):
+    file = an_expert(tmp_path / "own")
+    folder = save(tmp_path / "shared" / "tokens", [token_row(n) for n in range(20)])
+    monkeypatch.setattr("os.access", lambda path, mode: "shared" not in str(path))
+    before = bytes_below(tmp_path / "shared")
+    made = prepare(file, overrides=(f"pretokenized_cache={folder}",))
+    assert made.train.folders[0].folder.is_relative_to(tmp_path / "own" / "datasets_optimized")
+    assert bytes_below(tmp_path / "shared") == before
