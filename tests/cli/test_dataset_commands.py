@@ -143,6 +143,11 @@ def test_data_sets_are_listed_with_who_uses_them(run, tmp_path):
     ran = run("find-datasets", "--manifests", str(tmp_path / "experts"))
     assert ran.code == 0
     first, *rest = ran.out.splitlines()  # what follows a long path may stand on the next line
+    *rest, hub, datasets, tokens = rest
+    assert hub == f"hub cache: {tmp_path / 'hf' / 'hub'} (not there)"
+    assert datasets == f"datasets cache: {tmp_path / 'hf' / 'datasets'} (not there)"
+    made = tmp_path / "experts" / "a" / "datasets_optimized" / "counter"
+    assert tokens == f"prepared tokens of counter: {made} (not there)"
     head, row = first.split(), " ".join(rest).split()
     assert head == ["kind", "name", "splits", "rows", "size", "last", "used", "used", "by"]
     file = str(tmp_path / "experts" / "a" / "train.jsonl")
@@ -158,7 +163,8 @@ def test_the_caches_of_this_environment_are_listed_as_json(run, tmp_path):
 
 def test_nothing_found_is_said(run, tmp_path):
     (tmp_path / "empty").mkdir()
-    assert run("find-datasets", str(tmp_path / "empty")).out == "no data sets were found\n"
+    out = run("find-datasets", str(tmp_path / "empty")).out
+    assert out.startswith("no data sets were found\nhub cache: ")
 
 
 def test_a_prepared_cache_shows_its_tokens(run, tmp_path):

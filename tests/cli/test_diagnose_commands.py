@@ -59,6 +59,8 @@ def test_the_verdict_is_the_first_line(run, moved):
     names = [line.split("  ")[1] for line in lines[update + 1 : update + 7]]
     assert names[0].startswith("waiting for data")
     assert "the run so far: " in ran.out
+    [rates] = [line for line in lines if " tokens/s" in line and line.startswith("  ")]
+    assert " samples/s" in rates
     assert lines[-1].startswith(f"next: expert sample {moved} --prompt")
 
 

@@ -70,6 +70,46 @@ def test_a_text_without_a_manifest_is_gone_on_with_by_its_name(run, tmp_path, mo
     assert again.code == 0, again.err
 
 
+def test_a_run_with_settings_beside_its_text_is_gone_on_with_by_the_printed_command(
+    run, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fox.txt").write_text(CORPUS, encoding="utf-8")
+    shape = "{n_layer: 1, n_head: 1, n_embd: 8, block_size: 16}"
+    text = f"name: bard\nmodel: {shape}\ntraining: {{epochs: 1, batch_size: 32, trackers: []}}\n"
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    first = run("train", "--dataset", "fox.txt", "--device", "cpu")
+    assert first.code == 0, first.err
+    [folder] = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("bard-")
+    killed(folder)
+    printed = run("watch", str(folder), "--once").out.splitlines()[-1]
+    command = shlex.split(printed.removeprefix(GO_ON))
+    again = run(*command)
+    assert again.code == 0, again.err
+    assert "resumed at step " in again.out
+
+
+def test_a_run_keeps_its_rows_a_step_on_a_machine_with_less_memory(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fox.txt").write_text(CORPUS, encoding="utf-8")
+    small = 'base_models[0].architecture={"layers": 1, "heads": 1, "width": 8, "block_size": 16}'
+    asked = ("--epochs", "2", "--device", "cpu", "--set", small, "--set", "trackers=[]")
+    chosen = "expert.planning.sequences.char_gpt_batch"
+    monkeypatch.setattr(chosen, lambda memory: (64, "as the first machine has it"))
+    first = run("train", "--dataset", "fox.txt", *asked, "--set", "max_steps=3")
+    assert first.code == 0, first.err
+    [folder] = (tmp_path / "runs").iterdir()
+    killed(folder)
+    monkeypatch.setattr(chosen, lambda memory: (32, "as the second machine has it"))
+    resumed = ("train", "--dataset", "fox.txt", *asked, "--set", "max_steps=3", "--resume")
+    shown = run(*resumed, "--dry-run", "--json")
+    assert json.loads(shown.out)["plan"]["batch"]["examples_per_update"] == 64
+    again = run(*resumed)
+    assert again.code == 0, again.err
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
 def test_another_of_the_base_models_is_named(tmp_path):
     folder = RunFolder(tmp_path / "runs" / "demo-20260101-000000")
     folder.path.mkdir(parents=True)

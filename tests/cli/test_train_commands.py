@@ -126,6 +126,68 @@ def test_a_corpus_is_trained_by_its_name_for_as_many_epochs_as_the_example():
     assert read.manifest.training.config.adapter_type == "full"
 
 
+SEED = """
+training:
+  batch_size: 128
+  use_compile: true
+  gradient_clip: 0.5
+  log_interval: 100
+"""
+
+
+def test_settings_beside_a_text_that_is_trained_by_its_name_are_used(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text(SEED, encoding="utf-8")
+    ran = run("train", "--dataset", "shakespeare", "--dry-run", "--json", "--device", "cpu")
+    assert "settings are those of config.yaml in this folder" in ran.err
+    plan = json.loads(ran.out)["plan"]
+    assert plan["expert"] == "char-shakespeare"
+    assert plan["model"]["name"] == "char-gpt"
+    assert plan["batch"]["examples_per_update"] == 128
+    assert plan["optim"]["max_grad_norm"] == 0.5
+    assert plan["watch"]["logging_steps"] == 100
+    assert plan["length"]["epochs"] == 25
+    assert plan["adapter"]["type"] == "full"
+
+
+def test_the_example_beside_another_text_keeps_all_but_the_text(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    example = Path(__file__).parents[2] / "examples" / "char-shakespeare" / "config.yaml"
+    (tmp_path / "config.yaml").write_text(example.read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "fox.txt").write_text(CORPUS, encoding="utf-8")
+    ran = run("train", "--dataset", "fox.txt", "--dry-run", "--json", "--device", "cpu")
+    plan = json.loads(ran.out)["plan"]
+    assert plan["data"]["dataset"]["path"] == str(tmp_path / "fox.txt")
+    assert plan["watch"]["save_every_epochs"] == 5
+    assert plan["watch"]["keep_checkpoints"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("title: my site\ntheme: dark\n", "it has no section 'training'"),
+        ("base_model: tiny\ntraining: {dataset: {path: rows.jsonl}}\n", "it trains tiny"),
+        ("- just\n- a list\n", "expected an object"),
+    ],
+)
+def test_settings_of_something_else_are_said_not_to_be_used(run, tmp_path, monkeypatch, text, why):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
+    ran = run("train", "--dataset", "shakespeare", "--dry-run", "--json", "--device", "cpu")
+    assert "config.yaml of this folder is not used: " in ran.err
+    assert why in ran.err
+    assert json.loads(ran.out)["plan"]["expert"] == "char-shakespeare"
+
+
+def test_a_slip_in_the_settings_beside_is_an_error(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text("training: {config: {batch_sise: 4}}\n", encoding="utf-8")
+    ran = run("train", "--dataset", "shakespeare", "--dry-run", "--device", "cpu")
+    assert ran.code == 2
+    assert "config.yaml" in ran.err
+    assert "did you mean 'batch_size'?" in ran.err
+
+
 def flags(**given: Any) -> list[str]:
     return flag_overrides(**{**dict.fromkeys(("dataset", "output", "epochs", "device")), **given})
 

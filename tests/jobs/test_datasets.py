@@ -5,9 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from expert.data.audit import SAME, SAME_PROMPT
@@ -23,7 +25,9 @@ from expert.jobs.finding import (
     read_users,
 )
 from expert.jobs.gathering import consolidate
+from expert.jobs.hub_copies import Caches
 from expert.jobs.preparing import prepare
+from expert.jobs.preparing_all import manifests_below
 from tests.data.test_tools import OPENAI, SILENT
 from tests.jobs.test_preparing import ROWS, an_expert, lines
 
@@ -417,6 +421,134 @@ def test_folders_are_gathered_whole_and_what_stays_is_told_with_its_reason(tmp_p
         "training.dataset.validation_path: org/set is a hub id; the hub's cache holds it",
         "training.dataset.test_path: gone.jsonl is not there",
     )
+
+
+def caches_in(tmp_path: Path) -> Caches:
+    return Caches(tmp_path / "hf" / "hub", tmp_path / "hf" / "datasets")
+
+
+def arrow_of(path: Path, rows: list[dict[str, Any]]) -> None:
+    """A file as the package datasets caches it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pylist(rows)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def fill_datasets_cache(caches: Caches) -> None:
+    made = caches.datasets / "org___my-set" / "default" / "0.0.0" / "abc"
+    arrow_of(made / "my-set-train-00000-of-00002.arrow", ROWS[:40])
+    arrow_of(made / "my-set-train-00001-of-00002.arrow", ROWS[40:100])
+    arrow_of(made / "my-set-test.arrow", ROWS[100:])
+    arrow_of(made / "cache-1234.arrow", ROWS[:1])
+    info = {"dataset_name": "my-set", "splits": {"train": {}, "test": {}}}
+    write(made / "dataset_info.json", json.dumps(info))
+
+
+def fill_hub_cache(caches: Caches) -> None:
+    top = caches.hub / "datasets--org--my-set"
+    state = top / "snapshots" / "c0ffee"
+    write(top / "refs" / "main", "c0ffee")
+    write(state / "README.md", "# Rows")
+    for number, (name, rows) in enumerate((("train", ROWS[:100]), ("test", ROWS[100:]))):
+        blob = write(top / "blobs" / str(number), lines(rows))
+        (state / "data").mkdir(exist_ok=True)
+        (state / "data" / f"{name}.jsonl").symlink_to(blob)
+
+
+@pytest.mark.parametrize("fill", [fill_datasets_cache, fill_hub_cache])
+def test_rows_of_the_hub_are_gathered_from_its_caches_and_read_without_them(tmp_path, fill):
+    caches = caches_in(tmp_path)
+    fill(caches)
+    dataset = {"path": "org/my-set", "test_path": "org/my-set::test"}
+    file = an_expert(tmp_path / "a", dataset=dataset)
+    users, _ = read_users(tmp_path / "a")
+    [gathered] = consolidate(users, tmp_path / "fast", caches)
+    assert gathered.left == ()
+    target = tmp_path / "fast" / "counter" / "org--my-set"
+    assert gathered.set_options == (
+        f"--set training.dataset.path={target}::train "
+        f"--set training.dataset.test_path={target}::test"
+    )
+    shutil.rmtree(tmp_path / "hf")
+    overrides = tuple(gathered.set_options.split(" ")[1::2])
+    made = prepare(file, overrides=overrides)
+    assert made.train.folders[0].statistics.rows_in == 100
+    assert made.test is not None
+    assert made.test.rows == 20
+    assert not [path for path in target.rglob("*") if path.is_symlink()]
+
+
+def test_what_datasets_has_cached_is_opened_by_that_package_too(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    caches = caches_in(tmp_path)
+    fill_datasets_cache(caches)
+    an_expert(tmp_path / "a", dataset={"path": "org/My_Set"})
+    consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast", caches)
+    loaded = datasets.load_from_disk(str(tmp_path / "fast" / "counter" / "org--My_Set"))
+    assert {name: len(rows) for name, rows in loaded.items()} == {"train": 100, "test": 20}
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("org/other", "is not in a cache here"),
+        ("org/my-set::validation", "has no split 'validation'"),
+        ("org/my-set::train[:10]", "names a slice of a split"),
+        ("org/my-set::train::a/b", "that no folder may be called"),
+    ],
+)
+def test_rows_of_the_hub_that_cannot_be_gathered_are_told_with_the_reason(tmp_path, path, why):
+    caches = caches_in(tmp_path)
+    fill_datasets_cache(caches)
+    an_expert(tmp_path / "a", dataset={"path": path})
+    [gathered] = consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast", caches)
+    assert gathered.copies == ()
+    assert why in gathered.left[0]
+
+
+def test_a_token_folder_that_a_manifest_names_is_gathered(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    an_expert(tmp_path / "a", pretokenized_cache="mine")
+    datasets.Dataset.from_list([{"input_ids": [1, 2]}]).save_to_disk(str(tmp_path / "a" / "mine"))
+    [gathered] = consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast")
+    copied = tmp_path / "fast" / "counter" / "mine"
+    assert f"--set training.config.pretokenized_cache={copied}" in gathered.set_options
+    assert (copied / "state.json").is_file()
+
+
+def test_manifests_are_found_at_any_depth_and_what_runs_and_tools_keep_is_not(tmp_path):
+    wanted = [
+        *("manifest.json", "a/manifest.yaml", "a/b/c/d/manifest.json", "z/e/config.yaml"),
+    ]
+    for name in wanted:
+        write(tmp_path / name, "{}")
+    for name in (
+        *(".git/x/manifest.json", "a/.venv/manifest.json", "node_modules/p/manifest.json"),
+        *("a/datasets_optimized/manifest.json", "hub/models--org--m/manifest.json"),
+        *("env/pyvenv.cfg", "env/share/manifest.json"),
+        *("a/runs/x/plan.json", "a/runs/x/events.jsonl", "a/runs/x/manifest.json"),
+    ):
+        write(tmp_path / name, "{}")
+    (tmp_path / "a" / "b" / "loop").symlink_to(tmp_path)
+    found = [str(path.relative_to(tmp_path)) for path in manifests_below(tmp_path)]
+    assert found == wanted
+
+
+def test_a_linked_expert_is_found_once(tmp_path):
+    write(tmp_path / "elsewhere" / "manifest.json", "{}")
+    (tmp_path / "experts").mkdir()
+    for name in ("one", "two"):
+        (tmp_path / "experts" / name).symlink_to(tmp_path / "elsewhere")
+    assert manifests_below(tmp_path / "experts") == [tmp_path / "experts" / "one" / "manifest.json"]
+
+
+def test_a_manifest_of_another_tool_is_passed_over_and_told(tmp_path):
+    an_expert(tmp_path / "a" / "b" / "c")
+    other = write(tmp_path / "web" / "public" / "manifest.json", '{"short_name": "app"}')
+    users, unread = read_users(tmp_path)
+    assert [user.name for user in users] == ["counter"]
+    assert unread == [f"{other}: not read: it names neither a model nor rows to train on"]
 
 
 def test_a_named_corpus_is_not_copied(tmp_path):

@@ -315,8 +315,38 @@ def test_a_cache_path_in_the_manifest_is_used_as_it_is(tmp_path):
     made = prepare(file)
     assert made.train.folders[0].folder == tmp_path / "prepared" / "tokens"
     assert prepare(file).train.folders[0].hit
-    with pytest.raises(DataError, match="was made from something else: train_on_prompt changed"):
-        prepare(file, overrides=("train_on_prompt=true",))
+
+
+def test_a_cache_path_with_tokens_of_something_else_is_left_and_new_ones_are_made_beside_it(
+    tmp_path,
+):
+    file = an_expert(tmp_path, pretokenized_cache="prepared/tokens")
+    folder = prepare(file).train.folders[0].folder
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    made = prepare(file, overrides=("train_on_prompt=true",))
+    assert made.train.folders[0].folder.parent == folder.parent
+    assert made.train.folders[0].folder != folder
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [doubt.path for doubt in made.doubts] == ["training.config.pretokenized_cache"]
+    assert "made from something else: train_on_prompt changed" in made.doubts[0].text
+
+
+def test_a_cache_path_that_is_an_empty_folder_is_filled(tmp_path):
+    file = an_expert(tmp_path, pretokenized_cache="prepared/tokens")
+    (tmp_path / "prepared" / "tokens").mkdir(parents=True)
+    made = prepare(file)
+    assert made.train.folders[0].folder == tmp_path / "prepared" / "tokens"
+    assert made.doubts == ()
+
+
+def test_a_cache_path_with_files_of_the_users_is_left_and_tokens_are_made_beside_it(tmp_path):
+    file = an_expert(tmp_path, pretokenized_cache="prepared/mine")
+    (tmp_path / "prepared" / "mine").mkdir(parents=True)
+    (tmp_path / "prepared" / "mine" / "diary.txt").write_text("dear diary", encoding="utf-8")
+    made = prepare(file)
+    assert made.train.folders[0].folder.parent == tmp_path / "prepared"
+    assert [path.name for path in (tmp_path / "prepared" / "mine").iterdir()] == ["diary.txt"]
+    assert "is not a prepared-token folder" in made.doubts[0].text
 
 
 def test_a_character_corpus_becomes_full_blocks(tmp_path):

@@ -109,6 +109,15 @@ def test_only_the_newest_checkpoints_and_the_best_are_kept(base, tmp_path):
     assert kept == [f"step-{done.steps - 1:06d}", f"step-{done.steps:06d}"]
 
 
+def test_every_second_epoch_is_kept_whichever_is_the_best(base, tmp_path):
+    settings = {"epochs": 7, "checkpoint_every": 2, "learning_rate": 1e-2}
+    done = run(write_expert(tmp_path, base, settings))
+    an_epoch = done.steps // 7
+    best = {event["step"] for event in events_of(done.folder, "took_best")} or {done.steps}
+    kept = {int(path.name[5:]) for path in (done.folder / "checkpoints").iterdir()}
+    assert kept == {2 * an_epoch, 4 * an_epoch, 6 * an_epoch, done.steps} | best
+
+
 def test_early_stopping_ends_a_run_that_no_longer_improves(base, tmp_path):
     settings = {
         "learning_rate": 1e-9,

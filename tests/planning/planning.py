@@ -12,6 +12,7 @@ from expert.manifest.reader import ReadManifest, understand
 from expert.planning.machine import Fact, Gpu, GpuProcess, Machine, unknown
 from expert.planning.plan import make_plan
 from expert.planning.run_plan import RunPlan
+from expert.planning.situation import Kept
 from expert.planning.survey import Survey
 from expert.planning.target import Target, choose_target
 
@@ -84,6 +85,7 @@ def plan(
     model: str | None = None,
     environ: Mapping[str, str] | None = None,
     survey: Survey | None = None,
+    kept: Kept | None = None,
     **options: Any,
 ) -> RunPlan:
     """The plan of plain manifest data for a card, without the caches of this machine."""
@@ -97,6 +99,7 @@ def plan(
         model=model,
         environ={**nothing, **(environ or {})},
         survey=survey,
+        kept=kept,
     )
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 
+from expert.planning.machine import Fact
 from expert.planning.presets import char_gpt_batch, verdicts
+from expert.planning.situation import Kept
 from expert.planning.target import UnknownTarget, choose_target
 from tests.planning.planning import GIB, gpu, machine, manifest, plan
 
@@ -89,6 +94,30 @@ def test_the_character_model_s_batch_is_the_one_its_guide_gives(card, rows):
     assert made.batch.examples_per_update == rows
     assert made.batch.micro_batch == rows
     assert made.fits
+
+
+@pytest.mark.parametrize("held", [0, 6, 12])
+def test_the_character_model_s_batch_does_not_depend_on_who_else_is_on_the_card(held):
+    beside = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9), held_gib=held))
+    assert plan(CHARACTER_MODEL, None, machine=beside).batch.examples_per_update == 192
+
+
+def test_the_character_model_s_batch_does_not_depend_on_the_free_memory_of_a_cpu():
+    full = replace(machine(), ram_available_bytes=Fact(2 * GIB, "test"))
+    batches = [plan(CHARACTER_MODEL, None, machine=each).batch for each in (machine(), full)]
+    assert {batch.examples_per_update for batch in batches} == {192}
+
+
+def test_a_run_that_is_resumed_beside_others_keeps_its_base_unquantised():
+    large = manifest(base_models=[{"name": "Llama-3.1-8B"}])
+    card = partial(gpu, "NVIDIA GeForce RTX 4090", 24, (8, 9))
+    first = plan(large, None, machine=machine(card()))
+    beside = machine(card(held_gib=12))
+    assert first.model.quantization == "none"
+    assert plan(large, None, machine=beside).model.quantization == "int4"
+    again = plan(large, None, machine=beside, kept=Kept(quantization="none"))
+    assert again.model.quantization == "none"
+    assert not again.fits, "that is told, and nothing else is computed in silence"
 
 
 def test_the_batch_presets_have_no_gap():

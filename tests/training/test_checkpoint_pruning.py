@@ -33,6 +33,19 @@ def test_the_newest_and_the_protected_stay(tmp_path: Path):
         prune(tmp_path, 0, set())
 
 
+def test_those_in_between_do_not_count_and_go_once_there_is_a_newer_one(tmp_path: Path):
+    for step in range(1, 9):
+        saved(tmp_path, step)
+
+    def in_between(path: Path) -> bool:
+        return int(path.name[-1]) % 3 != 0
+
+    prune(tmp_path, 2, {5}, in_between=in_between)
+    assert names(tmp_path) == [f"step-00000{step}" for step in (3, 5, 6, 8)]
+    prune(tmp_path, None, {5}, in_between=in_between)
+    assert names(tmp_path) == [f"step-00000{step}" for step in (3, 5, 6, 8)]
+
+
 def test_nothing_goes_while_the_newest_does_not_verify(tmp_path: Path):
     for step in (1, 2, 3):
         saved(tmp_path, step)

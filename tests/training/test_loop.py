@@ -103,7 +103,7 @@ class Run:
             recorder=recorder,
             best=BestSoFar("eval_loss", state=state.best, **follow),
             evaluate=self.evaluate,
-            save=self.saved.append,
+            save=lambda state, due: self.saved.append(state),
             reached=lambda state: setattr(self, "reached", state),
             stop_requested=lambda: self.signal,
             rows_of=lambda bins: [f"row {number}" for number in bins],

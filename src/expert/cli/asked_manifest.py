@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 _OF_OTHER_ROWS = ("tasks", "type", "format", "validation_path", "test_path")
 
 
+BESIDE = "config.yaml"
+"""Settings of the character GPT, where they lie in the folder that the command is given in."""
+
+
 class NotAsked(ExpertError):
     """Flags that leave open what is to be trained, or that contradict each other."""
 
@@ -63,4 +67,38 @@ def asked_manifest(
         )
     if dataset not in CORPORA and not Path(dataset).is_file():
         raise NotAsked(f"--dataset {dataset}: there is no such file  (check the path)")
-    return character_manifest(dataset, overrides)
+    if not Path(BESIDE).is_file():
+        return character_manifest(dataset, overrides)
+    return _with_settings_beside(dataset, overrides)
+
+
+def _with_settings_beside(dataset: str, overrides: tuple[str, ...]) -> ReadManifest:
+    """With the settings of config.yaml in this folder; that it is used, or is not, is said."""
+    from dataclasses import replace
+
+    from expert.cli.display import make_console
+    from expert.cli.run_view import say
+    from expert.core.errors import ManifestError
+    from expert.jobs.going_on import OfSomethingElse, character_manifest, configured_manifest
+    from expert.manifest.document import read_document
+
+    console = make_console(error=True)
+    try:
+        read = configured_manifest(Path(BESIDE), dataset, overrides)
+    except OfSomethingElse as why:
+        say(console, f"{BESIDE} of this folder is not used: {why}", "yellow")
+        return character_manifest(dataset, overrides)
+    except ManifestError:
+        try:
+            read_document(Path(BESIDE))
+        except ManifestError as error:  # a file of that name that is nobody's settings
+            first = str(error.problems[0].what)
+            say(console, f"{BESIDE} of this folder is not used: {first}", "yellow")
+            return character_manifest(dataset, overrides)
+        raise
+    say(console, f"settings are those of {BESIDE} in this folder", "dim")
+    for notice in read.notices:
+        if notice.kind != "warning":  # those are shown with the plan
+            say(console, f"  {notice}", "dim")
+    warnings = tuple(notice for notice in read.notices if notice.kind == "warning")
+    return replace(read, notices=warnings)

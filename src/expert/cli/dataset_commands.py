@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from expert.data.audit import SplitReport
     from expert.jobs.datasets import DatasetReport
-    from expert.jobs.finding import FoundDataset
+    from expert.jobs.finding import DatasetUser, FoundDataset
     from expert.jobs.gathering import Gathered
+    from expert.jobs.hub_copies import Caches
 
 app = typer.Typer(help="Look into data sets.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -172,36 +173,57 @@ def find_datasets(
     import os
 
     from expert.cli.display import make_console, show_problems, write_line
+    from expert.jobs.finding import datasets_cache, hub_cache, read_users
     from expert.jobs.finding import find_datasets as find
-    from expert.jobs.finding import read_users
     from expert.jobs.gathering import consolidate
+    from expert.jobs.hub_copies import Caches
 
     if destination is not None and manifests is None:
         raise typer.BadParameter("--consolidate needs the manifests: --manifests FOLDER")
     users, unread = read_users(manifests) if manifests else ([], [])
+    caches = Caches(hub_cache(os.environ, Path.home()), datasets_cache(os.environ, Path.home()))
     console = make_console()
     if destination is not None:
-        gathered = consolidate(users, destination)
+        gathered = consolidate(users, destination, caches)
         if as_json:
-            write_line(_as_json("gathered", gathered, unread))
+            write_line(_as_json("gathered", gathered, unread, caches))
         else:
             _show_gathered(gathered, console)
     else:
         looked_in = folders or [manifests or Path()]
         found = find(looked_in, environ=os.environ, home=Path.home(), users=users)
         if as_json:
-            write_line(_as_json("datasets", found, unread))
+            write_line(_as_json("datasets", found, unread, caches))
         else:
             _show_found(found, console, with_users=manifests is not None)
+    if not as_json:
+        _show_caches(caches, users, console)
     if unread and not as_json:
         show_problems("\n".join(["some manifests were passed over", *unread]))
 
 
-def _as_json(name: str, entries: list[FoundDataset] | list[Gathered], unread: list[str]) -> str:
+def _show_caches(caches: Caches, users: list[DatasetUser], console: Console) -> None:
+    """Where what was fetched and what was prepared lies, whether or not anything is there."""
+    from expert.cli.run_view import say
+
+    places = {"hub cache": caches.hub, "datasets cache": caches.datasets}
+    places |= {f"prepared tokens of {user.name}": user.cache for user in users}
+    for name, folder in places.items():
+        there = "" if folder.is_dir() else " (not there)"
+        say(console, f"{name}: {folder}{there}", "dim")
+
+
+def _as_json(
+    name: str, entries: list[FoundDataset] | list[Gathered], unread: list[str], caches: Caches
+) -> str:
     import json
     from dataclasses import asdict
 
-    data = {name: [asdict(entry) for entry in entries], "manifests_not_read": unread}
+    data = {
+        name: [asdict(entry) for entry in entries],
+        "manifests_not_read": unread,
+        "caches": {"hub": str(caches.hub), "datasets": str(caches.datasets)},
+    }
     return json.dumps(data, indent=2, ensure_ascii=False)
 
 
@@ -217,11 +239,11 @@ def _show_found(found: list[FoundDataset], console: Console, *, with_users: bool
         amount = "–" if entry.rows is None else f"{entry.rows:,}"
         if entry.tokens is not None:
             amount += f" ({count(entry.tokens)} tokens)"
-        local = entry.kind in ("file", "saved", "prepared")
+        local = entry.kind not in ("hub cache", "datasets cache")
         rows.append(
             (
                 entry.kind,
-                entry.path if local else entry.name,
+                entry.path if local else f"{entry.name}\n{entry.path}",
                 ", ".join(entry.splits) or "–",
                 amount,
                 gib(entry.size),

@@ -84,9 +84,13 @@ def _facts(step: StepAnatomy) -> list[str]:
         "updates that ran dry": step.ran_dry,
         "padding": step.padding,
     }
-    rate = step.tokens_per_second
-    told = [f"{rate:,.0f} tokens/s"] if rate is not None else []
+    rates = {"tokens/s": step.tokens_per_second, "samples/s": step.samples_per_second}
+    told = [f"{_rate(rate)} {unit}" for unit, rate in rates.items() if rate is not None]
     return told + [f"{name} {percent(s)}" for name, s in shares.items() if s is not None]
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def show_run(spent: RunTimes, console: Console) -> None:

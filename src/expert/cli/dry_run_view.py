@@ -62,9 +62,12 @@ def show_dry_run(
 def would_prepare(read: ReadManifest, plan: RunPlan) -> dict[str, Any]:
     """Where the rows of a run would come from and where their tokens go; nothing is read."""
     from expert.cli.words import gib
-    from expert.data.sources import Source, resolve_sources
+    from expert.data.sources import Source
+    from expert.data.tokenised import columns_in
+    from expert.jobs.token_folders import named_sources
 
-    found = resolve_sources(read.manifest.training.dataset, read.folder)
+    asked = named_sources(read, fetch=False)
+    found = asked.first
     named: list[tuple[str, Source | None]] = [
         ("train", found.train),
         ("validation", found.validation),
@@ -79,7 +82,9 @@ def would_prepare(read: ReadManifest, plan: RunPlan) -> dict[str, Any]:
             sizes = [path.stat().st_size for path in source.files if path.is_file()]
             size = f", {gib(sum(sizes))}" if sizes else ""
             files = [str(path) for path in source.files]
-            text = f"{source.name} ({source.kind}{size})"
+            are_tokens = asked.tokens is not None and columns_in(source) is not None
+            kind = "tokens made elsewhere" if are_tokens else source.kind
+            text = f"{source.name} ({kind}{size})"
             sources.append({"split": split, "text": text, "files": files})
     cache = plan.data.cache or str(read.folder / "datasets_optimized")
     made = len(list(Path(cache).glob("tokens-*"))) if Path(cache).is_dir() else 0

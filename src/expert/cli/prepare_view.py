@@ -53,6 +53,8 @@ def show_prepared(data: PreparedData, console: Console) -> None:
             console.print(f"{split.name}: cache {word}: {prepared.because}: {prepared.folder}")
     for text in data.columns:
         say(console, f"columns: {text}")
+    for note in data.notes:
+        say(console, note, "dim")
     made = {each.folder: each.left_out for split in data.splits() for each in split.folders}
     for text in filter(None, (*made.values(), *(doubt.text for doubt in data.doubts))):
         say(console, f"warning: {text}", "yellow")

@@ -87,6 +87,7 @@ def train(
     """Train an expert from its manifest, or the built-in character GPT on a text."""
     from expert.cli.display import make_console
     from expert.jobs.planning import plan as plan_job
+    from expert.jobs.training import kept_by_run
 
     flags = flag_overrides(dataset=dataset, output=output, epochs=epochs, device=device)
     read = asked_manifest(one_manifest(file, manifest), dataset, (*flags, *(overrides or ())))
@@ -97,7 +98,8 @@ def train(
         raise NotAsked(
             f"{RESUME} {resume}: {what}  (name one under runs/; a manifest stands before {RESUME})"
         )
-    plan = plan_job(read, model=model, vram=vram, look=dry_run)
+    kept = kept_by_run(read, resume, model=model, vram=vram) if dry_run else None
+    plan = plan_job(read, model=model, vram=vram, look=dry_run, kept=kept)
     if read.manifest.training.config.device == "cuda" and plan.kernels.device == "cpu":
         raise NotAsked(
             "device: cuda was asked for, and no GPU was found: see expert machine  (use --device "

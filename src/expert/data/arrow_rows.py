@@ -22,7 +22,7 @@ def read_parquet(path: Path) -> Iterator[Row | BadRow]:
     """The rows of a Parquet file; a page is in memory at a time, not a row group."""
     with (
         open_seekable(path) as stream,
-        _damage_told(path, "Parquet"),
+        damage_told(path, "Parquet"),
         pq.ParquetFile(stream, buffer_size=2**20) as file,
     ):
         yield from rows_of_batches(file.iter_batches(_BATCH_ROWS), str(path))
@@ -30,7 +30,7 @@ def read_parquet(path: Path) -> Iterator[Row | BadRow]:
 
 def read_arrow(path: Path) -> Iterator[Row | BadRow]:
     """The rows of an Arrow IPC stream (as `save_to_disk` writes it) or IPC file."""
-    with open_seekable(path) as stream, _damage_told(path, "Arrow"):
+    with open_seekable(path) as stream, damage_told(path, "Arrow"):
         is_file = stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
         stream.seek(0)
         if is_file:
@@ -42,7 +42,8 @@ def read_arrow(path: Path) -> Iterator[Row | BadRow]:
 
 
 @contextmanager
-def _damage_told(path: Path, format: str) -> Iterator[None]:
+def damage_told(path: Path, format: str) -> Iterator[None]:
+    """What goes wrong in reading a file of Arrow's, in words."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:

@@ -416,6 +416,11 @@ def _choose(
 def _not_understood(
     names: Collection[str], known: Mapping[str, str], asked: Mapping[str, str]
 ) -> DataError:
+    if "input_ids" in names:
+        return DataError(
+            f"the rows are tokens already; {columns_found(names)}  (set "
+            "training.dataset.use_pretokenized: true, or name the rows they were made from)"
+        )
     candidates = (INSTRUCTION_COLUMNS, RESPONSE_COLUMNS)
     columns = _exchange_columns(known, asked, *candidates)
     missing = [

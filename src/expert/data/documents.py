@@ -43,6 +43,12 @@ def _lists(values: Ids, lengths: Ids) -> pa.Array:
 
 def write_dataset_files(folder: Path, shards: Sequence[str], fingerprint: str) -> None:
     """What `datasets.load_from_disk` wants to find beside the shards."""
+    for name, text in dataset_files(shards, fingerprint).items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def dataset_files(shards: Sequence[str], fingerprint: str) -> dict[str, str]:
+    """The same as texts, by the names of the files."""
     state: dict[str, Any] = {
         "_data_files": [{"filename": name} for name in shards],
         "_fingerprint": fingerprint[:16],
@@ -52,9 +58,9 @@ def write_dataset_files(folder: Path, shards: Sequence[str], fingerprint: str) -
         "_output_all_columns": False,
         "_split": None,
     }
-    (folder / "state.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
     info: dict[str, Any] = {"citation": "", "description": "", "homepage": "", "license": ""}
-    (folder / "dataset_info.json").write_text(json.dumps(info, indent=2), encoding="utf-8")
+    described = {"state.json": state, "dataset_info.json": info}
+    return {name: json.dumps(value, indent=2) for name, value in described.items()}
 
 
 class DocumentStore(FlatDocuments):

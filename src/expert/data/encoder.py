@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from expert.core.files import sha256_of
-from expert.data.records import DataError, Segment
+from expert.data.records import DataError, Segment, TokenSegment
 from expert.data.text_pieces import PieceEncoder
 
 Ids = npt.NDArray[np.int32]
@@ -62,6 +62,7 @@ class SpecialTokens:
     bos: str
     eos: str
     chat_template: str | None
+    pad: str = ""
 
 
 class TextEncoder:
@@ -139,12 +140,27 @@ class TextEncoder:
         return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
 
     @cached_property
+    def eos_id(self) -> int | None:
+        return self._id_of(self.special.eos)
+
+    @cached_property
+    def pad_id(self) -> int | None:
+        return self._id_of(self.special.pad)
+
+    def _id_of(self, token: str) -> int | None:
+        found = self.tokenizer.token_to_id(token) if token else None
+        return None if found is None else int(found)
+
+    @cached_property
     def _pieces(self) -> PieceEncoder:
         return PieceEncoder(self.tokenizer)
 
     def encode(self, documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
         """The documents of a shard. On few cores they are put together from words, whose tokens are
-        remembered; on many the tokenizer, which uses all of them, is asked for whole lines."""
+        remembered; on many the tokenizer, which uses all of them, is asked for whole lines. What
+        is tokens already is laid end to end."""
+        if documents and documents[0] and isinstance(documents[0][0], TokenSegment):
+            return _batch_of_tokens(documents)
         return self._encode(documents, self._pieces, by_words=self.by_words)
 
     def _encode(
@@ -265,6 +281,25 @@ def _edges_of(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
 
 
+def _batch_of_tokens(documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
+    """Documents of tokens that were made elsewhere."""
+    parts: list[Ids] = []
+    lengths, spans, span_counts = [], [], []
+    for document in documents:
+        place = pairs = 0
+        for segment in document:
+            assert isinstance(segment, TokenSegment), "a source has tokens or text, not both"
+            parts.append(segment.ids)
+            if segment.learn:
+                spans += [place, place + len(segment.ids)]
+                pairs += 1
+            place += len(segment.ids)
+        lengths.append(place)
+        span_counts.append(2 * pairs)
+    columns = (np.array(numbers, np.int32) for numbers in (lengths, spans, span_counts))
+    return EncodedBatch(np.concatenate(parts), *columns)
+
+
 class CharacterEncoder:
     """Every character of a corpus is a token, in the order of their code points."""
 
@@ -316,10 +351,12 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
     file = folder / "chat_template.jinja"
     if file.is_file():
         template = file.read_text(encoding="utf-8")
-    bos, eos = (
-        _token(config.get(key)) or _token(more.get(key)) for key in ("bos_token", "eos_token")
+    bos, eos, pad = (
+        _token(config.get(f"{name}_token")) or _token(more.get(f"{name}_token"))
+        for name in ("bos", "eos", "pad")
     )
-    return SpecialTokens(bos, eos, template if isinstance(template, str) and template else None)
+    own = template if isinstance(template, str) and template else None
+    return SpecialTokens(bos, eos, own, pad)
 
 
 def _same(tokenizer: Any) -> Any:

@@ -133,7 +133,7 @@ def give_memory_back() -> None:
 
 def inspect(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
     """None where the folder can be used; otherwise why not. A foreign folder is an error."""
-    if not folder.exists():
+    if not folder.exists() or _is_empty(folder):
         return _why_missing(folder, recipe, made_for)
     if not (folder / DONE).is_file() or not (folder / RECIPE).is_file():
         raise DataError(
@@ -151,6 +151,25 @@ def inspect(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
         shutil.move(folder, _free_name(folder.with_name(f"{folder.name}.bad")))
         return f"the cache was damaged ({damage}); it was put aside as {folder.name}.bad"
     return None
+
+
+def misfit(folder: Path, recipe: Recipe) -> str:
+    """Why a folder that somebody has named cannot hold the tokens of a recipe; "" where it can, as
+    it is not there, is empty, or holds them."""
+    if not folder.is_dir() or _is_empty(folder):
+        return "it is a file" if folder.exists() and not folder.is_dir() else ""
+    try:
+        made_by = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        made_by = None
+    if not is_finished(folder) or not isinstance(made_by, dict):
+        return "it is not a prepared-token folder"
+    same = made_by == recipe.as_dict()
+    return "" if same else f"it was made from something else: {recipe.difference(made_by)}"
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not os.listdir(folder)
 
 
 def look(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
@@ -232,7 +251,7 @@ def _build(work: Work, recipe: Recipe, folder: Path) -> None:
     try:
         shards = make_shards(work, bad, parts, published=published)
         if not published():
-            _publish(parts, folder, recipe, shards, bad, work.made_for)
+            _publish(parts, folder, recipe, shards, bad, work)
     except FileNotFoundError:
         # Another process published the folder and cleared the parts that this one was filling.
         if not published():
@@ -250,7 +269,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def _publish(
-    parts: Path, folder: Path, recipe: Recipe, shards: int, bad: Rejects, made_for: str
+    parts: Path, folder: Path, recipe: Recipe, shards: int, bad: Rejects, work: Work
 ) -> None:
     temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -265,7 +284,8 @@ def _publish(
         texts = {
             RECIPE: json.dumps(recipe.as_dict(), indent=2),
             STATISTICS: json.dumps(total.to_json(), indent=2),
-            MADE_FOR: made_for + "\n",
+            MADE_FOR: work.made_for + "\n",
+            **work.records,
             REJECTS: "".join(json.dumps(row.to_json()) + "\n" for row in bad.rows),
         }
         for name, text in texts.items():
@@ -303,6 +323,8 @@ def _write_done(folder: Path) -> None:
 
 def _rename(temporary: Path, folder: Path) -> None:
     try:
+        if _is_empty(folder):
+            folder.rmdir()  # made by the user, for the tokens
         os.rename(temporary, folder)
     except OSError:
         # The name is taken: another process was first, and its folder is as good as ours.

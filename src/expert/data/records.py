@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.errors import ExpertError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -98,3 +102,19 @@ class Segment:
 
     text: str
     learn: bool
+
+    @property
+    def size(self) -> int:
+        """Characters, by which the memory that tokenising takes is bounded."""
+        return len(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSegment(Segment):
+    """A stretch of tokens that were made elsewhere; it has no text."""
+
+    ids: npt.NDArray[np.int32]
+
+    @property
+    def size(self) -> int:
+        return len(self.ids)

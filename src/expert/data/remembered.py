@@ -22,12 +22,13 @@ SURVEY_FORMAT = 1
 STATES_KEPT = 50
 
 
-def remembered_content_hash(source: Source, cache: Path) -> str:
+def remembered_content_hash(source: Source, cache: Path, *, keep: bool = True) -> str:
     """The hash of a source's bytes. Files whose path, size and time are as they were when they
-    were hashed last are not read again, so opening a large prepared data set takes no longer."""
+    were hashed last are not read again, so opening a large prepared data set takes no longer.
+    `keep`: a hash that was not known may be written down."""
     if source.kind not in ("files", "saved") or not source.files:
         return content_hash(source)
-    found = _remembered(cache / MEMORY, _state(source), lambda: content_hash(source))
+    found = _remembered(cache / MEMORY, _state(source), lambda: content_hash(source), keep=keep)
     return str(found)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
@@ -46,6 +46,8 @@ class Work:
     """The command that lists all bad rows."""
     tell: Callable[[int, int], None] = field(default=lambda rows, tokens: None)
     shard_rows: int = SHARD_ROWS
+    records: Mapping[str, str] = field(default_factory=dict)
+    """Further files of the folder, by name: what else is to be known of the tokens."""
     with_helper: bool = False
     """Let a second process encode every other shard, where processes can be forked."""
 
@@ -168,7 +170,7 @@ def _shards(work: Work, bad: Rejects) -> Iterator[_Shard]:
         else:
             shard.numbers.append(number)
             shard.documents.append(made)
-            shard.characters += sum(len(segment.text) for segment in made)
+            shard.characters += sum(segment.size for segment in made)
         if shard.rows_in >= work.shard_rows or shard.characters >= SHARD_CHARACTERS:
             yield shard
             shard = _Shard()

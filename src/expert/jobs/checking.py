@@ -296,6 +296,17 @@ def expected(plan: RunPlan, target: Target) -> Band | None:
     )
 
 
+def _both_rates(plan: RunPlan, tokens: float) -> str:
+    """Tokens a second and, of the character model, samples: its guides count those."""
+    from expert.manifest.schema import CHAR_GPT
+
+    rate = f"{tokens:,.0f} tokens/s"
+    if plan.model.name != CHAR_GPT:
+        return rate
+    length = plan.data.max_seq_length
+    return f"{rate} ({tokens / length:,.0f} samples/s of {length} characters)"
+
+
 def _length(plan: RunPlan, band: Band | None) -> list[Finding]:
     """Updates, and the time they take as far as that can be told."""
     length = plan.length
@@ -328,7 +339,7 @@ def _length(plan: RunPlan, band: Band | None) -> list[Finding]:
             Finding(
                 name="band",
                 severity="note",
-                title=f"about {band.reference:,.0f} tokens/s can be expected",
+                title=f"about {_both_rates(plan, band.reference)} can be expected",
                 evidence=f"{band.because}; below {band.wrong_below:,.0f} something is wrong, "
                 f"from {band.acceptable_from:,.0f} acceptable",
                 numbers={

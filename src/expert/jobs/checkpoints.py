@@ -103,10 +103,13 @@ class Checkpoints:
         self.folder = folder.checkpoints
         self._emit = emit
 
-    def save(self, state: TrainState, groups: Groups, plan: RunPlan, data: RunData) -> None:
+    def save(
+        self, state: TrainState, groups: Groups, plan: RunPlan, data: RunData, *, due: bool = True
+    ) -> None:
         """Write a checkpoint, then let go of those that are one too many.
 
-        One of the same update that says otherwise, as before a rollback, makes room.
+        One of the same update that says otherwise, as before a rollback, makes room. `due`: it is
+        one of those that the manifest asks for; else the best so far, or where the run was stopped.
         """
         from expert.training.checkpoint import (
             bytes_needed,
@@ -121,6 +124,7 @@ class Checkpoints:
         there = self.folder / f"{NAME}{state.done:06d}"
         if (there / "DONE").is_file() and _says(there, state):
             return
+        due = due or ((there / "DONE").is_file() and not _is_in_between(there))
         needed = bytes_needed(groups)
         refuse_links(self.folder, below=self.folder.parent)
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -129,6 +133,7 @@ class Checkpoints:
             "state": state.to_json(),
             "identity": identity(plan, data),
             "fallbacks": fallbacks_of(plan),
+            "due": due,
         }
         old = put_aside(there, "old") if (there / "DONE").is_file() else None
         try:
@@ -141,7 +146,8 @@ class Checkpoints:
             delete(old)
         best = state.best.get("best_step")
         protected = {best} if best is not None else set()
-        prune(self.folder, plan.watch.keep_checkpoints, protected, verified=path)
+        keep = plan.watch.keep_checkpoints
+        prune(self.folder, keep, protected, verified=path, in_between=_is_in_between)
         seconds = time.monotonic() - began
         self._emit("saved", step=state.done, path=str(path), bytes=needed, seconds=seconds)
 
@@ -223,6 +229,17 @@ def _is_another_run(changed: list[str], saved: Mapping[str, Any], plan: RunPlan)
     before = saved.get("model", {}).get("revision")
     unrecorded = plan.model.place == "built-in" and before is None
     return any(not (unrecorded and line.startswith("model.revision:")) for line in changed)
+
+
+def _is_in_between(path: Path) -> bool:
+    """Whether a checkpoint was saved at no step that one was due at; those of earlier versions do
+    not tell, and count."""
+    from expert.training.checkpoint import CheckpointError, read_state
+
+    try:
+        return read_state(path).get("due") is False
+    except CheckpointError:
+        return False
 
 
 def _says(path: Path, state: TrainState) -> bool:

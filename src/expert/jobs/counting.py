@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from expert.data.row_keys import RowKeys
     from expert.data.shared_rows import SharedRows
     from expert.data.sources import Source, Sources
+    from expert.data.tokenised import TokenCheck
     from expert.jobs.prepared import PreparedSplit
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
@@ -92,25 +93,33 @@ class _OnlyLooking(Builder):
 
 def count_rows(read: ReadManifest, plan: RunPlan) -> Counts | None:
     """What is known of the rows; None where only the size of the files is."""
-    from expert.data.sources import resolve_sources
+    from expert.jobs.token_folders import TokensDoNotFit, named_sources
     from expert.manifest.schema import CHAR_GPT
 
     spec = read.manifest.training.dataset
     if spec.streaming or plan.model.name == CHAR_GPT:
         return None
     try:
-        sources = resolve_sources(spec, read.folder)
+        named = named_sources(read, fetch=False)
+        if named.first.train is not None and named.first.train.kind == "hub":
+            return None
+        if not _has_tokenizer(plan):
+            return None if plan.length.rows is not None else _read_through(named.first, None)
+        builder = _OnlyLooking(plan, read, named, lambda name, rows, tokens: None)
+        sources = builder.sources
         own = [sources.train] if sources.train is not None else []
         trains = [task.train for task in sources.tasks] or own
         if any(source.kind == "hub" for source in trains):
             return None
-        if not _has_tokenizer(plan):
-            return None if plan.length.rows is not None else _read_through(sources, None)
-        builder = _OnlyLooking(plan, read, sources, lambda name, rows, tokens: None)
         found = _prepared(builder, trains) or _sampled(builder, sources)
         if found is None and plan.length.rows is None:
             found = _read_through(sources, builder)
-        return found
+        if found is None:
+            return None
+        more = [doubt for doubt in builder.doubts.values() if doubt not in found.doubts]
+        return replace(found, doubts=(*more, *found.doubts))
+    except TokensDoNotFit:
+        raise
     except (ExpertError, OSError):  # told by those who read the data; a plan is made without it
         return None
 
@@ -183,6 +192,8 @@ def _sampled(builder: _OnlyLooking, sources: Sources) -> Counts | None:
     source = sources.train
     if source is None or builder.template is None:  # tasks differ from each other
         return None
+    if source in builder.chosen.checks:
+        return _of_tokens(builder.chosen.checks[source])
     builder.most_rows = ROWS_FOR_COLUMNS  # 0.15 s; a plan is made often, and only estimates here
     spread = spread_rows(source.files, format=source.format, most=SAMPLED_ROWS)
     if spread is None or (source.max_samples is not None and spread.lines > source.max_samples):
@@ -275,6 +286,14 @@ def _rows_in_footers(source: Source) -> int | None:
     import pyarrow.parquet
 
     return sum(int(pyarrow.parquet.read_metadata(path).num_rows) for path in source.files)
+
+
+def _of_tokens(check: TokenCheck) -> Counts:
+    """Rows of tokens were all read when they were checked."""
+    from expert.planning.survey import Survey
+
+    rows = check.rows - check.bad_rows
+    return Counts(Survey(rows, check.tokens, "token rows", "counted", check.longest))
 
 
 def _of_first_rows(builder: _OnlyLooking, source: Source) -> Counts | None:

@@ -6,7 +6,7 @@ Nothing is prepared here. Where tokens are ready they are counted; else the firs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from expert.data.sources import Source, Sources
     from expert.jobs.preparing import Builder
     from expert.jobs.storage import ReadSpeed
+    from expert.jobs.token_folders import NamedSources
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
 
@@ -49,10 +50,11 @@ class DataFacts:
 
 def check_data(read: ReadManifest, plan: RunPlan) -> DataFacts:
     """Everything about the data that can be told before a run."""
-    from expert.data.sources import resolve_sources
+    from expert.jobs.token_folders import named_sources
 
     try:
-        sources = resolve_sources(read.manifest.training.dataset, read.folder)
+        named = named_sources(read, fetch=False)
+        sources = named.first
     except ExpertError as error:
         return DataFacts(findings=[unusable("data-missing", "the data cannot be found", error)])
     except OSError as error:
@@ -61,7 +63,7 @@ def check_data(read: ReadManifest, plan: RunPlan) -> DataFacts:
     files = sorted({path for source in _all(sources) for path in source.files if path.is_file()})
     size = sum(path.stat().st_size for path in files)
     try:
-        looked = _look(read, plan, sources)
+        looked = _look(read, plan, named)
     except ExpertError as error:
         looked = DataFacts(findings=[unusable("data-unusable", "the data cannot be used", error)])
     speed, slow = _storage(plan, files)
@@ -105,7 +107,7 @@ def _trains(sources: Sources) -> list[Source]:
 # --- prepared or not -----------------------------------------------------------------------------
 
 
-def _look(read: ReadManifest, plan: RunPlan, sources: Sources) -> DataFacts:
+def _look(read: ReadManifest, plan: RunPlan, named: NamedSources) -> DataFacts:
     from expert.jobs.preparing import Builder
 
     if plan.model.place == "hub":
@@ -120,13 +122,27 @@ def _look(read: ReadManifest, plan: RunPlan, sources: Sources) -> DataFacts:
                 )
             ]
         )
-    builder = Builder(plan, read, sources, lambda name, rows, tokens: None)
+    builder = Builder(plan, read, named, lambda name, rows, tokens: None)
+    sources = builder.sources
+    reason = ""
     if not read.manifest.training.dataset.streaming:
-        reason = _why_not_prepared(builder, sources)
-        if reason is None:
-            return _prepared(builder, plan)
-        return _sampled(builder, plan, sources, reason)
-    return _sampled(builder, plan, sources, "")
+        reason = _why_not_prepared(builder, sources) or "prepared"
+    prepared = reason == "prepared"
+    found = _prepared(builder, plan) if prepared else _sampled(builder, plan, sources, reason)
+    return replace(found, findings=[*map(_of_tokens, builder.doubts.values()), *found.findings])
+
+
+def _of_tokens(doubt: Doubt) -> Finding:
+    """What there is to say of tokens that were made elsewhere."""
+    evidence, _, fix = doubt.text.partition("  (")
+    return Finding(
+        name="token-folder",
+        severity="warning",
+        title="tokens that were made elsewhere",
+        evidence=evidence,
+        consequence="what is trained on is not what was tokenised there, or less than it seems",
+        fix=fix.removesuffix(")") or f"look at {doubt.path}",
+    )
 
 
 def _why_not_prepared(builder: Builder, sources: Sources) -> str | None:

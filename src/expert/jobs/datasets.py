@@ -70,29 +70,31 @@ def check_dataset(
     `show`: which rows come back as the model sees them; none by default.
     """
     from expert.data.records import DataNotHere
-    from expert.data.sources import resolve_sources
     from expert.jobs.planning import plan as plan_job
     from expert.jobs.preparing import Builder
     from expert.jobs.showing import RowPicker, RowsToShow, TextOnly, rows_as_text
+    from expert.jobs.token_folders import named_sources
     from expert.manifest.reader import read_manifest
 
     read = read_manifest(manifest, overrides=overrides)
     plan = plan_job(read, model=model, look=False)
-    sources = resolve_sources(read.manifest.training.dataset, read.folder)
+    named = named_sources(read)
     show = show or RowsToShow(count=0)
     picker = RowPicker(show)
     try:
-        builder = Builder(plan, read, sources, lambda name, rows, tokens: None)
+        builder = Builder(plan, read, named, lambda name, rows, tokens: None)
     except DataNotHere as error:
         if plan.model.place != "hub":
             raise
-        textual = TextOnly(plan, read, sources, lambda name, rows, tokens: None)
+        textual = TextOnly(plan, read, named, lambda name, rows, tokens: None)
         report = DatasetReport(read.manifest.name, "unknown", plan.data.max_seq_length)
         report.problems.append(str(error))
         report.rows = rows_as_text(textual, show)
         return report
     template = builder.template.name if builder.template else "characters"
     report = DatasetReport(read.manifest.name, template, plan.data.max_seq_length)
+    report.notes += builder.chosen.notes()
+    report.doubts += builder.doubts
     _Checker(builder, report, picker).check()
     return report
 
@@ -307,7 +309,11 @@ class _Checker:
         """How the example in a good row is found, and the column with the answers."""
         from expert.data.formats import example_of
         from expert.data.records import Example
+        from expert.data.tokenised import digest_of
 
+        tokens = self.builder.chosen.tokens.get(source)
+        if tokens is not None:
+            return lambda row: Example(text=digest_of(tokens.segments_of(row))), ""
         if self.builder.template is None:
             return lambda row: Example(text=str(row.values.get("text", ""))), ""
         columns, seen = self.builder.columns_in(source)

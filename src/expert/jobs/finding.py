@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-Kind = Literal["hub cache", "datasets cache", "file", "saved", "prepared"]
+Kind = Literal["hub cache", "datasets cache", "file", "saved", "tokenised", "prepared"]
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
 BENCHMARK_BYTES = 4_000_000
 """A larger file of JSON is no benchmark, and is not read to see that."""
@@ -54,12 +54,17 @@ def read_users(folder: Path) -> tuple[list[DatasetUser], list[str]]:
     """The manifests below a folder, and what is wrong with those that cannot be read."""
     from expert.core.errors import ManifestError
     from expert.core.words import counted
-    from expert.jobs.preparing_all import manifests_below
+    from expert.jobs.preparing_all import is_foreign, manifests_below
+    from expert.jobs.token_folders import is_token_folder
     from expert.manifest.reader import read_manifest
     from expert.planning.plan import folder_name
+    from expert.planning.survey import local_path
 
     users, unread = [], []
     for file in manifests_below(folder):
+        if is_foreign(file):
+            unread.append(f"{file}: not read: it names neither a model nor rows to train on")
+            continue
         try:
             read = read_manifest(file)
         except ManifestError as error:
@@ -71,6 +76,8 @@ def read_users(folder: Path) -> tuple[list[DatasetUser], list[str]]:
             keys |= {f"tasks.{name}.{key}": getattr(task, key) for key in _TASK_KEYS}
         paths = {f"training.dataset.{key}": value for key, value in keys.items() if value}
         own = training.config.pretokenized_cache
+        if own and is_token_folder(local_path(own, read.folder)):
+            paths["training.config.pretokenized_cache"] = own
         automatic = read.folder / "datasets_optimized" / folder_name(read.manifest.name)
         cache = read.folder / own if own else automatic
         users.append(DatasetUser(read.manifest.name, str(file), read.folder, paths, cache))
@@ -173,9 +180,10 @@ def _in_folder(top: Path) -> Iterator[FoundDataset]:
             saved = None
         if saved is not None:
             names.clear()
-            rows = _saved_rows(saved.values())
+            rows, tokens = _saved_counts(saved.values())
             splits = tuple(name for name in saved if name)
-            yield _found("saved", folder.name, folder, splits, rows, _files_below(folder))
+            kind: Kind = "saved" if tokens is None else "tokenised"
+            yield _found(kind, folder.name, folder, splits, rows, _files_below(folder), tokens)
             continue
         for path in sorted(folder / name for name in files if not name.startswith(".")):
             if suffix_format(path) in (None, "arrow") or _NOT_DATA.fullmatch(path.name.lower()):
@@ -228,21 +236,29 @@ def count_rows(path: Path) -> int | None:
     return lines if kind == "jsonl" else max(0, lines - 1)
 
 
-def _saved_rows(folders: Iterable[Path]) -> int | None:
+def _saved_counts(folders: Iterable[Path]) -> tuple[int | None, int | None]:
+    """Rows of saved data sets and, where they are tokens, how many with their padding."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     from expert.data.folders import saved_files
     from expert.data.records import DataError
+    from expert.data.tokenised import IDS
 
+    rows, tokens = 0, 0
+    are_tokens = True
     try:
-        rows = 0
         for folder in folders:
             for file in saved_files(folder):
                 with pa.memory_map(str(file)) as stream:
-                    rows += sum(batch.num_rows for batch in pa.ipc.open_stream(stream))
+                    for batch in pa.ipc.open_stream(stream):
+                        rows += batch.num_rows
+                        are_tokens &= IDS in batch.schema.names
+                        if are_tokens:
+                            tokens += pc.sum(pc.list_value_length(batch.column(IDS))).as_py() or 0
     except (DataError, OSError, pa.ArrowException):
-        return None
-    return rows
+        return None, None
+    return rows, tokens if are_tokens and rows else None
 
 
 def _splits_in_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -262,14 +278,15 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _users_of(entry: FoundDataset, users: Sequence[DatasetUser]) -> tuple[str, ...]:
+    from expert.jobs.hub_copies import same_id
     from expert.planning.survey import local_path
 
     place = Path(entry.path).resolve()
     names = []
     for user in users:
         if entry.kind in ("hub cache", "datasets cache"):
-            hub_id = entry.name.partition(" (")[0].lower()
-            used = hub_id in {value.split("::")[0].lower() for value in user.paths.values()}
+            hub_id = entry.name.partition(" (")[0]
+            used = any(same_id(hub_id, value.split("::")[0]) for value in user.paths.values())
         elif entry.kind == "prepared":
             used = user.cache.resolve() in (place, place.parent)
         else:

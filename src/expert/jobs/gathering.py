@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from expert.core.files import sha256_of
+from expert.core.files import sha256_of, write_text_atomically
 
 if TYPE_CHECKING:
     from expert.jobs.finding import DatasetUser
+    from expert.jobs.hub_copies import Caches
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,15 @@ class Gathered:
     """What was not copied, and why."""
 
 
-def consolidate(users: Sequence[DatasetUser], destination: Path) -> list[Gathered]:
-    """Copy the local data of every manifest into DEST/<expert>/; all of it, or an error first."""
+def consolidate(
+    users: Sequence[DatasetUser], destination: Path, caches: Caches | None = None
+) -> list[Gathered]:
+    """Copy the data of every manifest into DEST/<expert>/, that of the hub out of its caches; all
+    of it, or an error first."""
     from expert.data.records import DataError
 
     destination = destination.resolve()
-    plans = [_plan_copies(user, destination) for user in users]
+    plans = [_plan_copies(user, destination, caches) for user in users]
     wanted: dict[Path, str] = {}
     problems = []
     for source, target in (pair for plan in plans for pair in plan.files):
@@ -53,6 +57,9 @@ def consolidate(users: Sequence[DatasetUser], destination: Path) -> list[Gathere
             problems.append(f"{target}: two manifests name different files for it: {source}")
         elif target.exists() and (not target.is_file() or sha256_of(target) != digest):
             problems.append(f"{target}: is there and differs from {source}")
+    for target, text in (pair for plan in plans for pair in plan.texts.items()):
+        if target.exists() and (not target.is_file() or target.read_bytes() != text.encode()):
+            problems.append(f"{target}: is there and describes something else")
     if problems:
         shown = "\n".join(f"  - {problem}" for problem in dict.fromkeys(problems))
         raise DataError(
@@ -66,11 +73,13 @@ def consolidate(users: Sequence[DatasetUser], destination: Path) -> list[Gathere
 class _CopyPlan:
     user: DatasetUser
     files: list[tuple[Path, Path]] = field(default_factory=list)
+    texts: dict[Path, str] = field(default_factory=dict)
+    """Files that describe the copies, by their place."""
     options: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
 
-def _plan_copies(user: DatasetUser, destination: Path) -> _CopyPlan:
+def _plan_copies(user: DatasetUser, destination: Path, caches: Caches | None) -> _CopyPlan:
     from expert.manifest.names import CORPORA
     from expert.planning.plan import folder_name
     from expert.planning.survey import local_path, looks_local
@@ -80,10 +89,10 @@ def _plan_copies(user: DatasetUser, destination: Path) -> _CopyPlan:
         found = local_path(value, user.folder)
         if value in CORPORA:
             plan.left.append(f"{key}: {value} is a corpus with a name, not a file")
+        elif not found.exists() and looks_local(value, user.folder):
+            plan.left.append(f"{key}: {value} is not there")
         elif not found.exists():
-            on_hub = not looks_local(value, user.folder)
-            why = "is a hub id; the hub's cache holds it" if on_hub else "is not there"
-            plan.left.append(f"{key}: {value} {why}")
+            _plan_of_hub(plan, key, value, destination / folder_name(user.name), caches)
         else:
             target = destination / folder_name(user.name) / _kept_name(found, user.folder)
             files = [found] if found.is_file() else sorted(found.rglob("*"))
@@ -95,6 +104,25 @@ def _plan_copies(user: DatasetUser, destination: Path) -> _CopyPlan:
             _, marks, split = value.partition("::")
             plan.options.append(f"--set {shlex.quote(f'{key}={target}{marks}{split}')}")
     return plan
+
+
+def _plan_of_hub(
+    plan: _CopyPlan, key: str, value: str, folder: Path, caches: Caches | None
+) -> None:
+    from expert.jobs.hub_copies import NotCached, cached_rows
+
+    if caches is None:
+        plan.left.append(f"{key}: {value} is a hub id; the hub's cache holds it")
+        return
+    try:
+        rows = cached_rows(value, caches)
+    except NotCached as why:
+        plan.left.append(f"{key}: {value} {why}")
+        return
+    target = folder / rows.folder
+    plan.files += [(file.resolve(), target / place) for place, file in rows.files.items()]
+    plan.texts |= {target / place: text for place, text in rows.texts.items()}
+    plan.options.append(f"--set {shlex.quote(f'{key}={target}{rows.path}')}")
 
 
 def _kept_name(path: Path, folder: Path) -> Path:
@@ -115,6 +143,9 @@ def _gather(plan: _CopyPlan, digests: Mapping[Path, str]) -> Gathered:
             _copy_verified(source, target, digest)
             done = "copied"
         copies.append(Copy(str(source), str(target), target.stat().st_size, digest, done))
+    for target, text in plan.texts.items():  # last: without them it is no data set yet
+        if not target.exists():
+            write_text_atomically(target, text)
     options = " ".join(plan.options)
     return Gathered(plan.user.name, plan.user.source, tuple(copies), options, tuple(plan.left))
 

@@ -113,6 +113,39 @@ def character_manifest(dataset: str, overrides: Sequence[str] = ()) -> ReadManif
     return understand(document, overrides=overrides)
 
 
+class OfSomethingElse(ExpertError):
+    """A file that does not speak of the character GPT; the text says why."""
+
+
+def configured_manifest(file: Path, dataset: str, overrides: Sequence[str] = ()) -> ReadManifest:
+    """The manifest of the character GPT on a text, with the settings of a file beside it."""
+    from dataclasses import replace
+
+    from expert.manifest.document import Item, read_document
+    from expert.manifest.reader import understand
+    from expert.manifest.schema import CHAR_GPT
+
+    def understood(more: Sequence[str]) -> ReadManifest:
+        document = read_document(file)
+        top = document.root.fields()
+        if not isinstance(top.get("training", Item(None)).value, dict):
+            raise OfSomethingElse("it has no section 'training'")
+        # Which model is meant is told by the text; that of the command takes its place later.
+        own = document.root.get("training", "dataset") or top.get("dataset")
+        if own is None:
+            top["dataset"] = Item(dataset, "dataset")
+        top.setdefault("name", Item(f"char-{Path(dataset).stem}", "name"))
+        return understand(document, overrides=[*more, *overrides])
+
+    read = understood(())
+    names = [spec.name for spec in read.manifest.base_models]
+    if names != [CHAR_GPT]:
+        raise OfSomethingElse(f"it trains {', '.join(names)}")
+    if "epochs" not in read.manifest.training.config.model_fields_set:
+        read = understood([f"training.config.epochs={CHARACTER_EPOCHS}"])
+    return replace(read, source=f"--dataset {dataset}")
+
+
 def command_to_go_on(
     argv: list[str], folder: Path | None, options: Sequence[tuple[str, Any]] = ()
 ) -> str:

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
 
 
+TOKENS_ONLY = (
+    "{}: its rows are tokens, without questions and answers to judge by  (name rows of text with "
+    "--test-set FILE)"
+)
+
+
 class NoTestSet(ExpertError):
     """Nothing to judge an expert by."""
 
@@ -54,6 +60,8 @@ class DrawnAgain:
             own = documents[(documents >= first) & (documents < first + count)] - first
             numbers = {store.row(int(document)) for document in own}
             rows = enumerate(self.builder.rows_of(source))
+            if source in self.builder.chosen.tokens:
+                raise NoTestSet(TOKENS_ONLY.format(source.name))
             columns, _ = self.builder.columns_in(source)
             yield [row for number, row in rows if number in numbers], columns
             first += count
@@ -65,15 +73,16 @@ def draw_again(
     """The rows of a run, from the data as it is now; CannotBeTold where that is another, or where
     its tokens are gone and not to be made again."""
     from expert.data.prepare import look
-    from expert.data.sources import resolve_sources
     from expert.jobs.preparing import Builder
+    from expert.jobs.token_folders import sources_of
     from expert.manifest.reader import ReadManifest
     from expert.manifest.schema import Manifest
 
     text = folder.manifest.read_text(encoding="utf-8")
     read = ReadManifest(Manifest.model_validate_json(text), str(folder.manifest), place)
-    sources = resolve_sources(spec, place)
-    builder = Builder(plan, read, sources, lambda name, rows, tokens: None)
+    named = sources_of(spec, place, read.manifest.training.config.pretokenized_cache)
+    builder = Builder(plan, read, named, lambda name, rows, tokens: None)
+    sources = builder.sources
     own_trains = [sources.train] if sources.train is not None else []
     trains = [task.train for task in sources.tasks] or own_trains
     learnt = learnt_rows(folder)

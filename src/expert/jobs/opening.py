@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
     from expert.planning.machine import Machine
     from expert.planning.run_plan import RunPlan
+    from expert.planning.situation import Kept
 
 NEEDS_AN_END = ("linear", "cosine", "cosine_with_restarts", "polynomial")
 
@@ -27,13 +28,15 @@ def planned_and_open(
     model: str | None = None,
     vram: str | None = None,
     machine: Machine | None = None,
+    kept: Kept | None = None,
 ) -> tuple[RunPlan, RunData, Builder]:
-    """The plan that a run of this manifest begins with, and its data, prepared."""
+    """The plan that a run of this manifest begins with, and its data, prepared. `kept`: what a run
+    that is resumed has settled."""
     from expert.jobs.planning import counted_plan
     from expert.planning.machine import describe_machine
 
     here = machine or describe_machine(read.folder)
-    plan_with = partial(counted_plan, read, model=model, vram=vram, machine=here)
+    plan_with = partial(counted_plan, read, model=model, vram=vram, machine=here, kept=kept)
     plan, data, builder = open_data(
         plan_with(look=False)[0], read, tell, again=lambda counts: plan_with(counts=counts)[0]
     )
@@ -53,7 +56,6 @@ def open_data(
     must be recomputed depends on them, and before that their tokens are guessed from bytes and
     every sequence may be as long as the longest allowed. Without it only counts change.
     """
-    from expert.data.sources import resolve_sources
     from expert.jobs.calibrating import known_calibrations
     from expert.jobs.counting import counts_of
     from expert.jobs.feeding import (
@@ -65,10 +67,11 @@ def open_data(
     )
     from expert.jobs.left_out import doubts_of_stream
     from expert.jobs.preparing import Builder
+    from expert.jobs.token_folders import named_sources
     from expert.planning.calibration import estimated_again
 
     spec = read.manifest.training.dataset
-    builder = Builder(plan, read, resolve_sources(spec, read.folder), tell)
+    builder = Builder(plan, read, named_sources(read), tell)
     soft = bool(plan.adapter.soft_prompts)
     if spec.streaming:
         validation, test = builder.held_out()

@@ -85,7 +85,7 @@ def _about_rows(read: ReadManifest, *, of_characters: bool) -> Iterator[Doubt]:
         try:
             source = find_source(value, split, spec, read.folder)
             seen = None if of_characters else _rows_at_the_start(source)
-            if seen is not None:
+            if seen is not None and not (spec.use_pretokenized and "input_ids" in seen.names):
                 columns_of(seen, spec)
         except DataError as error:
             yield Doubt(path, str(error))

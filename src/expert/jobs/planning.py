@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
     from expert.planning.machine import Machine
     from expert.planning.run_plan import RunPlan
+    from expert.planning.situation import Kept
 
 
 def plan(
@@ -22,11 +23,12 @@ def plan(
     machine: Machine | None = None,
     use_measurements: bool = True,
     look: bool = True,
+    kept: Kept | None = None,
 ) -> RunPlan:
     """Settle a manifest for a card: the one named, so much memory, or this machine's own.
 
     `look`: count tokens that are prepared, or a sample of the rows; who opens the data next need
-    not.
+    not. `kept`: what a run that is resumed has settled.
     """
     return counted_plan(
         manifest,
@@ -37,6 +39,7 @@ def plan(
         machine=machine,
         use_measurements=use_measurements,
         look=look,
+        kept=kept,
     )[0]
 
 
@@ -51,6 +54,7 @@ def counted_plan(
     use_measurements: bool = True,
     look: bool = True,
     counts: Counts | None = None,
+    kept: Kept | None = None,
 ) -> tuple[RunPlan, Counts | None]:
     """The plan, and what was counted for it; counts of before spare looking again.
 
@@ -82,6 +86,7 @@ def counted_plan(
             use_measurements=use_measurements,
             survey=known.survey if known else None,
             plain_text=plain,
+            kept=kept,
         )
 
     if counts is not None:

@@ -60,6 +60,8 @@ class PreparedData:
     """Rows of files for validation and test that are learnt as well; the doubts tell of them."""
     columns: tuple[str, ...] = ()
     """For each source of training rows: which columns are read, and which are not."""
+    notes: tuple[str, ...] = ()
+    """What was checked of tokens that were made elsewhere."""
 
     def splits(self) -> list[PreparedSplit]:
         found = (self.train, self.validation, self.test)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,15 @@ from expert.jobs.packing import (
 )
 from expert.jobs.places import Doubt
 from expert.jobs.prepared import PreparedData, PreparedSplit
+from expert.jobs.token_folders import (
+    CACHE_KEY,
+    CHECKED,
+    NamedSources,
+    choose_sources,
+    named_sources,
+)
 from expert.jobs.tokenizer_files import tokenizer_folder
+from expert.planning.plan import folder_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +47,7 @@ if TYPE_CHECKING:
     from expert.data.sources import Source, Sources
     from expert.data.streaming import Stream
     from expert.data.templates import Template
+    from expert.data.tokenised import TokenColumns
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
     from expert.planning.sequences import Packing
@@ -66,7 +76,6 @@ def prepare(
     tell: Tell = lambda name, rows, tokens: None,
 ) -> PreparedData:
     """Tokenise and pack what a manifest names, once; a second call finds it done."""
-    from expert.data.sources import resolve_sources
     from expert.jobs.planning import plan as plan_job
     from expert.jobs.smollm2 import provide_model
     from expert.manifest.reader import ReadManifest, read_manifest
@@ -80,7 +89,7 @@ def prepare(
             "training.dataset.streaming is true: its rows are tokenised while training, there is "
             "nothing to prepare  (set streaming: false to prepare them once)"
         )
-    sources = resolve_sources(spec, read.folder)
+    sources = named_sources(read)
     provide_model(read, model)
     plan = plan_job(read, model=model, look=False)
     builder = Builder(plan, read, sources, tell)
@@ -90,16 +99,20 @@ def prepare(
 class Builder:
     """What all splits share: the tokenizer, the template and the place they go to."""
 
-    def __init__(self, plan: RunPlan, read: ReadManifest, sources: Sources, tell: Tell) -> None:
+    def __init__(self, plan: RunPlan, read: ReadManifest, named: NamedSources, tell: Tell) -> None:
         self.plan = plan
         self.spec = read.manifest.training.dataset
         self.folder, self.manifest_file = read.folder, read.source
-        self.sources = sources
         self.tell = tell
         self.explicit = read.manifest.training.config.pretokenized_cache is not None
         self.cache = Path(plan.data.cache or read.folder / "datasets_optimized")
         refuse_links_of_cache(self.cache, read.folder, explicit=self.explicit)
+        self.sources: Sources = named.rows or named.first
         self.encoder, self.template = self._load_encoder()
+        self.chosen = choose_sources(named, self.encoder, self.spec, self._converted)
+        self.sources = self.chosen.sources
+        self.doubts: dict[str, Doubt] = {each.text: each for each in self.chosen.doubts}
+        """What there is to say before any row is tokenised."""
         self._window_packing: Packing | None = None
         self._columns: dict[Source, tuple[Columns, ColumnSurvey]] = {}
         self._end_apart: dict[Source, bool] = {}
@@ -116,8 +129,13 @@ class Builder:
     @property
     def beside(self) -> Path:
         """Where indexes, further splits and what rows are recognised by go: in the cache, or beside
-        a folder that is the cache."""
-        return self.cache.parent if self.explicit else self.cache
+        a folder that is the cache; beside the manifest where nothing can be written there."""
+        if not self.explicit:
+            return self.cache
+        above = self.cache.parent
+        if above.exists() and not os.access(above, os.W_OK):
+            return self.folder / "datasets_optimized" / folder_name(self.plan.expert)
+        return above
 
     def build(self) -> PreparedData:
         import numpy as np
@@ -139,7 +157,8 @@ class Builder:
             keys=keys,
         )
         repeats = doubt_of_repeats(keys, chosen, held_out) if keys is not None else ""
-        doubts = [Doubt("training.dataset.validation_split", repeats)] if repeats else []
+        doubts = [*self.doubts.values()]
+        doubts += [Doubt("training.dataset.validation_split", repeats)] if repeats else []
         doubts += self.doubts_about_columns()
         if self.holds_out_the_end(trains[0]):
             chosen, held_out = np.array([0]), np.array([1])
@@ -152,7 +171,15 @@ class Builder:
         doubts += [Doubt(each.key, each.told(f"{self._check} lists them")) for each in shared]
         doubts += doubts_of(self.plan, train, validation, test)
         return PreparedData(
-            train, validation, test, self.encoder, name, tuple(doubts), shared, self.columns_read()
+            train=train,
+            validation=validation,
+            test=test,
+            encoder=self.encoder,
+            template=name,
+            doubts=tuple(doubts),
+            shared=shared,
+            columns=self.columns_read(),
+            notes=tuple(self.chosen.notes()),
         )
 
     def keys_of(self, tokens: tuple[Prepared, ...]) -> RowKeys:
@@ -234,12 +261,15 @@ class Builder:
         return text_tools(folder, self.plan.model.prompt_template)
 
     def _tokenise(self, source: Source, name: str) -> Prepared:
+        from dataclasses import replace
+
         from expert.data.prepare import prepare
         from expert.data.shards import Work
 
         self._keeps = True
         recipe, folder = self.recipe_of(source, name)
         segments_of, _ = self.formatter(source)
+        checked = self.chosen.checks.get(source)
         work = Work(
             rows=lambda: self.rows_of(source),
             segments_of=segments_of,
@@ -248,30 +278,68 @@ class Builder:
             max_bad_rows=self.spec.max_bad_rows,
             listed_by=f"{self._check} lists them",
             tell=lambda rows, tokens: self.tell(f"{name} {source.name}", rows, tokens),
-            with_helper=self._pays_for_a_helper(source),
+            with_helper=checked is None and self._pays_for_a_helper(source),
+            records={CHECKED: json.dumps(checked.to_json(), indent=2)} if checked else {},
         )
-        return prepare(work, recipe, folder)
+        made = prepare(work, recipe, folder)
+        if checked is None:
+            return made
+        return replace(made, because=f"tokens of {source.name}, made elsewhere; {made.because}")
 
     def recipe_of(self, source: Source, name: str) -> tuple[Recipe, Path]:
         """What decides the tokens of a source, and the folder they are in or would go to."""
-        from expert.data.prepare import Recipe, tokens_folder
+        from expert.data.prepare import Recipe, misfit, tokens_folder
         from expert.data.remembered import remembered_content_hash
 
-        _, columns = self.formatter(source)
-        checks = self.spec.validation
-        recipe = Recipe(
-            data=remembered_content_hash(source, self.beside),
+        if source in self.chosen.tokens:
+            recipe = self._recipe_of_tokens(source, self.chosen.tokens[source].columns)
+        else:
+            _, columns = self.formatter(source)
+            checks = self.spec.validation
+            recipe = Recipe(
+                data=remembered_content_hash(source, self.beside),
+                tokenizer=self.encoder.fingerprint,
+                template=self.template.fingerprint if self.template else "characters",
+                columns=columns,
+                learn_prompt=self.plan.data.train_on_prompt,
+                checks=checks.model_dump_json() if checks else "",
+                max_samples=source.max_samples,
+            )
+        keyed = self.beside / tokens_folder(recipe.key())
+        if not self.explicit or name != "train" or self.sources.tasks:
+            return recipe, keyed
+        why = misfit(self.cache, recipe)
+        if not why:
+            return recipe, self.cache
+        if not self.doubts and source not in self.chosen.tokens:  # else it has been told why
+            text = f"{CACHE_KEY}: {self.cache} is left as it is: {why}. The tokens are in {keyed}"
+            self.doubts[text] = Doubt(CACHE_KEY, text)
+        return recipe, keyed
+
+    def _recipe_of_tokens(
+        self, source: Source, columns: TokenColumns, *, keep: bool = True
+    ) -> Recipe:
+        """The same of tokens that were made elsewhere: neither template nor columns of text decide
+        them."""
+        from expert.data.prepare import Recipe
+        from expert.data.remembered import remembered_content_hash
+
+        return Recipe(
+            data=remembered_content_hash(source, self.beside, keep=keep),
             tokenizer=self.encoder.fingerprint,
-            template=self.template.fingerprint if self.template else "characters",
-            columns=columns,
-            learn_prompt=self.plan.data.train_on_prompt,
-            checks=checks.model_dump_json() if checks else "",
+            template="tokens made elsewhere",
+            columns=str(columns),
+            learn_prompt=False,
             max_samples=source.max_samples,
         )
-        folder = self.cache
-        if not self.explicit or name != "train" or self.sources.tasks:
-            folder = self.beside / tokens_folder(recipe.key())
-        return recipe, folder
+
+    def _converted(self, source: Source, columns: TokenColumns) -> Path:
+        """Where tokens that were made elsewhere are, once they are converted."""
+        from expert.data.prepare import misfit, tokens_folder
+
+        recipe = self._recipe_of_tokens(source, columns, keep=False)
+        fits = self.explicit and self.cache.is_dir() and not misfit(self.cache, recipe)
+        return self.cache if fits else self.beside / tokens_folder(recipe.key())
 
     def _pays_for_a_helper(self, source: Source) -> bool:
         """Two processes where words are encoded under Python's lock and there is enough to do."""
@@ -284,6 +352,9 @@ class Builder:
         from expert.data.records import Row
         from expert.data.sources import iterate
 
+        if source in self.chosen.tokens:
+            yield from self.chosen.tokens[source].rows()
+            return
         if not self.holds_out_the_end(source):
             yield from iterate(source)
             return
@@ -316,6 +387,8 @@ class Builder:
         own = self.sources.validation is not None or source is not self.sources.train
         if own or not self.spec.validation_split or self.spec.streaming:
             return False
+        if source in self.chosen.tokens:
+            return False
         rows = list(islice(iterate(source), 2))
         if len(rows) != 1 or self.template is None:
             return len(rows) == 1
@@ -331,6 +404,9 @@ class Builder:
 
     def formatter(self, source: Source) -> tuple[Any, str]:
         """How a row of this source becomes segments, and what decides it, as text."""
+        if source in self.chosen.tokens:
+            tokens = self.chosen.tokens[source]
+            return tokens.segments_of, str(tokens.columns)
         from expert.data.checks import RowFilter
         from expert.data.formats import example_of
         from expert.data.records import BadRow, Dropped, Segment
@@ -384,7 +460,7 @@ class Builder:
     def doubts_about_columns(self) -> list[Doubt]:
         """Columns of the training rows that promise a part of what is said and are not read."""
         found = []
-        for source in self._sources_of("train") if self.template is not None else ():
+        for source in self._text_sources():
             columns, seen = self.columns_in(source)
             told = columns.worth_a_warning(seen)
             if told:
@@ -393,9 +469,14 @@ class Builder:
 
     def columns_read(self) -> tuple[str, ...]:
         """For each source of training rows: which columns are read, and which are not."""
-        sources = self._sources_of("train") if self.template is not None else []
-        read = ((source, *self.columns_in(source)) for source in sources)
+        read = ((source, *self.columns_in(source)) for source in self._text_sources())
         return tuple(f"{source.name}: {columns.told(seen)}" for source, columns, seen in read)
+
+    def _text_sources(self) -> list[Source]:
+        """Sources of training rows with columns: neither one text of characters nor tokens."""
+        if self.template is None:
+            return []
+        return [each for each in self._sources_of("train") if each not in self.chosen.tokens]
 
     def _sources_of(self, name: str) -> list[Source]:
         """Where the rows of a split come from: a source for each task, or the only one."""

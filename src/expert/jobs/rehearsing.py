@@ -48,7 +48,7 @@ class Rehearsal(Session):
     def passing(self, updates: Iterable[Any]) -> Iterable[Any]:
         return self.through(updates)
 
-    def save(self, state: TrainState) -> None:
+    def save(self, state: TrainState, due: bool = False) -> None:
         self.state = state
 
     def publish_final(self) -> Path:

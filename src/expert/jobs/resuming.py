@@ -13,8 +13,10 @@ from expert.core.publish import damage
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.jobs.feeding import RunData
+    from expert.manifest.reader import ReadManifest
     from expert.manifest.schema import Manifest
     from expert.planning.run_plan import RunPlan
+    from expert.planning.situation import Kept
 
 Option = tuple[str, Any, Any]
 """A key of the manifest, its value at the start of the run, and its value now."""
@@ -39,6 +41,28 @@ def changed_options(folder: RunFolder, manifest: Manifest) -> list[Option]:
         if path.startswith(("training.", "base_models"))
         and path.rpartition(".")[2] not in _OF_NO_ACCOUNT
     ]
+
+
+def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
+    """What a run has settled by its machine and keeps when it is resumed on another, or beside
+    other programs; what its files do not tell is chosen again."""
+    from expert.planning.situation import Kept
+
+    try:
+        plan = json.loads(folder.plan.read_text(encoding="utf-8"))
+        then = json.loads(folder.manifest.read_text(encoding="utf-8"))
+        config, models = then["training"]["config"], then["base_models"]
+        rows, model = plan["batch"]["examples_per_update"], plan["model"]
+        asked = {each["name"]: each["quantization"] for each in models}[model["name"]]
+        times, own_rows = config["gradient_accumulation_steps"], config["batch_size"] == "auto"
+        base = model["quantization"] if asked == "auto" else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Kept()
+    same = times == read.manifest.training.config.gradient_accumulation_steps
+    return Kept(
+        examples_per_update=rows if own_rows and same and isinstance(rows, int) else None,
+        quantization=base if base in ("none", "int4") else None,
+    )
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -21,7 +21,7 @@ _TEXT_SUFFIXES = tuple(
 )
 FIRST_ROWS = 256
 """Read to know the columns; a row may be a whole text."""
-_TEXT_COLUMNS = "Columns(kind='text'"
+_TEXT_COLUMNS = ("Columns(kind='text'", "Tokens(kind='text'")
 
 
 class FirstRow:
@@ -89,13 +89,18 @@ def are_plain_text(read: ReadManifest, *, fetch: bool = False) -> bool | None:
     source; None where they are not here. `fetch`: rows on the hub may be asked for."""
     from expert.core.errors import ExpertError
     from expert.data.rows import file_format
-    from expert.data.sources import Source, iterate, resolve_sources
+    from expert.data.sources import Source, iterate
+    from expert.data.tokenised import columns_in
+    from expert.jobs.token_folders import named_sources
 
     def is_text(source: Source) -> bool:
         """A text is not read for that: it may be large, or not fetched yet."""
         by_name = source.files and file_format(source.files[0], source.format) == "txt"
         if source.kind == "corpus" or by_name:
             return True
+        tokens = columns_in(source) if named.tokens else None
+        if tokens:
+            return tokens.is_text
         found = _understood(iterate(source), spec)
         return found is not None and _is_plain_text(*found)
 
@@ -103,8 +108,11 @@ def are_plain_text(read: ReadManifest, *, fetch: bool = False) -> bool | None:
     if read.manifest.training.config.overlong != "auto":
         return None  # nobody asks
     try:
-        found = resolve_sources(spec, read.folder)
-        trains = [found.train] if found.train else [task.train for task in found.tasks]
+        named = named_sources(read, fetch=fetch)
+        # Of tokens and rows that may take their place, both: to cut is told of, to split is not.
+        given = [each for each in (named.tokens, named.rows) if each is not None]
+        own = [each.train for each in given if each.train is not None]
+        trains = own or [task.train for task in named.first.tasks]
         if not fetch and any(source.kind == "hub" for source in trains):
             return None
         return all(map(is_text, trains))
@@ -156,7 +164,10 @@ def _by_preparation(plan: RunPlan) -> bool | None:
     """What the prepared folders of the run's cache were made of; None where they do not agree."""
     cache = Path(plan.data.cache) if plan.data.cache else None
     kinds = set()
-    for recipe in [cache / "recipe.json", *cache.glob("tokens-*/recipe.json")] if cache else []:
+    # Beside a folder that the manifest names, where the tokens of the run did not go into it.
+    places = [cache, cache.parent] if cache else []
+    files = [each for place in places for each in place.glob("tokens-*/recipe.json")]
+    for recipe in [cache / "recipe.json", *files] if cache else []:
         try:
             columns = json.loads(recipe.read_text(encoding="utf-8"))["columns"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):

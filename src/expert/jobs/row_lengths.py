@@ -149,11 +149,8 @@ def measure_rows(read: ReadManifest, plan: RunPlan) -> RowLengths | None:
     """Tokens of rows from all over the training files; None where no row can be used."""
     import numpy as np
 
-    from expert.data.sources import resolve_sources
-
-    sources = resolve_sources(read.manifest.training.dataset, read.folder)
-    source = sources.train or sources.tasks[0].train
-    builder = _builder(read, plan, sources)
+    builder = _builder(read, plan)
+    source = builder.sources.train or builder.sources.tasks[0].train
     segments_of, _ = builder.formatter(source)
     documents, weights = [], []
     for row, weight in _drawn(source, builder):
@@ -170,9 +167,12 @@ def measure_rows(read: ReadManifest, plan: RunPlan) -> RowLengths | None:
     )
 
 
-def _builder(read: ReadManifest, plan: RunPlan, sources: Any) -> Builder:
+def _builder(read: ReadManifest, plan: RunPlan) -> Builder:
     from expert.jobs.preparing import Builder
     from expert.jobs.showing import TextOnly
+    from expert.jobs.token_folders import named_sources
+
+    named = named_sources(read)
 
     def quiet(name: str, rows: int, tokens: int) -> None:
         """Nothing is prepared."""
@@ -180,10 +180,10 @@ def _builder(read: ReadManifest, plan: RunPlan, sources: Any) -> Builder:
     # A tokenizer on the hub is not fetched for this.
     if plan.model.place != "hub" and Path(plan.model.location).is_dir():
         try:
-            return Builder(plan, read, sources, quiet)
+            return Builder(plan, read, named, quiet)
         except ExpertError:
             pass  # a folder without a tokenizer that can be read: training says so
-    return TextOnly(plan, read, sources, quiet)
+    return TextOnly(plan, read, named, quiet)
 
 
 def _drawn(source: Source, builder: Builder) -> list[tuple[Row, float]]:

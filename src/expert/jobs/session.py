@@ -298,10 +298,10 @@ class Session:
 
         return verdict_on(trouble, self.state, self.loop_plan().stability)
 
-    def save(self, state: TrainState) -> None:
-        """Write a checkpoint."""
+    def save(self, state: TrainState, due: bool = False) -> None:
+        """Write a checkpoint; `due`: one of those that the manifest asks for."""
         self.state = state
-        self.checkpoints.save(state, self.built.tensors(), self.plan, self.data)
+        self.checkpoints.save(state, self.built.tensors(), self.plan, self.data, due=due)
 
     def evaluate(self) -> EvalResult | None:
         """The validation rows; None where a signal asked for an end in between."""

@@ -341,7 +341,7 @@ def first_row_of(
 ) -> tuple[ShownRow | None, str]:
     """The first good training row under a plan; None with the reason where it is not here."""
     from expert.data.records import BadRow
-    from expert.data.sources import resolve_sources
+    from expert.jobs.token_folders import named_sources
     from expert.manifest.schema import CHAR_GPT
 
     has_tokenizer = plan.model.name == CHAR_GPT or (
@@ -349,12 +349,13 @@ def first_row_of(
     )
     kind = Builder if has_tokenizer else TextOnly
     try:
-        sources = resolve_sources(read.manifest.training.dataset, read.folder)
-        source = sources.train or sources.tasks[0].train
+        named = named_sources(read, fetch=False)
+        source = named.first.train or named.first.tasks[0].train
         absent = source.kind == "corpus" and not source.files and source.name != "python-stdlib"
         if source.kind == "hub" or absent:
             return None, f"the rows of {source.name} are not fetched for it"
-        builder = kind(plan, read, sources, lambda name, rows, tokens: None)
+        builder = kind(plan, read, named, lambda name, rows, tokens: None)
+        source = builder.sources.train or builder.sources.tasks[0].train
         segments_of, _ = builder.formatter(source)
         for row in builder.rows_of(source):
             made = row if isinstance(row, BadRow) else segments_of(row)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.words import counted
-from expert.jobs.held_out import NoTestSet
+from expert.jobs.held_out import TOKENS_ONLY, NoTestSet
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -184,6 +184,8 @@ def _of_sources(sources: Sequence[Source], spec: DatasetSpec, name: str) -> Test
         seen = survey_rows(iterate(source))
         if not seen.rows:
             first_row(source)  # raises, with the reason
+        if "input_ids" in seen.names:
+            raise NoTestSet(TOKENS_ONLY.format(source.name))
         groups.append((iterate(source), columns_of(seen, spec)))
     return _of_rows(groups, spec, name)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from expert.jobs.session import Evaluating, Session
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
+    from expert.planning.situation import Kept
 
 
 __all__ = ["RunFailed", "RunResult", "train"]
@@ -86,7 +87,8 @@ def train(
     if resume in (None, "auto"):
         runs_folder(read)  # refused before an hour of preparing
     provide_model(read, model)
-    plan, data, builder = planned_and_open(read, tell, model=model, vram=vram)
+    kept = kept_by_run(read, resume, model=model, vram=vram)
+    plan, data, builder = planned_and_open(read, tell, model=model, vram=vram, kept=kept)
     if resume is not None and not allow_changed:
         over = _over_before(plan, read, data, resume)
         if over is not None:
@@ -115,6 +117,19 @@ def train(
             if result.final is not None:
                 remember_run(session, vram=vram)
             return result
+
+
+def kept_by_run(
+    read: ReadManifest, resume: str | None, *, model: str | None, vram: str | None
+) -> Kept | None:
+    """What the run that is to be resumed has settled; None for a new one."""
+    from expert.jobs.planning import plan as plan_job
+    from expert.jobs.resuming import kept_of
+
+    if resume is None:
+        return None
+    folder, _ = _run_folder(plan_job(read, model=model, vram=vram, look=False), resume)
+    return kept_of(folder, read)
 
 
 def _over_before(plan: RunPlan, read: ReadManifest, data: RunData, resume: str) -> RunResult | None:

@@ -81,7 +81,7 @@ class TrainingConfig(StrictSection):
     learning_rate: SharePastZero | Auto = AUTO
     """Peak rate; auto: 2e-4, full 2e-5, ia3 and soft prompts 5e-3, from scratch 1e-3."""
     batch_size: Count | Auto = AUTO
-    """Rows per update, before gradient_accumulation_steps; auto: 16, or the card's for char-gpt."""
+    """Rows per update, before gradient_accumulation_steps; auto: 16, char-gpt's by the card."""
     gradient_accumulation_steps: Count = 1
     """Multiplies batch_size to the rows per update, which stay the same whatever fits."""
     micro_batch_size: Count | Auto = AUTO
@@ -124,7 +124,8 @@ class TrainingConfig(StrictSection):
     tokenize: Literal["ahead", "late"] = "ahead"
     """ahead: tokens are prepared once; late: when a batch asks for them, only to measure that."""
     pretokenized_cache: Text | None = None
-    """Folder of prepared tokens; null: datasets_optimized/<expert>, keyed by content."""
+    """Folder of prepared tokens, or of `input_ids` that another tool saved; null:
+    datasets_optimized/<expert>, keyed by content."""
 
     # --- the card ----------------------------------------------------------------------------
     bf16: Flag | Auto = AUTO
@@ -191,9 +192,9 @@ class TrainingConfig(StrictSection):
     save_steps: Count | None = None
     """Updates between checkpoints."""
     save_every_epochs: Count = 1
-    """Epochs between checkpoints with save_strategy epoch."""
+    """Epochs between checkpoints with save_strategy epoch; above 1 all are kept by default."""
     save_total_limit: Count | None = 3
-    """Checkpoints kept besides the best; null: all."""
+    """Checkpoints kept; null: all. The best one is kept besides and is not counted."""
     evaluation_strategy: Cadence | Auto = AUTO
     """When the validation rows are evaluated; auto: steps where eval_steps is given, else epoch."""
     eval_steps: Count | None = None

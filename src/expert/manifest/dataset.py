@@ -90,7 +90,7 @@ class DatasetSpec(Section):
     max_in_memory_samples: Count | None = None
     """Superseded: prepared tokens are memory-mapped, no rows are held in memory."""
     use_pretokenized: Flag = False
-    """`path` is a folder of tokenised rows (`input_ids`)."""
+    """`path` holds tokenised rows (`input_ids`), used where they fit the tokenizer."""
     text_field: Text | None = None
     """Column with already formatted text."""
     field_mapping: FieldMapping | None = None

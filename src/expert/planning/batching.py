@@ -23,7 +23,7 @@ from expert.planning.fitting import (
     worth_at_once,
 )
 from expert.planning.memory import GIB
-from expert.planning.situation import Situation
+from expert.planning.situation import KEPT, Situation
 from expert.planning.workload import Workload
 
 LARGEST_EVAL_BATCH = 64
@@ -67,6 +67,8 @@ def _settle_quantization(now: Situation, ledger: Ledger, fit: Fit) -> None:
             because = f"the base does not fit {gib:.1f} GiB in 16 bits, in NF4 it does"
         elif not fit.fits:
             because = f"the smallest that may be chosen, and still above {gib:.1f} GiB"
+        if now.kept.quantization:
+            because = KEPT
         ledger.settle(path, chosen, because, "machine")
         return
     settled = asked if asked in ("bf16", "fp16") else chosen

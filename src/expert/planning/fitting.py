@@ -66,7 +66,8 @@ def _choices(now: Situation, base: Workload, budget: int) -> Iterator[Workload]:
     may_quantise = now.model.quantization == "auto" and now.on_gpu and not base.trains_everything
     asked = now.config.micro_batch_size
     base = replace(base, rows=asked if asked != "auto" else 1)
-    for quantization in ["none", "int4"] if may_quantise else [base.quantization]:
+    choices = [now.kept.quantization] if now.kept.quantization else ["none", "int4"]
+    for quantization in choices if may_quantise else [base.quantization]:
         work = replace(base, quantization=quantization)
         yield fewest_recomputed(now, work, budget)
 

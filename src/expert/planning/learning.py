@@ -270,7 +270,11 @@ def _settle_saving(now: Situation, ledger: Ledger) -> None:
     else:
         now.pass_on(ledger, "watch.save_steps", "save_steps")
     now.pass_on(ledger, "watch.save_every_epochs", "save_every_epochs")
-    now.pass_on(ledger, "watch.keep_checkpoints", "save_total_limit")
+    if now.keeps_every_checkpoint:
+        because = f"save_every_epochs {config.save_every_epochs}: each of them is kept"
+        ledger.settle("watch.keep_checkpoints", None, because, "manifest")
+    else:
+        now.pass_on(ledger, "watch.keep_checkpoints", "save_total_limit")
 
 
 def _settle_output(now: Situation, ledger: Ledger) -> None:

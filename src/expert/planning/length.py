@@ -242,7 +242,7 @@ def _checkpoints_kept(now: Situation, ledger: Ledger) -> int | None:
     """Checkpoints on disk at the end: the limit and the best one, or all of them."""
     if ledger.decisions["watch.save_strategy"].value == "no":
         return 1
-    limit = now.config.save_total_limit
+    limit = None if now.keeps_every_checkpoint else now.config.save_total_limit
     total = ledger.decisions["length.total_steps"].value
     per_epoch = ledger.decisions["length.steps_per_epoch"].value
     written: int | None = None
@@ -250,6 +250,7 @@ def _checkpoints_kept(now: Situation, ledger: Ledger) -> int | None:
         written = max(1, total // (ledger.decisions["watch.save_steps"].value or total))
     elif total is not None and per_epoch:
         written = max(1, math.ceil(total / (per_epoch * now.config.save_every_epochs)))
+    between = now.config.save_every_epochs > 1  # where the best one is likely to be
     if limit is None:
-        return written
-    return limit + 1 if written is None else min(limit + 1, written)
+        return None if written is None else written + between
+    return limit + 1 if written is None else min(limit + 1, written + between)

@@ -42,7 +42,7 @@ from expert.planning.recording import choose_graphs
 from expert.planning.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
 from expert.planning.sequences import settle_sequences, settle_update, settle_widths
-from expert.planning.situation import Situation
+from expert.planning.situation import Kept, Situation
 from expert.planning.starting_points import made_for_tiny
 from expert.planning.survey import Survey, survey_data
 from expert.planning.target import Target
@@ -67,16 +67,24 @@ def make_plan(
     use_measurements: bool = True,
     survey: Survey | None = None,
     plain_text: bool | None = None,
+    kept: Kept | None = None,
 ) -> RunPlan:
     """Settle everything the manifest leaves open for this target.
 
     Without measurements what ladders have found is left out: one that is climbed looks for itself.
     A survey is what somebody knows of the rows who can tokenise; without one, files are looked at.
-    `plain_text`: whether the rows are texts without answers, for those who know.
+    `plain_text`: whether the rows are texts without answers, for those who know. `kept`: what a
+    run that is resumed has settled.
     """
     now = gather(manifest, target, folder=folder, model=model, environ=environ)
     rates = now.rates if use_measurements else ()
-    now = replace(now, survey=survey or now.survey, rates=rates, plain_text=plain_text)
+    now = replace(
+        now,
+        survey=survey or now.survey,
+        rates=rates,
+        plain_text=plain_text,
+        kept=kept or Kept(),
+    )
     ledger = Ledger()
     settle_model(now, ledger)
     rank, targets = settle_adapter(now, ledger)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from expert.core.errors import ExpertError
 from expert.planning.decisions import Ledger, Source
 from expert.planning.presets import char_gpt_batch
-from expert.planning.situation import Situation
+from expert.planning.situation import KEPT, Situation
 from expert.planning.survey import sequences_for
 
 DEFAULT_EXAMPLES_PER_UPDATE = 16
@@ -165,8 +165,10 @@ def settle_update(
     source: Source = "preset"
     if config.batch_size != "auto":
         rows, because, source = config.batch_size, "batch_size", "manifest"
+    elif now.kept.examples_per_update and now.kept.examples_per_update % times == 0:
+        rows, because = now.kept.examples_per_update // times, KEPT
     elif now.is_char_model:
-        rows, because = char_gpt_batch(now.target.budget_bytes)
+        rows, because = char_gpt_batch(now.target.total_bytes)
     else:
         rows = DEFAULT_EXAMPLES_PER_UPDATE
         because = "how a model learns does not depend on the card"

@@ -16,6 +16,17 @@ from expert.planning.resolve import ResolvedModel, basename
 from expert.planning.survey import Survey
 from expert.planning.target import Target
 
+KEPT = "as the run that is resumed has it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What a run that is resumed has settled by the machine it began on and that changes what it
+    computes: it stays so on any other. None: it is chosen again."""
+
+    examples_per_update: int | None = None
+    quantization: str | None = None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
@@ -33,6 +44,7 @@ class Situation:
     """What a ladder found fastest for this card, model and shape."""
     plain_text: bool | None = None
     """Whether the rows are texts without answers; None where nobody knows yet."""
+    kept: Kept = Kept()
 
     @property
     def config(self) -> TrainingConfig:
@@ -41,6 +53,13 @@ class Situation:
     @property
     def is_char_model(self) -> bool:
         return self.model.name == CHAR_GPT
+
+    @property
+    def keeps_every_checkpoint(self) -> bool:
+        """Whoever asks for one every few epochs, and for no limit, wants to find them all."""
+        asked = self.config.model_fields_set
+        every = "save_every_epochs" in asked and self.config.save_every_epochs > 1
+        return every and "save_total_limit" not in asked
 
     @property
     def released_adapter(self) -> Adapter:

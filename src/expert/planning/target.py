@@ -37,6 +37,9 @@ class Target:
     windows: bool = False
     held_bytes: int = 0
     """Memory that others hold on the card."""
+    total_bytes: int = 0
+    """Memory there is, whoever holds it now, within --vram: what changes the training is decided by
+    it, so that a run can be resumed beside others."""
     disk_free_bytes: int | None = None
     """Room beside the manifest, where the plan is for this machine."""
 
@@ -66,6 +69,7 @@ def choose_target(
             device="cuda",
             name=f"a card with {_in_words(limit)}",
             budget_bytes=limit,
+            total_bytes=limit,
             budget_because="--vram",
             capability=None,
             card=None,
@@ -79,6 +83,7 @@ def choose_target(
         device="cpu",
         name=machine.cpu_model.value or "CPU",
         budget_bytes=ram,
+        total_bytes=machine.ram_total_bytes.value or ram,
         budget_because=f"free memory of this machine ({because})",
         capability=None,
         card=None,
@@ -98,6 +103,7 @@ def _on_card(card: Card, limit: int | None, machine: Machine, windows: bool) -> 
         device="cuda",
         name=card.name,
         budget_bytes=budget,
+        total_bytes=budget,
         budget_because=because,
         capability=card.capability,
         card=card,
@@ -119,6 +125,7 @@ def _on_this_gpu(machine: Machine, limit: int | None, cores: int, windows: bool)
         device="cuda",
         name=name,
         budget_bytes=budget,
+        total_bytes=min(total, limit) if limit else total,
         budget_because=because,
         capability=gpu.capability.value,
         card=card_named(name, total),

@@ -152,24 +152,31 @@ def put_aside_after(folder: Path, step: int) -> list[Path]:
 
 
 def prune(
-    folder: Path, keep: int | None, protect: Collection[int], *, verified: Path | None = None
+    folder: Path,
+    keep: int | None,
+    protect: Collection[int],
+    *,
+    verified: Path | None = None,
+    in_between: Callable[[Path], bool] = lambda path: False,
 ) -> list[Path]:
-    """Delete all but the newest `keep` and the protected steps; returns what went.
+    """Delete all but the newest `keep` (None: all) and the protected steps; returns what went.
 
-    Nothing goes unless the newest verifies; `verified` names one that save_checkpoint has just
-    returned and spares reading it again. What is incomplete neither counts nor goes.
+    Those `in_between`, which were saved at no step that checkpoints are due at, do not count and go
+    once there is a newer one. Nothing goes unless the newest verifies; `verified` names one that
+    save_checkpoint has just returned and spares reading it again. What is incomplete neither counts
+    nor goes.
     """
-    if keep is None:
-        return []
-    assert keep >= 1, "the newest checkpoint is never deleted"
+    assert keep is None or keep >= 1, "the newest checkpoint is never deleted"
     whole = [
         (step, path)
         for step, path in sorted(_numbered(folder), reverse=True)
         if not (damage(path, contents=False) or _foreign(path, step))
     ]
-    if len(whole) <= keep or (whole[0][1] != verified and damage(whole[0][1])):
+    due = [path for _, path in whole if not in_between(path)]
+    kept = {*(due if keep is None else due[:keep]), *(path for _, path in whole[:1])}
+    going = [path for step, path in whole if path not in kept and step not in protect]
+    if not going or (whole[0][1] != verified and damage(whole[0][1])):
         return []
-    going = [path for step, path in whole[keep:] if step not in protect]
     for path in reversed(going):
         delete(path)
     return going

@@ -48,7 +48,8 @@ class Tools:
     best: BestSoFar
     evaluate: Callable[[int], EvalResult | None]
     """Evaluates after so many updates; None where a signal came in between."""
-    save: Callable[[TrainState], None]
+    save: Callable[[TrainState, bool], None]
+    """Told whether the manifest asks for one at this step."""
     reached: Callable[[TrainState], None]
     """Told of every state, so that it is known when something is raised."""
     stop_requested: Callable[[], int | None]
@@ -265,7 +266,7 @@ def _between_updates(
         kept = tools.recorder
         state = replace(state, **kept.state())
         with tools.recorder.meter.paused():
-            tools.save(state)
+            tools.save(state, moment.save)
         exit_code = tools.stop_requested()  # one that came while saving need not wait
     if exit_code is not None:
         return state, Ending(exit_code=exit_code)
