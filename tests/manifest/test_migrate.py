@@ -46,6 +46,8 @@ CONFIG_VALUES: dict[str, tuple[Any, Any]] = {
     "torch_compile_mode": ("default", "max-autotune"),
     "max_grad_norm": (2.0, 0),
     "logging_steps": (2, 4),
+    "warmup_steps": (2, 4),
+    "batch_tokens": (2, 4),
     "dataloader_num_workers": (2, 4),
     "dataloader_prefetch_factor": (2, 4),
     "dataloader_pin_memory": (True, False),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from expert.core.errors import ExpertError, ManifestError
+from expert.core.errors import ExpertError, ManifestError, Problem
 from expert.core.files import write_text_atomically
 
 if TYPE_CHECKING:
@@ -41,8 +41,13 @@ def check_manifests(
         except ManifestError as error:
             yield Checked(str(path), None, error)
         else:
-            doubts = [Notice("warning", doubt.path, doubt.text) for doubt in doubts_about(read)]
-            yield Checked(str(path), read, None, tuple(doubts))
+            doubts = doubts_about(read)
+            wrong = [Problem(each.path, each.text) for each in doubts if each.refused]
+            if wrong:
+                yield Checked(str(path), None, ManifestError(str(path), wrong))
+                continue
+            told = [Notice("warning", doubt.path, doubt.text) for doubt in doubts]
+            yield Checked(str(path), read, None, tuple(told))
 
 
 @dataclass(frozen=True)

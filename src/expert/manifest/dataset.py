@@ -30,6 +30,8 @@ class FieldMapping(Section):
     """Column with the answer."""
     text: Text | None = None
     """Column with an already formatted example."""
+    messages: Text | None = None
+    """Column with the conversation."""
 
 
 class Task(Section):
