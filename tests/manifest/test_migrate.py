@@ -48,6 +48,7 @@ CONFIG_VALUES: dict[str, tuple[Any, Any]] = {
     "logging_steps": (2, 4),
     "warmup_steps": (2, 4),
     "batch_tokens": (2, 4),
+    "deterministic": (True, False),
     "dataloader_num_workers": (2, 4),
     "dataloader_prefetch_factor": (2, 4),
     "dataloader_pin_memory": (True, False),

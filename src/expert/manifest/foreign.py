@@ -9,6 +9,7 @@ from expert.manifest.moving import Migration
 from expert.manifest.peers.answers import answer_keys
 from expert.manifest.peers.axolotl import read_axolotl
 from expert.manifest.peers.class_files import read_litgpt, read_torchtune
+from expert.manifest.peers.data_sets import read_hub_parts
 from expert.manifest.peers.llama_factory import read_llama_factory, read_quantization
 from expert.manifest.peers.python_lines import read_python_lines
 from expert.manifest.peers.sections import open_sections
@@ -29,6 +30,7 @@ def read_foreign(work: Migration, folder: Path) -> None:
     read_methods(work)
     read_llama_factory(work, folder)
     read_quantization(work)
+    read_hub_parts(work)
     read_axolotl(work)
     config = work.root.get("training", Item(None)).get("config")
     model = work.root.get("model")

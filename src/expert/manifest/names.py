@@ -91,6 +91,7 @@ CONFIG_ALIASES = {
     "r": "rank",
     "peft_target_modules": "target_modules",
     "batch_max_tokens": "batch_tokens",
+    "full_determinism": "deterministic",
 }
 
 # Keys that become something other than one key of training.config; migrate.py knows how.
@@ -123,6 +124,7 @@ DATASET_ALIASES = {
     "train_data": "path",
     "val_data": "validation_path",
     "max_train_samples": "max_samples",
+    "dataset_streaming": "streaming",
 }
 # Keys of the data set that are understood at the top level and under `training` too.
 LOOSE_DATASET_KEYS = {

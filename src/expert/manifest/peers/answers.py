@@ -319,6 +319,41 @@ ANSWERS: Mapping[str, Answer] = {
         _so("on_loss_spike goes back to the last checkpoint by itself"),
     ),
     **_all("gc_steps gc_collect_steps", _so("no garbage has to be collected by hand")),
+    **_all(
+        "loss_type", _no("the loss is the cross-entropy of the answer's tokens", "remove it", "nll")
+    ),
+    "truncation_mode": _no(
+        "a row that is too long loses its end", "write keep_start", "keep_start"
+    ),
+    **_all("shuffle_dataset", _warn("rows are shuffled with the seed", True)),
+    **_all(
+        "chat_template_path tokenizer_chat_template",
+        _no(
+            "a template of its own is read from the base model's folder",
+            "put it into the tokenizer_config.json there; prompt_template: tokenizer uses it",
+        ),
+    ),
+    "lora_target_parameters": _no("adapters go on linear layers only", "remove it", False),
+    **_all(
+        "gradient_checkpointing_use_reentrant ignore_bias_buffers",
+        _so("recomputation is always the non-reentrant one"),
+    ),
+    **_all(
+        "logging_first_step logging_nan_inf_filter disable_tqdm skip_memory_metrics",
+        _so("events.jsonl has every step; --json and pipes show no progress bar", True),
+    ),
+    **_all("data_seed ignore_data_skip", _so("seed decides the order, and --resume keeps it")),
+    **_all(
+        "label_names prediction_loss_only batch_eval_metrics length_column_name",
+        _so("loss, perplexity and token accuracy are measured", True, "length"),
+    ),
+    **_all(
+        "average_tokens_across_devices",
+        _so("the loss of a step is divided by all of its tokens", True),
+    ),
+    **_all("torchdynamo jit_mode_eval use_ipex", _so("torch_compile decides")),
+    "token": _so("a token for the hub is read from HF_TOKEN or from where hf auth login keeps it"),
+    **_all("max_lora_rank float8_kv_cache fix_tokenizer", _so("it follows from the model", True)),
     # --- words without a meaning for a run -------------------------------------------------------
     **_all("strict debug test_value", _so("nothing follows from it here", True, False)),
 }

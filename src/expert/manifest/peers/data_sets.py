@@ -101,6 +101,38 @@ def put_rows(work: Migration, sets: Sequence[Named]) -> None:
         work.place(dataset, key, item, f"training.dataset.{key}")
 
 
+def read_hub_parts(work: Migration) -> None:
+    """TRL's dataset_name with dataset_config, dataset_train_split and dataset_test_split."""
+    parts = {
+        key: work.root.pop(f"dataset_{key}")
+        for key in ("config", "train_split", "test_split")
+        if f"dataset_{key}" in work.root
+    }
+    given = {key: item for key, item in parts.items() if item.value is not None}
+    path = work.root.get("dataset_name")
+    if not given:
+        return
+    if path is None or not isinstance(path.value, str):
+        for item in given.values():
+            what = "a part of dataset_name, which is not given"
+            work.problems.append(Problem(item.path, what, "name the data set", item.line))
+        return
+    config, judged = given.get("config"), given.get("test_split")
+    rows = Named("rows", path, path, given.get("train_split"), config)
+    tests = Named("rows", path, path, judged, config)
+    source, held_out = rows.source(), tests.source()
+    for key, item in given.items():
+        home = "validation_path" if key == "test_split" else "path"
+        whole = held_out if key == "test_split" else source
+        if whole is not None:
+            work.notices.append(notice("read as", item, f"training.dataset.{home}: {whole.value}"))
+    if source is not None:
+        work.root["dataset_name"] = source
+    if judged is not None and held_out is not None:
+        dataset = work.section("training", "dataset")
+        dataset.setdefault("validation_path", held_out)
+
+
 def _free_name(name: str, taken: Entries) -> str:
     """The name of a task; a set named twice is two tasks."""
     number = 2

@@ -293,6 +293,23 @@ def _answers_only(work: Migration, zone: Entries, item: Item) -> None:
     _told(work, item, f"training.config.train_on_prompt: {shown(not item.value)}")
 
 
+def _packing_strategy(work: Migration, zone: Entries, item: Item) -> None:
+    """TRL's: how rows are packed, where they are."""
+    known = {"bfd": "best-fit", "ffd": "best-fit", "wrapped": "concat"}.get(str(item.value))
+    packing = zone.get("packing")
+    if known is None:
+        work.refuse(item, "bfd or wrapped")
+    elif packing is not None and packing.value is True:
+        packing.value = known
+        _told(work, item, f"training.config.packing: {known}")
+
+
+def _on_cpu(work: Migration, zone: Entries, item: Item) -> None:
+    if item.value is True:
+        _put(work, zone, "device", "cpu", item)
+        _told(work, item, "training.config.device: cpu")
+
+
 def _tokens(work: Migration, _: Entries, item: Item) -> None:
     """A list of new tokens; in old files of Axolotl the special ones by their names."""
     if isinstance(item.value, dict):
@@ -320,7 +337,9 @@ SWITCHES: dict[str, Callable[[Migration, Entries, Item], None]] = {
     **dict.fromkeys(("template", "chat_template"), _template),
     **dict.fromkeys(("bnb_4bit_quant_type", "quantization_type"), _quant_type),
     "bnb_4bit_compute_dtype": _compute_dtype,
-    **dict.fromkeys(("bnb_4bit_use_double_quant", "double_quantization"), _double_quant),
+    **dict.fromkeys(
+        ("bnb_4bit_use_double_quant", "double_quantization", "use_bnb_nested_quant"), _double_quant
+    ),
     "bnb_4bit_quant_storage": _quant_storage,
     "quantize": _quantize,
     **dict.fromkeys(("float16", "bfloat16", "pure_bf16"), _half),
@@ -333,6 +352,8 @@ SWITCHES: dict[str, Callable[[Migration, Entries, Item], None]] = {
     "excess_length_strategy": _overlong,
     **dict.fromkeys(("completion_only_loss", "assistant_only_loss", "mask_prompt"), _answers_only),
     "model_revision": _revision,
+    "packing_strategy": _packing_strategy,
+    **dict.fromkeys(("use_cpu", "no_cuda"), _on_cpu),
     "tokens": _tokens,
     "rope_scaling": _positions,
 }
