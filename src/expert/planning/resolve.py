@@ -269,7 +269,7 @@ def read_shape(config_file: Path) -> tuple[ModelShape | None, str]:
         return None, f"{config_file} cannot be read: {error}"
     if not isinstance(config, Mapping):
         return None, f"{config_file} is not an object"
-    _refuse_media(config, config_file)
+    refuse_media(config, config_file)
     try:
         return shape_from_config(config), f"{config_file.name} of the model"
     except UnknownShape as error:
@@ -281,8 +281,9 @@ _MEDIA_PARTS = ("vision_config", "audio_config", "vision_tower", "mm_vision_towe
 _MEDIA_CLASS = re.compile(r"(Vision|Image|Audio|Speech|Llava|VL|Omni|Multimodal)\w*For\w+")
 
 
-def _refuse_media(config: Mapping[str, Any], file: Path) -> None:
-    """Such a model would be loaded with towers that no row ever reaches."""
+def refuse_media(config: Mapping[str, Any], file: Path) -> None:
+    """NotATextModel of a config.json that says of images or sound: such a model would be loaded
+    with towers that no row ever reaches."""
     part = next((key for key in _MEDIA_PARTS if config.get(key)), None)
     named = config.get("architectures")
     classes = [str(name) for name in named] if isinstance(named, list) else []

@@ -324,13 +324,21 @@ def _positions(work: Migration, zone: Entries, item: Item) -> None:
     """LLaMA-Factory has it at the top level."""
     if zone is not work.root or "model_name_or_path" not in zone:
         zone["rope_scaling"] = item  # told where it belongs
-        return
+    else:
+        work.later.append((_put_positions, item))
+
+
+def _put_positions(work: Migration, item: Item) -> None:
     work.place(first_base_model(work), "rope_scaling", item, "base_models[0].rope_scaling")
 
 
 def _revision(work: Migration, _: Entries, item: Item) -> None:
     if item.value != "main":
-        work.place(first_base_model(work), "revision", item, "base_models[0].revision")
+        work.later.append((_put_revision, item))
+
+
+def _put_revision(work: Migration, item: Item) -> None:
+    work.place(first_base_model(work), "revision", item, "base_models[0].revision")
 
 
 SWITCHES: dict[str, Callable[[Migration, Entries, Item], None]] = {
