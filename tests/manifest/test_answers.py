@@ -181,6 +181,11 @@ def test_a_regular_expression_of_layers_is_refused_with_the_names_to_write():
     assert "is a regular expression  (list the names of the layers, such as [q_proj" in text
 
 
+def test_a_number_of_validation_rows_is_refused_with_the_share_to_write():
+    text = error_of(MINIMAL + "val_size: 500\n")
+    assert "val_size: got 500, a number of rows; it is a share of them here" in text
+
+
 def test_parts_of_a_hub_set_are_put_into_its_path():
     text = "base_model: tiny\ndataset_name: owner/set\ndataset_config: en\n"
     text += "dataset_train_split: train_sft\ndataset_test_split: test_sft\n"
@@ -284,7 +289,12 @@ def test_a_backslash_that_json_took_for_a_tab_is_told_as_one():
     [
         *("Qwen/Qwen2-VL-7B-Instruct", "Qwen/Qwen2.5-VL-3B", "llava-hf/llava-1.5-7b-hf"),
         *("HuggingFaceTB/SmolVLM-256M", "meta-llama/Llama-3.2-11B-Vision", "x/InternVL3-8B"),
-        *("mistralai/Pixtral-12B-2409", "google/gemma-3n-E2B-it", "Qwen/Qwen2.5-Omni-7B"),
+        *(
+            "mistralai/Pixtral-12B-2409",
+            "google/gemma-3-4b-it",
+            "google/gemma-3n-E2B-it",
+            "Qwen/Qwen2.5-Omni-7B",
+        ),
         *("openai/whisper-small", "C:\\models\\Qwen3-VL-4B", "deepseek-ai/deepseek-vl2"),
     ],
 )

@@ -179,8 +179,8 @@ def test_names_are_looked_up_in_the_list_of_data_sets(tmp_path):
     made = in_folder(tmp_path, f"{FACTORY}dataset: mine,yours\ntemplate: qwen\n", info)
     data = made.manifest.training.dataset
     assert {name: task.train for name, task in (data.tasks or {}).items()} == {
-        "mine": str(tmp_path / "data" / "mine.json"),
-        "yours": str(tmp_path / "data" / "deep" / "yours.json"),
+        "mine": "data/mine.json",
+        "yours": "data/deep/yours.json",
     }
     mapping: Any = data.field_mapping
     assert (mapping.instruction, mapping.input, mapping.response) == (
@@ -277,7 +277,20 @@ def test_a_broken_list_of_data_sets_is_told(tmp_path):
 def test_a_validation_set_by_name_is_the_validation_path(tmp_path):
     info = {"a": {"file_name": "a.json"}, "b": {"file_name": "b.json"}}
     made = in_folder(tmp_path, f"{FACTORY}dataset: a\neval_dataset: b\n", info)
-    assert made.manifest.training.dataset.validation_path == str(tmp_path / "data" / "b.json")
+    assert made.manifest.training.dataset.validation_path == "data/b.json"
+
+
+def test_a_list_in_the_current_folder_names_its_files_whole(tmp_path, monkeypatch):
+    """As LLaMA-Factory is run: from above both folders."""
+    (tmp_path / "examples").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    listed = json.dumps({"a": {"file_name": "a.json"}})
+    (tmp_path / "data" / "dataset_info.json").write_text(listed, encoding="utf-8")
+    made = in_folder(Path("examples"), f"{FACTORY}dataset: a\n")
+    assert made.manifest.training.dataset.path == (tmp_path / "data" / "a.json").as_posix()
+    text = f"{FACTORY}dataset: a\n"
+    assert in_folder(Path(), text).manifest.training.dataset.path == "data/a.json"
 
 
 @pytest.mark.parametrize(("bits", "kind"), [(4, "int4"), (8, "int8")])

@@ -124,7 +124,6 @@ DATASET_ALIASES = {
     "train_data": "path",
     "val_data": "validation_path",
     "max_train_samples": "max_samples",
-    "dataset_streaming": "streaming",
 }
 # Keys of the data set that are understood at the top level and under `training` too.
 LOOSE_DATASET_KEYS = {

@@ -141,7 +141,7 @@ def _char_model(manifest: Manifest, say: Findings) -> None:
 _MEDIA_MODEL = re.compile(
     r"(?:^|[-_.\d])(?:vl|vlm|vl2|vision|v?omni|audio|ocr)(?:$|[-_.\d])"
     r"|llava|internvl|pixtral|paligemma|idefics|moondream|smolvlm|minicpm-[vo]\b|fuyu|florence-2"
-    r"|cogvlm|molmo|kosmos|mllama|whisper|voxtral|blip2?|glm-4(?:\.\d)?v|gemma-?3n|got-ocr",
+    r"|gemma-3-(?:4|12|27)b|llama-4-|cogvlm|molmo|kosmos|mllama|whisper|voxtral|blip2?|glm-4(?:\.\d)?v|gemma-?3n|got-ocr",
     re.IGNORECASE,
 )
 

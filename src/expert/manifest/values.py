@@ -105,6 +105,7 @@ def convert_values(root: Item) -> tuple[list[Notice], list[Problem]]:
             notices.append(notice("superseded", template, text))
             template.value = "auto"
     _portable_paths(root)
+    problems += _share_of_rows(root)
     for number, prompt in enumerate(_entries(root.get("soft_prompts"))):
         length = prompt.fields().pop("length", None)
         if length is not None:
@@ -113,6 +114,20 @@ def convert_values(root: Item) -> tuple[list[Notice], list[Problem]]:
             if tokens.plain() != length.plain():
                 problems.append(_conflict(length, tokens))
     return notices, problems
+
+
+def _share_of_rows(root: Item) -> list[Problem]:
+    """`val_size: 500` counts rows in other trainers."""
+    dataset = root.get("training", "dataset") or Item(None)
+    share = dataset.get("validation_split")
+    if share is None or isinstance(share.value, bool) or not isinstance(share.value, int | float):
+        return []
+    if share.value <= 1:
+        return []
+    del dataset.fields()["validation_split"]
+    what = f"got {shown(share.value)}, a number of rows; it is a share of them here"
+    fix = "write a share such as 0.05, or name the rows: validation_path"
+    return [Problem(share.path, what, fix, share.line)]
 
 
 def _portable_paths(root: Item) -> None:
@@ -203,7 +218,8 @@ def _convert_lists(config: dict[str, Item], notices: list[Notice]) -> list[Probl
 def _other_trackers(config: dict[str, Item], trackers: Item, notices: list[Notice]) -> None:
     """`report_to: wandb`: what is trained does not depend on it."""
     listed = trackers.value if isinstance(trackers.value, list) else []
-    others = [str(entry.value) for entry in listed if entry.value in OTHER_TRACKERS]
+    others = [entry.value for entry in listed if isinstance(entry.value, str)]
+    others = [name for name in others if name in OTHER_TRACKERS]
     if others:
         text = f"{', '.join(others)} is not fed; TensorBoard files and events.jsonl are written"
         notices.append(notice("superseded", trackers, text))

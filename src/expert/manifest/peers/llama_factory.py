@@ -100,10 +100,18 @@ def _named(work: Migration, item: Item, folder: Path, place: Item | None) -> lis
             work.problems.append(Problem(item.path, what, f"it has {known}", item.line))
             work.seen.add("no rows")
             continue
-        found.append(_data_set(work, name, about, Path(where).parent, item))
+        found.append(_data_set(work, name, about, _beside(Path(where).parent, folder), item))
     if not found:
         work.root.pop("dataset" if item.path == "dataset" else "eval_dataset", None)
     return found
+
+
+def _beside(place: Path, folder: Path) -> Path:
+    """The folder of the list as paths of a manifest have it: from its own folder, or whole."""
+    try:
+        return place.relative_to(folder)
+    except ValueError:
+        return place.absolute()
 
 
 def _info(
@@ -146,7 +154,7 @@ def _data_set(
     if isinstance(hub, str):
         named.path = Item(hub, item.path, item.line)
     elif isinstance(file, str):
-        named.path = Item(str(folder / file.replace("\\", "/")), item.path, item.line)
+        named.path = Item((folder / file.replace("\\", "/")).as_posix(), item.path, item.line)
     else:
         other = next(
             (key for key in ("ms_hub_url", "om_hub_url", "script_url") if about.get(key)),

@@ -304,6 +304,10 @@ def _packing_strategy(work: Migration, zone: Entries, item: Item) -> None:
         _told(work, item, f"training.config.packing: {known}")
 
 
+def _streaming(work: Migration, zone: Entries, item: Item) -> None:
+    _put(work, zone, "streaming", item.value is True, item)
+
+
 def _on_cpu(work: Migration, zone: Entries, item: Item) -> None:
     if item.value is True:
         _put(work, zone, "device", "cpu", item)
@@ -361,6 +365,7 @@ SWITCHES: dict[str, Callable[[Migration, Entries, Item], None]] = {
     **dict.fromkeys(("completion_only_loss", "assistant_only_loss", "mask_prompt"), _answers_only),
     "model_revision": _revision,
     "packing_strategy": _packing_strategy,
+    "dataset_streaming": _streaming,
     **dict.fromkeys(("use_cpu", "no_cuda"), _on_cpu),
     "tokens": _tokens,
     "rope_scaling": _positions,
