@@ -166,3 +166,17 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(key, text):
         explain(key)
     assert str(caught.value) == text
     assert isinstance(caught.value, ExpertError)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("deepspeed", "Superseded: a run uses one GPU"),
+        ("training.config.wandb_project", "Superseded: TensorBoard files"),
+        ("loraplus_lr_ratio", "Refused: LoRA+ is not built"),
+        ("chat_template", "Read as another key by its value"),
+    ],
+)
+def test_a_key_of_another_trainer_is_explained_by_what_is_so_here(name, words):
+    (found,) = explain(name)
+    assert found.meaning.startswith(words)

@@ -51,15 +51,28 @@ def told(read: ReadManifest) -> list[str]:
     return [str(each).partition(": ")[2] for each in read.notices]
 
 
-def test_rows_of_an_update_are_those_of_axolotl(tmp_path):
+def test_packed_sequences_of_axolotl_are_counted_in_tokens(tmp_path):
+    """micro_batch_size counts sequences there, and each holds many rows: 2 rows a step would be a
+    batch many times smaller."""
     read = reading(tmp_path, AXOLOTL)
     config = read.manifest.training.config
-    assert (config.batch_size, config.gradient_accumulation_steps) == (2, 2)
-    assert config.micro_batch_size == "auto"
+    assert (config.batch_size, config.batch_tokens) == ("auto", 2 * 2048)
+    assert (config.micro_batch_size, config.gradient_accumulation_steps) == ("auto", 2)
     assert (
-        "micro_batch_size: read as training.config.batch_size: rows of an update, before "
-        "gradient_accumulation_steps"
+        "micro_batch_size: read as training.config.batch_tokens: 4096 (2 packed sequences of 2048 "
+        "tokens; rows by their mean length)"
     ) in told(read)
+
+
+def test_rows_of_a_step_that_are_not_packed_are_those_of_axolotl(tmp_path):
+    for line in ("sample_packing: false\n", ""):
+        read = reading(tmp_path, AXOLOTL.replace("sample_packing: true\n", line))
+        config = read.manifest.training.config
+        assert (config.batch_size, config.batch_tokens) == (2, None)
+        assert (
+            "micro_batch_size: read as training.config.batch_size: rows of a step, before "
+            "gradient_accumulation_steps"
+        ) in told(read)
 
 
 def test_the_key_keeps_its_meaning_in_files_of_our_own(tmp_path):
@@ -112,10 +125,10 @@ def test_pretraining_of_llama_factory_is_plain_text(tmp_path):
     assert read.manifest.training.dataset.text_field == "text"
 
 
-def test_messages_in_a_column_of_another_name_are_refused_with_the_way_out(tmp_path):
+def test_messages_in_a_column_of_another_name_are_mapped(tmp_path):
     text = "base_model: tiny\ndatasets:\n  - {path: a.jsonl, field_messages: talk}\n"
-    with pytest.raises(ManifestError, match="column 'talk'  \\(call it messages in the rows"):
-        reading(tmp_path, text)
+    mapping: Any = reading(tmp_path, text).manifest.training.dataset.field_mapping
+    assert mapping.messages == "talk"
 
 
 def test_a_template_that_is_written_out_is_told_to_be_without_effect(tmp_path):

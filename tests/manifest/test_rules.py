@@ -146,7 +146,7 @@ def test_the_second_of_two_models_is_checked_too():
         (
             "flash_attention_2: true",
             "line 3: flash_attention_2: superseded: "
-            "torch's own flash kernels are used, no flash-attn package is needed",
+            "torch's own flash kernels run where the card has them; no package is needed",
         ),
     ],
 )

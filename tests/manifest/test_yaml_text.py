@@ -166,7 +166,7 @@ def test_every_explicit_tag_is_refused(text: str, refusal: str):
         ("a:\n\tb: 1", "line 2: not YAML: found character that cannot start any token"
             "  (YAML is indented with spaces, not tabs)"),
         ("a: b: c", 'line 1: not YAML: mapping values are not allowed in this context'
-            '  (put the text that holds ": " in quotes, or mend the indentation)'),
+            '  (put the text that holds ": " in quotes, or fix the indentation)'),
         ("a: 1\n---\nb: 2", "line 2: not YAML: more than one document in the file"
             "  (keep one; remove the '---' lines)"),
         ("a: [1", "line 1: not YAML: did not find expected ',' or ']'"),

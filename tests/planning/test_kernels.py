@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.planning.planning import decision, gpu, machine, manifest, plan, remarks
+from tests.planning.planning import decision, gpu, machine, manifest, plan, read, remarks
 
 AMPERE_WORDS = "GeForce RTX 3090 (8.6) has bf16 tensor cores"
 
@@ -119,6 +119,26 @@ def test_tf32_from_ampere_on(config, card, value, source):
 def test_attention_is_the_fastest_that_keeps_rows_apart(config, card, value, source):
     settled, _, came_from = decision(plan(manifest(config), card), "kernels.attention")
     assert (settled, came_from) == (value, source)
+
+
+@pytest.mark.parametrize(
+    ("card", "config", "instead"),
+    [
+        ("rtx-4090", {}, "flash"),
+        ("h200", {"torch_compile": True}, "flex"),
+        ("t4", {}, None),
+        (None, {}, None),
+        ("rtx-4090", {"bf16": False, "fp16": False}, None),
+        ("rtx-4090", {"packing": False}, None),
+    ],
+)
+def test_use_sdpa_is_told_to_be_superseded_only_where_another_kernel_runs(card, config, instead):
+    made = plan(manifest({"use_sdpa": True, **config}), card)
+    told = [text for text in remarks(made, "superseded") if "use_sdpa" in text]
+    assert made.kernels.attention == (instead or "sdpa")
+    assert len(told) == (instead is not None)
+    assert all(f"kept apart by {instead} attention" in text for text in told)
+    assert not [n for n in read(manifest({"use_sdpa": True})).notices if "use_sdpa" in n.path]
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ CHANGES: dict[str, Any] = {
     "max_steps": 11,
     "learning_rate": 0.01,
     "batch_size": 5,
+    "batch_tokens": 4096,
     "gradient_accumulation_steps": 3,
     "micro_batch_size": 2,
     "eval_batch_size": 3,

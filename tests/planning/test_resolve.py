@@ -11,6 +11,7 @@ from expert.manifest.schema import BaseModelSpec, CharGptShape
 from expert.planning import resolve as resolving
 from expert.planning.resolve import (
     ModelNotBuiltIn,
+    NotATextModel,
     basename,
     char_gpt_shape,
     read_shape,
@@ -274,3 +275,36 @@ def test_a_plan_for_tiny_is_that_of_a_language_model_and_not_of_the_character_mo
     assert made.length.rows == 36  # rows of the file, not its characters in blocks
     padded = plan(manifest({"packing": False}, base_models=[{"name": "tiny"}]), folder=tmp_path)
     assert padded.loader.workers > 0
+
+
+# --- models that read more than text -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        ({"vision_config": {"hidden_size": 8}, "text_config": {}}, "vision_config"),
+        ({"audio_config": {"hidden_size": 8}}, "audio_config"),
+        ({"mm_vision_tower": "clip"}, "mm_vision_tower"),
+        (
+            {"architectures": ["LlavaForConditionalGeneration"]},
+            "LlavaForConditionalGeneration",
+        ),
+        (
+            {"architectures": ["Qwen2_5_VLForConditionalGeneration"]},
+            "Qwen2_5_VLForConditionalGeneration",
+        ),
+    ],
+)
+def test_a_model_that_reads_images_is_refused_by_its_config(tmp_path, config, part):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(NotATextModel, match=rf"\({part}\) is of a model that reads images"):
+        resolve_model(BaseModelSpec(name="mine"), tmp_path, {"HF_HOME": str(tmp_path)})
+
+
+def test_a_model_for_text_is_not_refused(tmp_path):
+    config = {"architectures": ["LlamaForCausalLM"], "vision_config": None}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert resolve_model(BaseModelSpec(name="mine"), tmp_path, {}).place == "folder"

@@ -122,3 +122,44 @@ def test_a_sequence_longer_than_a_cpu_likes_goes_alone_for_that_reason():
     data = manifest({"max_seq_length": 8192, "batch_size": 128})
     value, because, _ = decision(plan(data, None, survey=survey), "batch.micro_batch")
     assert (value, because) == (1, "a CPU is fastest with about 4,096 places at once")
+
+
+# --- a step by its tokens ------------------------------------------------------------------------
+
+
+def counted(rows: int, tokens: int) -> Survey:
+    return Survey(rows, tokens, "lines counted")
+
+
+def test_tokens_of_a_step_become_rows_by_their_mean_length():
+    made = plan(manifest({"batch_tokens": 4096}), survey=counted(1000, 128_000))
+    value, because, source = decision(made, "batch.examples_per_update")
+    assert (value, because, source) == (32, "batch_tokens 4,096, 128 tokens to a row", "manifest")
+    assert made.batch.tokens_per_step == 4096
+    assert made.batch.sequences_per_update == 2  # of 2,048
+
+
+def test_tokens_of_a_step_are_multiplied_by_accumulation():
+    config = {"batch_tokens": 4096, "gradient_accumulation_steps": 2}
+    made = plan(manifest(config), survey=counted(1000, 128_000))
+    assert (made.batch.examples_per_update, made.batch.tokens_per_step) == (64, 8192)
+
+
+def test_rows_longer_than_a_sequence_count_as_much_as_is_left_of_them():
+    config = {"batch_tokens": 4096, "max_seq_length": 512}
+    made = plan(manifest(config), survey=counted(100, 300_000))
+    assert made.batch.examples_per_update == 8
+
+
+def test_rows_that_were_packed_say_what_a_sequence_holds():
+    made = plan(manifest({"batch_tokens": 4096}), survey=packed(0.5))
+    assert made.batch.examples_per_update == 32  # 8 to 1,024 tokens
+    assert made.batch.sequences_per_update == 4
+
+
+def test_rows_of_unknown_length_are_planned_as_long_ones_and_told_to_be():
+    made = plan(manifest({"batch_tokens": 4096}), survey=Survey(None, None, "not there"))
+    assert made.batch.examples_per_update == 2
+    told = [r.text for r in made.remarks if r.path == "batch.tokens_per_step"]
+    assert len(told) == 1
+    assert "how long they are is not known yet (not there); a run counts first" in told[0]

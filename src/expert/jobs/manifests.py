@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from expert.core.errors import ExpertError, ManifestError
+from expert.core.errors import ExpertError, ManifestError, Problem
 from expert.core.files import write_text_atomically
 
 if TYPE_CHECKING:
@@ -45,8 +45,13 @@ def check_manifests(
         except ManifestError as error:
             yield Checked(str(path), None, error)
         else:
-            doubts = [Notice("warning", doubt.path, doubt.text) for doubt in doubts_about(read)]
-            told = (*doubts, *_settings_of_tiny(read))
+            doubts = doubts_about(read)
+            wrong = [Problem(each.path, each.text) for each in doubts if each.refused]
+            if wrong:
+                yield Checked(str(path), None, ManifestError(str(path), wrong))
+                continue
+            warned = [Notice("warning", doubt.path, doubt.text) for doubt in doubts]
+            told = (*warned, *_settings_of_tiny(read))
             yield Checked(str(path), read, None, told, _planned(read))
 
 

@@ -103,7 +103,7 @@ def packing_for(
         # What is longer than a sequence goes on in the next, as a row of its own.
         parts = -(-rows.lengths // max(1, length - soft))
         mean = float(rows.lengths.sum() / max(1, parts.sum())) + soft
-        return concatenation_of(plan.batch.examples_per_update, mean=mean, length=length)
+        return concatenation_of(_rows_per_step(plan, mean), mean=mean, length=length)
     every = cut_pieces(rows.lengths, length - soft, data.overlong)
     pieces = every.without(rows.unlearnt)
     if not len(pieces):
@@ -112,7 +112,16 @@ def packing_for(
     # Every window of a stream has sequences of one length, and rows that nobody has seen yet.
     # Rows that are left out count here: at another length they would be cut elsewhere.
     shortest = length if streaming else int((every.stop - every.start).max()) + soft
-    return tried_packing(sizes, plan.batch.examples_per_update, length, shortest=shortest)
+    examples = _rows_per_step(plan, float(sizes.mean()))
+    return tried_packing(sizes, examples, length, shortest=shortest)
+
+
+def _rows_per_step(plan: RunPlan, mean: float) -> int:
+    """As planned; where tokens were asked for, by the rows themselves, which are known by now."""
+    from expert.planning.sequences import rows_of_tokens
+
+    tokens = plan.batch.tokens_per_step
+    return plan.batch.examples_per_update if tokens is None else rows_of_tokens(tokens, mean)
 
 
 def tried_packing(

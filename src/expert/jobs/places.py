@@ -33,6 +33,8 @@ class Doubt:
 
     path: str
     text: str
+    refused: bool = False
+    """No run can begin with it, whatever is made later."""
 
 
 def doubts_about(
@@ -53,11 +55,13 @@ def doubts_about(
 def _about_model(
     number: int, spec: BaseModelSpec, read: ReadManifest, environ: Mapping[str, str]
 ) -> Doubt | None:
-    from expert.planning.resolve import is_hub_id, near_model, resolve_model
+    from expert.planning.resolve import NotATextModel, is_hub_id, near_model, resolve_model
 
     path = f"base_models[{number}].name"
     try:
         model = resolve_model(spec, read.folder, environ)
+    except NotATextModel as error:
+        return Doubt(path, str(error).partition(": ")[2], refused=True)
     except ExpertError as error:
         return Doubt(path, str(error))
     if model.place != "hub" or model.shape is not None:

@@ -82,6 +82,8 @@ class TrainingConfig(StrictSection):
     """Peak rate; auto: 2e-4, full 2e-5, ia3 and soft prompts 5e-3, from scratch 1e-3."""
     batch_size: Count | Auto = AUTO
     """Rows per update, before gradient_accumulation_steps; auto: 16, char-gpt's by the card."""
+    batch_tokens: Count | None = None
+    """Tokens per step instead of batch_size: as many rows as hold them by their mean length."""
     gradient_accumulation_steps: Count = 1
     """Multiplies batch_size to the rows per update, which stay the same whatever fits."""
     micro_batch_size: Count | Auto = AUTO

@@ -25,6 +25,8 @@ from expert.manifest.names import (
     SHAPE_ALIASES,
     home_of,
 )
+from expert.manifest.peers.answers import answer_to
+from expert.manifest.peers.switches import SWITCHES
 from expert.manifest.problems import closest
 
 MODEL = "base_models[]"
@@ -66,6 +68,7 @@ def explain(key: str | None = None) -> list[KeyHelp]:
     wanted = key.strip()
     by_name = [*_special(wanted), *_in_config(wanted), *_ending_in(wanted)]
     found = _at(wanted) or list(dict.fromkeys(by_name)) or _under_another_name(wanted)
+    found = found or _of_another_trainer(wanted)
     if not found:
         raise UnknownKey(wanted, _nearest(wanted))
     return found
@@ -191,6 +194,20 @@ def _special(wanted: str) -> list[KeyHelp]:
         return []
     told = KeyHelp(wanted, special.expected, "", special.meaning)
     return [told, *(entry for path in special.becomes for entry in _at(path))]
+
+
+def _of_another_trainer(wanted: str) -> list[KeyHelp]:
+    """What the reader says to a key that only other trainers have."""
+    zone, _, name = wanted.rpartition(".")
+    answer = answer_to(name) if zone in _CONFIG_ZONES else None
+    if answer is not None:
+        how = "Refused" if answer.kind is None else answer.kind.capitalize()
+        fix = f"; {answer.fix}" if answer.fix else ""
+        return [KeyHelp(wanted, "a key of another trainer", "", f"{how}: {answer.text}{fix}.")]
+    if zone in _CONFIG_ZONES and name in SWITCHES:
+        text = "Read as another key by its value: expert manifest check says which."
+        return [KeyHelp(wanted, "a key of another trainer", "", text)]
+    return []
 
 
 _CONFIG_ZONES = ("", CONFIG, "training", "model")

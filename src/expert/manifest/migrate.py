@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import get_args
 
 from expert.core.errors import Problem
@@ -23,6 +24,8 @@ from expert.manifest.names import (
     SPECIAL_NAMES,
 )
 from expert.manifest.notices import Notice, notice
+from expert.manifest.peers.answers import answer_keys
+from expert.manifest.peers.sections import loader_keys_of
 from expert.manifest.schema import CHAR_GPT, BaseModelSpec, CharGptShape
 from expert.manifest.special_names import SPECIAL
 
@@ -33,14 +36,15 @@ _MAY_BE_LEFT_EMPTY = (
 )
 
 
-def migrate(root: Item) -> Migration:
-    """Move every key under `root` to its home in the 2.0 layout, in place."""
+def migrate(root: Item, folder: Path = Path()) -> Migration:
+    """Move every key under `root` to its home in the 2.0 layout, in place; `folder`: of the file,
+    beside which other trainers keep lists of data sets."""
     work = Migration(root.fields())
     for zone in (work.root, work.section("training")):
         for key in _MAY_BE_LEFT_EMPTY:
             if key in zone and zone[key].value is None:
                 del zone[key]
-    read_foreign(work)
+    read_foreign(work, folder)
     _move_base_model(work)
     _move_dataset(work)
     _move_model_section(work)
@@ -93,10 +97,10 @@ def _move_base_model(work: Migration) -> None:
 
 def _move_dataset(work: Migration) -> None:
     """`dataset` or `data` at the top, and a data set that is only a path, find their place."""
-    _take_list_of_datasets(work)
     training = work.section("training")
     if "dataset" in training:
         training["dataset"] = _as_dataset(training["dataset"])
+        loader_keys_of(work, training["dataset"].fields())
         _rename_dataset_keys(work, training["dataset"].fields())
     for zone, key in ((work.root, "dataset"), (work.root, "data"), (training, "data")):
         item = zone.pop(key, None)
@@ -107,31 +111,14 @@ def _move_dataset(work: Migration) -> None:
             work.place(training, "dataset", item, "training.dataset")
             continue
         target = training.setdefault("dataset", Item({}, item.path, item.line)).fields()
+        loader_keys_of(work, item.value)
+        answer_keys(work, item.value)
         _rename_dataset_keys(work, item.value)
         for name, entry in item.value.items():
             if is_comment(name) or name not in DATASET_KEYS:
                 target.setdefault(name, entry)  # metadata moves along, and is told as such
             else:
                 work.place(target, name, entry, f"training.dataset.{name}")
-
-
-def _take_list_of_datasets(work: Migration) -> None:
-    """`datasets: [{path: …}]` with one entry is a data set; several are tasks, which have names."""
-    item = work.root.get("datasets")
-    if item is None or not isinstance(item.value, list):
-        return
-    del work.root["datasets"]
-    if len(item.value) == 1:
-        entry = item.value[0]
-        kind = entry.fields().pop("type", None)
-        if kind is not None:
-            text = "the columns and the model's own template decide how a row is written"
-            work.notices.append(notice("superseded", kind, text))
-        work.root.setdefault("dataset", entry)
-        return
-    what = f"{len(item.value)} data sets in a list"
-    fix = "name them under training.dataset.tasks"
-    work.problems.append(Problem(item.path, what, fix, item.line))
 
 
 def _as_dataset(item: Item) -> Item:

@@ -22,6 +22,8 @@ class Migration:
     problems: list[Problem] = field(default_factory=list)
     later: list[tuple[Callable[[Migration, Item], None], Item]] = field(default_factory=list)
     """Keys that become several or another one; they wait until all plain ones are in place."""
+    seen: set[str] = field(default_factory=set)
+    """What another trainer's file was found to have: "rows of a list", "no rows"."""
 
     def section(self, *keys: str) -> Entries:
         """The mapping at `keys`, made where it is missing; a stray {} where it is no mapping."""
@@ -44,7 +46,8 @@ class Migration:
         elif not says_nothing and present.plain() != item.plain():
             self.conflict(item, f"{present.path} says {shown(present.plain())}")
             return
-        if item.path != home and not says_nothing:
+        told = any(n.path == item.path and n.text.startswith(home) for n in self.notices)
+        if item.path != home and not says_nothing and not told:
             off = " (0: no clipping)" if key == "max_grad_norm" and item.value == 0 else ""
             self.notices.append(notice("read as", item, home + off))
 

@@ -78,6 +78,20 @@ CONFIG_ALIASES = {
     "adapter": "adapter_type",
     "micro_batch": "micro_batch_size",
     "train_on_inputs": "train_on_prompt",
+    "allow_tf32": "use_tf32",
+    "accumulation_steps": "gradient_accumulation_steps",
+    "grad_accum": "gradient_accumulation_steps",
+    "neat_packing": "packing",
+    "enable_liger_kernel": "fused_loss",
+    "liger_fused_linear_cross_entropy": "fused_loss",
+    "cut_cross_entropy": "fused_loss",
+    "num_warmup_steps": "warmup_steps",
+    "random_state": "seed",
+    "model_max_length": "max_seq_length",
+    "r": "rank",
+    "peft_target_modules": "target_modules",
+    "batch_max_tokens": "batch_tokens",
+    "full_determinism": "deterministic",
 }
 
 # Keys that become something other than one key of training.config; migrate.py knows how.
@@ -104,6 +118,12 @@ DATASET_ALIASES = {
     "val_set_size": "validation_split",
     "val_size": "validation_split",
     "dataset_name": "path",
+    "dataset_text_field": "text_field",
+    "eval_dataset": "validation_path",
+    "train_dataset": "path",
+    "train_data": "path",
+    "val_data": "validation_path",
+    "max_train_samples": "max_samples",
 }
 # Keys of the data set that are understood at the top level and under `training` too.
 LOOSE_DATASET_KEYS = {

@@ -48,7 +48,7 @@ def understand(
     root = document.root
     problems = list(document.problems)
     only_at_top = root.get("training") is None
-    work = migrate(root)
+    work = migrate(root, document.folder)
     laid_over = apply_overrides(root, overrides)
     complete_layout(work)
     _name_after_place(root, document)
@@ -64,6 +64,8 @@ def understand(
     problems += violations
     findings = check_rules(manifest, root) if manifest is not None else Findings(root)
     problems += [found for found in findings.problems if not _rests_on(found, problems)]
+    if "no rows" in work.seen:  # told in words of its own
+        problems = [each for each in problems if each.path not in ("training", "training.dataset")]
     if problems or manifest is None:
         problems.sort(key=lambda problem: problem.line or 0)
         raise ManifestError(document.source, problems, [str(one) for one in kept])

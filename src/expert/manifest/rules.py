@@ -136,6 +136,25 @@ def _char_model(manifest: Manifest, say: Findings) -> None:
             say.wrong("soft_prompts", f"{CHAR_GPT} takes no soft prompts", "remove them")
 
 
+# Names of models that read images or sound, by the last part of a name or path. What has no such
+# name is known by its config.json.
+_MEDIA_MODEL = re.compile(
+    r"(?:^|[-_.\d])(?:vl|vlm|vl2|vision|v?omni|audio|ocr)(?:$|[-_.\d])"
+    r"|llava|internvl|pixtral|paligemma|idefics|moondream|smolvlm|minicpm-[vo]\b|fuyu|florence-2"
+    r"|gemma-3-(?:4|12|27)b|llama-4-|cogvlm|molmo|kosmos|mllama|whisper|voxtral|blip2?|glm-4(?:\.\d)?v|gemma-?3n|got-ocr",
+    re.IGNORECASE,
+)
+
+
+def _text_models(manifest: Manifest, say: Findings) -> None:
+    """A model that reads images is refused by its name; where that says nothing, by its config."""
+    for number, model in enumerate(manifest.base_models):
+        last = re.split(r"[\\/]", model.name.rstrip("\\/"))[-1]
+        if _MEDIA_MODEL.search(last):
+            what = f"{model.name!r} reads images or sound, and only text is trained here"
+            say.wrong(f"base_models[{number}].name", what, "name a model for text alone")
+
+
 def _precision(manifest: Manifest, say: Findings) -> None:
     config = manifest.training.config
     if config.bf16 is True and config.fp16 is True:
@@ -151,6 +170,19 @@ def _schedule(manifest: Manifest, say: Findings) -> None:
             say.wrong(f"training.config.lr_scheduler_kwargs.{key}", takes, "remove it")
     if config.warmup_ratio is not None and config.warmup_steps:
         say.superseded("warmup_steps", f"warmup_ratio {config.warmup_ratio:g} wins")
+
+
+def _batch(manifest: Manifest, say: Findings) -> None:
+    """Rows or tokens: either says how large a step is."""
+    config, path = manifest.training.config, "training.config.batch_tokens"
+    if config.batch_tokens is None:
+        return
+    if config.batch_size != "auto":
+        what = f"says how large a step is, and so does batch_size ({config.batch_size})"
+        say.wrong(path, what, "keep one of the two")
+    if manifest.training.dataset.streaming:
+        what = "rows of a stream are not counted beforehand, so nobody knows how many hold so many"
+        say.wrong(path, what, "write batch_size: rows per step")
 
 
 def _packing(manifest: Manifest, say: Findings) -> None:
@@ -198,7 +230,7 @@ def _tokenising(manifest: Manifest, say: Findings) -> None:
 def _attention(manifest: Manifest, say: Findings) -> None:
     config = manifest.training.config
     if config.flash_attention_2:
-        text = "torch's own flash kernels are used, no flash-attn package is needed"
+        text = "torch's own flash kernels run where the card has them; no package is needed"
         if config.attention not in ("auto", "flash"):
             text = f"attention: {config.attention} wins"
         say.superseded("flash_attention_2", text)
@@ -207,9 +239,6 @@ def _attention(manifest: Manifest, say: Findings) -> None:
         say.tell("note", "training.config.flash_attention_2", text)
     if config.use_sdpa is True and config.attention != "auto":
         say.superseded("use_sdpa", f"attention: {config.attention} wins")
-    elif config.use_sdpa is True and config.packing is not False:
-        text = "packed rows need attention that keeps them apart; SDPA would need a dense mask"
-        say.superseded("use_sdpa", f"{text}, so flash attention runs")
     elif config.use_sdpa is False and config.attention == "auto":
         text = "false means not asked for: the plan chooses. Write attention: eager to force it"
         say.tell("note", "training.config.use_sdpa", text)
@@ -357,7 +386,10 @@ def _paths(manifest: Manifest, say: Findings) -> None:
     written = dict(written_paths(manifest))
     for path, value in [*read_paths(manifest), *written.items()]:
         if not value.isprintable():
-            say.wrong(path, f"{value!r} holds a control character", "remove it")
+            fix = "remove it"
+            if re.search(r"[\t\n\r\f\b]", value):
+                fix = "a backslash before t, n, r, f or b is read as one sign: write / instead"
+            say.wrong(path, f"{value!r} holds a control character", fix)
         if say.item(path).from_command_line:
             continue
         steps = re.split(r"[\\/]", value)
@@ -380,8 +412,10 @@ def _paths(manifest: Manifest, say: Findings) -> None:
 _RULES = (
     _adapter,
     _char_model,
+    _text_models,
     _precision,
     _schedule,
+    _batch,
     _packing,
     _tokenising,
     _attention,

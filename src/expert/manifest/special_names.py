@@ -11,9 +11,9 @@ from expert.manifest.notices import notice
 
 # Words for the arithmetic, and what they say of bf16 and fp16.
 _FLOATS = {
-    **dict.fromkeys(("bf16", "bfloat16"), (True, False)),
-    **dict.fromkeys(("fp16", "float16", "half"), (False, True)),
-    **dict.fromkeys(("fp32", "float32", "float", "no"), (False, False)),
+    **dict.fromkeys(("bf16", "bfloat16", "bf16-true", "bf16-mixed"), (True, False)),
+    **dict.fromkeys(("fp16", "float16", "half", "16-true", "16-mixed"), (False, True)),
+    **dict.fromkeys(("fp32", "float32", "float", "no", "32-true"), (False, False)),
 }
 
 
@@ -68,16 +68,16 @@ def _load_in(work: Migration, item: Item) -> None:
         elif item.value:
             entry.fields()["quantization"] = _moved(item, bits)
             work.notices.append(notice("read as", item, f"{home}: {bits}"))
-        else:
-            given = entry.fields().setdefault("quantization", _moved(item, "none"))
-            work.notices.append(notice("read as", item, f"{home}: {given.plain()}"))
+        elif silent or (given is not None and given.value == "none"):
+            entry.fields()["quantization"] = _moved(item, "none")
+            work.notices.append(notice("read as", item, f"{home}: none"))
 
 
 def _adam_beta(work: Migration, item: Item) -> None:
     config = work.section("training", "config")
     if item.value is None:
         return
-    position = 0 if item.path.endswith("adam_beta1") else 1
+    position = 0 if item.path.endswith("beta1") else 1
     betas = config.get("betas")
     if betas is not None and betas.path.endswith("betas"):
         given = betas.below(position)

@@ -84,8 +84,10 @@ def _refuse_syntax(source: str, text: str, error: yaml.YAMLError) -> NoReturn:
     fix = ""
     if "\t" in here[: len(here) - len(here.lstrip())] or "'\\t'" in what:
         fix = "YAML is indented with spaces, not tabs"
+    elif re.search(r"^(@\w|class \w+.*:|import \w|from \w[\w.]* import )", text, re.MULTILINE):
+        fix = "a program is not read: keep its `name: type = value` lines, without the class"
     elif "mapping values are not allowed" in what:
-        fix = 'put the text that holds ": " in quotes, or mend the indentation'
+        fix = 'put the text that holds ": " in quotes, or fix the indentation'
     elif "single document" in str(error) or "another document" in what:
         what, fix = "more than one document in the file", "keep one; remove the '---' lines"
     raise ManifestError(source, [Problem("", f"not YAML: {what}", fix, line)]) from None

@@ -9,7 +9,7 @@ from typing import Any
 
 from expert.manifest.schema import CHAR_GPT
 from expert.model.errors import ModelError
-from expert.planning.resolve import hub_id_of, is_hub_id
+from expert.planning.resolve import hub_id_of, is_hub_id, refuse_media
 from expert.planning.run_plan import ModelPlan
 
 _MODEL = "base_models[].name"
@@ -52,7 +52,9 @@ def model_folder(model: ModelPlan, *, allow_remote_code: bool = False) -> Path |
         return folder
     folder = _fetched(model) if model.place == "hub" else Path(model.location)
     runs_its_own_program(model, folder, allowed=allow_remote_code)
-    _refuse_other_quantisation(read_config(folder), folder)
+    config = read_config(folder)
+    refuse_media(config, folder / "config.json")
+    _refuse_other_quantisation(config, folder)
     if not any(folder.glob("*.safetensors")):
         pickled = [path.name for path in sorted(folder.glob("*.bin"))]
         what = "there are no weights in it"

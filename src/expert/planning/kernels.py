@@ -84,7 +84,21 @@ def choose_tf32(now: Situation, ledger: Ledger) -> None:
 def choose_attention(
     now: Situation, ledger: Ledger, *, packed: bool, compiled: bool, precision: str
 ) -> str:
-    """Kernels that keep packed documents apart; SDPA for rows alone, on older cards, in fp32."""
+    """Kernels that keep packed documents apart; SDPA for rows alone, on older cards, in fp32.
+
+    What takes the place of use_sdpa depends on the card: only here is that known.
+    """
+    chosen = _chosen_attention(now, ledger, packed=packed, compiled=compiled, precision=precision)
+    config = now.config
+    if config.use_sdpa is True and config.attention == "auto" and chosen != "sdpa":
+        text = f"use_sdpa: packed rows are kept apart by {chosen} attention; SDPA would need a mask"
+        ledger.supersede("kernels.attention", f"{text} of every pair of tokens")
+    return chosen
+
+
+def _chosen_attention(
+    now: Situation, ledger: Ledger, *, packed: bool, compiled: bool, precision: str
+) -> str:
     config, path = now.config, "kernels.attention"
     able = now.has_capability(AMPERE)
     flashes = able and precision != "fp32"

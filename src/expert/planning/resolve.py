@@ -42,6 +42,10 @@ class ModelNotBuiltIn(ExpertError):
     """A built-in model that this build of the package was made without."""
 
 
+class NotATextModel(ExpertError):
+    """A model that reads images or sound beside text."""
+
+
 @dataclass(frozen=True)
 class ResolvedModel:
     """A base model found, or the hub id it will be fetched by; with its shape where known."""
@@ -265,10 +269,30 @@ def read_shape(config_file: Path) -> tuple[ModelShape | None, str]:
         return None, f"{config_file} cannot be read: {error}"
     if not isinstance(config, Mapping):
         return None, f"{config_file} is not an object"
+    refuse_media(config, config_file)
     try:
         return shape_from_config(config), f"{config_file.name} of the model"
     except UnknownShape as error:
         return None, f"{config_file}: {error}"
+
+
+_MEDIA_PARTS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "visual")
+"""Keys of a config.json that say of images or sound."""
+_MEDIA_CLASS = re.compile(r"(Vision|Image|Audio|Speech|Llava|VL|Omni|Multimodal)\w*For\w+")
+
+
+def refuse_media(config: Mapping[str, Any], file: Path) -> None:
+    """NotATextModel of a config.json that says of images or sound: such a model would be loaded
+    with towers that no row ever reaches."""
+    part = next((key for key in _MEDIA_PARTS if config.get(key)), None)
+    named = config.get("architectures")
+    classes = [str(name) for name in named] if isinstance(named, list) else []
+    part = part or next((name for name in classes if _MEDIA_CLASS.search(name)), None)
+    if part is not None:
+        raise NotATextModel(
+            f"base_models[].name: {file} ({part}) is of a model that reads images or sound, and "
+            "only text is trained here  (name a model for text alone)"
+        )
 
 
 def char_gpt_shape(size: CharGptShape) -> ModelShape:

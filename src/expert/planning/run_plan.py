@@ -77,6 +77,8 @@ class BatchPlan(Slice):
     micro_batch: int
     accumulation: int | None
     eval_batch: int
+    tokens_per_step: int | None = None
+    """Of batch_tokens: the rows of a step are as many as hold them."""
 
 
 class LoaderPlan(Slice):

@@ -163,7 +163,11 @@ def settle_update(
     config = now.config
     times = config.gradient_accumulation_steps
     source: Source = "preset"
-    if config.batch_size != "auto":
+    if config.batch_tokens is None:
+        ledger.settle("batch.tokens_per_step", None, "rows are counted", "preset")
+    if config.batch_tokens is not None:
+        rows, because, source = _rows_of_tokens(now, ledger, config.batch_tokens, length)
+    elif config.batch_size != "auto":
         rows, because, source = config.batch_size, "batch_size", "manifest"
     elif now.kept.examples_per_update and now.kept.examples_per_update % times == 0:
         rows, because = now.kept.examples_per_update // times, KEPT
@@ -205,6 +209,31 @@ def settle_update(
     ledger.settle(long, made.length, because, "machine")
     known = now.survey.longest_tokens is not None
     return examples, made.sequences, made.length if known else length
+
+
+def rows_of_tokens(tokens: int, mean: float) -> int:
+    """As many rows as hold so many tokens by their mean length."""
+    return max(1, round(tokens / max(1.0, mean)))
+
+
+def _rows_of_tokens(
+    now: Situation, ledger: Ledger, tokens: int, length: int
+) -> tuple[int, str, Source]:
+    """The rows of a step where the manifest gives its tokens: the same for every step."""
+    path, packed = "batch.tokens_per_step", now.survey.packed
+    ledger.settle(path, tokens * now.config.gradient_accumulation_steps, "batch_tokens", "manifest")
+    mean = float(length) if now.is_char_model else now.survey.mean_tokens
+    if packed is not None:
+        mean = packed.length * packed.fill / packed.rows_each
+    elif mean is not None:
+        # A row is cut to the length of a sequence, or trained on in parts.
+        mean = min(mean / now.parts_of_a_row(length), length)
+    if mean is None:
+        text = f"batch_tokens {tokens:,} is {max(1, tokens // length)} rows or more: how long they "
+        ledger.warn(path, f"{text}are is not known yet ({now.survey.because}); a run counts first")
+        return max(1, tokens // length), f"batch_tokens {tokens:,} of the longest rows", "manifest"
+    because = f"batch_tokens {tokens:,}, {mean:.0f} tokens to a row"
+    return rows_of_tokens(tokens, mean), because, "manifest"
 
 
 def _packing(now: Situation, examples: int, mean: float, length: int) -> Packing:

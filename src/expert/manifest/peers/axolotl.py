@@ -1,0 +1,317 @@
+"""Axolotl's files: its data sets, its packed batches, and no adapter where none is named."""
+
+from __future__ import annotations
+
+from expert.core.errors import Problem
+from expert.manifest.document import Item, shown
+from expert.manifest.moving import Entries, Migration
+from expert.manifest.notices import notice
+from expert.manifest.peers.answers import answer_keys
+from expert.manifest.peers.data_sets import (
+    MESSAGES,
+    Named,
+    keys_of_messages,
+    own_column,
+    put_rows,
+    roles,
+    title_of,
+)
+
+# Any of them beside micro_batch_size says that the file is one of Axolotl's.
+SIGNS = (
+    *("datasets", "pretraining_dataset", "sequence_len", "sample_packing", "train_on_inputs"),
+    *("val_set_size", "dataset_prepared_path", "lora_target_linear"),
+)
+_DEFAULT_LENGTH = 512
+"""Of sequence_len."""
+_COLUMNS = {
+    "field_instruction": "instruction",
+    "field_input": "input",
+    "field_output": "response",
+}
+_FORMATS = ("json", "jsonl", "csv", "parquet", "text", "arrow")
+_TEXT_TYPES = ("completion", "pretrain", "pretraining")
+_PREFERENCE_TYPES = ("bradley_terry", "stepwise_supervised", "chatml.intel", "llama3.ultra")
+_CADENCES = {"evals_per_epoch": "evaluation_strategy", "saves_per_epoch": "save_strategy"}
+_WRITTEN = "the columns and the model's own template decide how a row is written"
+
+
+def read_axolotl(work: Migration) -> None:
+    """Bring what is Axolotl's own into words that mean the same here."""
+    _cadences(work)
+    _take_data_sets(work)
+    signs = [key for key in SIGNS if key in work.root]
+    if "rows of a list" in work.seen:
+        signs.append("datasets")
+    _batches(work, signs)
+    if len(signs) > 1:
+        _no_adapter(work)
+    _switches(work)
+
+
+def _batches(work: Migration, signs: list[str]) -> None:
+    """micro_batch_size × gradient_accumulation_steps make a step there. With sample_packing it
+    counts packed sequences, which hold as many rows as fit: their tokens are what is comparable."""
+    count = work.root.get("micro_batch_size")
+    if count is None or not signs or "batch_size" in work.root or "batch_tokens" in work.root:
+        return
+    if not isinstance(count.value, int) or isinstance(count.value, bool):
+        return  # told as any wrong value
+    packing = work.root.get("sample_packing")
+    length = work.root.get("sequence_len")
+    del work.root["micro_batch_size"]
+    streams = work.section("training", "dataset").get("streaming")
+    if packing is None or not packing.value or streams is not None:
+        text = "training.config.batch_size: rows of a step, before gradient_accumulation_steps"
+        work.root["batch_size"] = count
+        work.notices.append(notice("read as", count, text))
+        if packing is not None and packing.value:
+            text = "counts rows here, not packed sequences: those of a stream are not known before"
+            work.notices.append(notice("warning", count, text))
+        return
+    places = length.value if length is not None else _DEFAULT_LENGTH
+    if not isinstance(places, int) or isinstance(places, bool):
+        return
+    tokens = count.value * places
+    work.root["batch_tokens"] = Item(tokens, count.path, count.line)
+    text = f"training.config.batch_tokens: {tokens} ({count.value} packed sequences of {places} "
+    work.notices.append(notice("read as", count, f"{text}tokens; rows by their mean length)"))
+
+
+def _no_adapter(work: Migration) -> None:
+    """Without an adapter Axolotl trains every weight; here lora is the default."""
+    given = work.root.get("adapter") or work.root.get("adapter_type")
+    in_config = work.root.get("training", Item(None)).get("config", "adapter_type")
+    if (given is not None and given.value) or in_config is not None:
+        return
+    at = given or Item(None, "adapter")
+    work.root.pop("adapter", None)
+    work.root["adapter_type"] = Item("full", at.path, at.line)
+    text = "training.config.adapter_type: full (no adapter is named: every weight is trained)"
+    work.notices.append(notice("read as", at, text))
+
+
+def _switches(work: Migration) -> None:
+    """Switches that are a value of a key here."""
+    linear = work.root.get("lora_target_linear")
+    if linear is not None and isinstance(linear.value, bool | None):
+        del work.root["lora_target_linear"]
+        named = work.root.get("lora_target_modules")
+        if linear.value and (named is None or not named.value):
+            work.root["lora_target_modules"] = Item("all-linear", linear.path, linear.line)
+            home = "training.config.target_modules: all-linear"
+            work.notices.append(notice("read as", linear, home))
+    same = work.root.get("exact_deduplication")
+    if same is not None and isinstance(same.value, bool | None):
+        del work.root["exact_deduplication"]
+        if same.value:
+            checks = work.section("training", "dataset", "validation")
+            home = "training.dataset.validation.deduplicate"
+            work.place(checks, "deduplicate", same, home)
+
+
+def _cadences(work: Migration) -> None:
+    """evals_per_epoch and saves_per_epoch: 1 is once an epoch, 0 never."""
+    for key, home in _CADENCES.items():
+        item = work.root.pop(key, None)
+        if item is None or item.value is None:
+            continue
+        if isinstance(item.value, bool) or not isinstance(item.value, int):
+            work.refuse(item, "a whole number")
+            continue
+        how = "epoch" if item.value else "no"
+        work.root.setdefault(home, Item(how, item.path, item.line))
+        work.notices.append(notice("read as", item, f"training.config.{home}: {how}"))
+        if item.value > 1:
+            steps = "eval_steps" if home == "evaluation_strategy" else "save_steps"
+            text = f"once an epoch, not {item.value} times; {steps} says after how many steps"
+            work.notices.append(notice("warning", item, text))
+
+
+def _take_data_sets(work: Migration) -> None:
+    item = work.root.get("datasets")
+    if item is not None and isinstance(item.value, list) and item.value:
+        del work.root["datasets"]
+        work.seen.add("rows of a list")
+        sets = [_data_set(work, entry) for entry in item.value]
+        put_rows(work, [named for named in sets if named is not None])
+    elif item is not None and item.value in (None, []):
+        del work.root["datasets"]
+    _take_test_sets(work)
+    _take_stream(work)
+
+
+def _take_test_sets(work: Migration) -> None:
+    """test_datasets are evaluated while training: the validation rows here."""
+    item = work.root.pop("test_datasets", None)
+    if item is None or not isinstance(item.value, list) or not item.value:
+        return
+    if len(item.value) > 1:
+        what = f"{len(item.value)} sets of validation rows"
+        work.problems.append(Problem(item.path, what, "keep one of them", item.line))
+        return
+    named = _data_set(work, item.value[0])
+    source = named.source() if named is not None else None
+    if source is not None:
+        dataset = work.section("training", "dataset")
+        work.place(dataset, "validation_path", source, "training.dataset.validation_path")
+
+
+def _take_stream(work: Migration) -> None:
+    """pretraining_dataset: plain text that is streamed."""
+    item = work.root.pop("pretraining_dataset", None)
+    if item is None or not item.value:
+        return
+    entries = item.value if isinstance(item.value, list) else [item]
+    if len(entries) > 1:
+        what = f"{len(entries)} streamed data sets"
+        work.problems.append(Problem(item.path, what, "name one of them", item.line))
+        return
+    work.seen.add("rows of a list")
+    entry = entries[0]
+    fields = entry.fields()
+    column = fields.pop("text_column", None)
+    fields.setdefault("type", Item("pretrain", entry.path, entry.line))
+    if column is not None:
+        fields["field"] = column
+    named = _data_set(work, entry)
+    if named is not None:
+        named.more["streaming"] = Item(True, item.path, item.line)
+        put_rows(work, [named])
+
+
+def _data_set(work: Migration, entry: Item) -> Named | None:
+    """One entry of the list."""
+    if isinstance(entry.value, str):
+        return Named(title_of(entry.value), entry, entry)
+    if not isinstance(entry.value, dict):
+        work.refuse(entry, "an object with a path")
+        return None
+    fields = dict(entry.value)
+    named = Named("rows", entry)
+    _place_of(work, fields, named)
+    _type_of(work, fields, named)
+    _columns_of(work, fields, named)
+    _messages_of(work, fields)
+    for key in ("field_mapping", "max_samples"):
+        if key in fields:
+            named.more[key] = fields.pop(key)
+    answer_keys(work, fields)
+    for key, item in fields.items():
+        if not key.startswith("_") and item.value not in (None, False, ""):
+            text = "without effect: Expert has no such key of a data set"
+            work.notices.append(notice("warning", item, text))
+    return named
+
+
+def _place_of(work: Migration, fields: Entries, named: Named) -> None:
+    """Path, split, configuration and format."""
+    path, files = fields.pop("path", None), fields.pop("data_files", None)
+    kind = fields.pop("ds_type", None)
+    if files is not None and files.value:
+        listed = files.value if isinstance(files.value, list) else [files]
+        if path is not None and path.value in _FORMATS:
+            kind, path = path, None
+        if len(listed) > 1 or path is not None:
+            what = "files are chosen out of a data set" if path is not None else "several files"
+            fix = "name one file, or a folder with nothing else in it, as path"
+            work.problems.append(Problem(files.path, what, fix, files.line))
+        else:
+            path = listed[0]
+    named.path = path
+    if path is not None and isinstance(path.value, str):
+        named.name = title_of(path.value)
+    if path is None:
+        at = named.item
+        work.problems.append(Problem(at.path, "names no data", "add path", at.line))
+    named.split = fields.pop("split", None) or fields.pop("train_on_split", None)
+    fields.pop("train_on_split", None)
+    named.subset = fields.pop("name", None)
+    if named.split is not None and named.split.value is None:
+        named.split = None
+    if named.subset is not None and named.subset.value is None:
+        named.subset = None
+    if kind is not None and kind.value in _FORMATS:
+        named.more["format"] = kind
+    shards = fields.pop("shards", None)
+    if shards is not None and shards.value:
+        what = f"one of {shown(shards.plain())} parts of the rows"
+        fix = "training.dataset.max_samples takes the first so many rows"
+        work.problems.append(Problem(shards.path, what, fix, shards.line))
+    for key in ("shards_idx", "preprocess_shards", "revision", "trust_remote_code"):
+        item = fields.pop(key, None)
+        if item is not None and item.value and key == "revision":
+            text = "without effect: the newest rows of the hub are read"
+            work.notices.append(notice("warning", item, text))
+
+
+def _type_of(work: Migration, fields: Entries, named: Named) -> None:
+    """How a row is written is decided by its columns and the model; plain text is plain text."""
+    kind = fields.get("type")
+    column = fields.pop("field", None)
+    if kind is None or isinstance(kind.value, dict):
+        return
+    del fields["type"]
+    word = str(kind.value)
+    if word in _TEXT_TYPES:
+        at = column or kind
+        name = column.value if column is not None and column.value else "text"
+        if isinstance(name, str):
+            named.mapping["text"] = Item(name, at.path, at.line)
+    elif word.startswith(_PREFERENCE_TYPES) and "another method" not in work.seen:
+        what = f"{word}: preference rows; only sft (supervised fine-tuning) is built"
+        fix = "docs/TRAINING_GUIDE.md says how the preferred answers are trained on"
+        work.problems.append(Problem(kind.path, what, fix, kind.line))
+    elif word == "input_output":
+        what = "input_output: segments with labels of their own"
+        fix = 'use messages; a message with "weight": 0 is not trained on'
+        work.problems.append(Problem(kind.path, what, fix, kind.line))
+    elif kind.value is not None:
+        work.notices.append(notice("superseded", kind, _WRITTEN))
+
+
+def _columns_of(work: Migration, fields: Entries, named: Named) -> None:
+    """The columns that an entry names, itself or under its `type`."""
+    kind = fields.pop("type", None)
+    under = kind.fields() if kind is not None else {}
+    for key, part in _COLUMNS.items():
+        for zone in (under, fields):
+            item = zone.pop(key, None)
+            if item is not None and item.value is not None:
+                named.mapping[part] = item
+    for key in ("format", "no_input_format", "system_prompt", "system_format", "no_input_prompt"):
+        item = under.pop(key, None)
+        if item is not None and item.value and item.value != "{system}":
+            text = "base_models[0].prompt_template decides how a row is written"
+            work.notices.append(notice("warning", item, f"without effect: {text}"))
+    for zone in (under, fields):
+        for key, part in (("field_system", "system"), ("field_tools", "tools")):
+            if key in zone:
+                own_column(work, part, zone.pop(key))
+    messages = fields.pop("field_messages", None)
+    if messages is not None and messages.value not in (None, *MESSAGES):
+        named.mapping["messages"] = messages
+
+
+def _messages_of(work: Migration, fields: Entries) -> None:
+    """Names of the keys and of the speakers in a conversation."""
+    properties = fields.pop("message_property_mappings", None)
+    for part, item in (properties.fields() if properties is not None else {}).items():
+        keys_of_messages(work, part, item)
+    for key, part in (("message_field_role", "role"), ("message_field_content", "content")):
+        item = fields.pop(key, None)
+        if item is not None:
+            keys_of_messages(work, part, item)
+    speakers = fields.pop("roles", None)
+    for names in (speakers.fields() if speakers is not None else {}).values():
+        roles(work, names.value if isinstance(names.value, list) else [names])
+    dropped = fields.pop("drop_system_message", None)
+    if dropped is not None and dropped.value:
+        text = "without effect: system texts of the rows are kept; take them out of the rows"
+        work.notices.append(notice("warning", dropped, text))
+    for key in ("conversation", "chat_template"):
+        item = fields.pop(key, None)
+        if item is not None and item.value:
+            work.notices.append(notice("superseded", item, _WRITTEN))
+    for key in ("field_chosen", "field_rejected"):
+        fields.pop(key, None)  # `rl` is refused, and says why

@@ -1,0 +1,428 @@
+"""Files of Axolotl, LLaMA-Factory, LitGPT and torchtune: what is trained is what they say, or they
+are refused with the reason and the way out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expert.core.errors import ManifestError
+from expert.manifest.reader import ReadManifest, read_manifest
+from tests.manifest.reading import error_of, notices_of, read
+
+AXOLOTL = "base_model: tiny\nsequence_len: 512\nval_set_size: 0.1\nadapter: lora\n"
+FACTORY = "model_name_or_path: tiny\nstage: sft\nfinetuning_type: lora\ncutoff_len: 512\n"
+
+
+def in_folder(folder: Path, text: str, info: dict[str, Any] | None = None) -> ReadManifest:
+    """The text as a file, beside a data folder with a dataset_info.json."""
+    if info is not None:
+        (folder / "data").mkdir(exist_ok=True)
+        (folder / "data" / "dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
+    file = folder / "run.yaml"
+    file.write_text(text, encoding="utf-8")
+    return read_manifest(file)
+
+
+def refused(folder: Path, text: str, info: dict[str, Any] | None = None) -> str:
+    with pytest.raises(ManifestError) as caught:
+        in_folder(folder, text, info)
+    return str(caught.value)
+
+
+# --- Axolotl -------------------------------------------------------------------------------------
+
+
+def axolotl(*lines: str) -> str:
+    return AXOLOTL + "\n".join(("datasets:", *lines)) + "\n"
+
+
+def test_an_axolotl_file_without_an_adapter_trains_every_weight():
+    """Here lora is the default, there it is none at all."""
+    for line in ("", "adapter:\n"):
+        text = axolotl("  - {path: a.jsonl}").replace("adapter: lora\n", line)
+        assert read(text).manifest.training.config.adapter_type == "full"
+        assert any("no adapter is named: every weight is trained" in n for n in notices_of(text))
+    assert read(axolotl("  - {path: a.jsonl}")).manifest.training.config.adapter_type == "lora"
+    ours = "base_model: tiny\ndataset: a.jsonl\n"
+    assert read(ours).manifest.training.config.adapter_type == "lora"
+
+
+@pytest.mark.parametrize(
+    ("entry", "path"),
+    [
+        ("{path: owner/set, split: 'train[:10%]'}", "owner/set::train[:10%]"),
+        ("{path: owner/set, name: en}", "owner/set::train::en"),
+        ("{path: owner/set, name: en, split: test}", "owner/set::test::en"),
+        ("{path: json, data_files: rows.jsonl, type: alpaca}", "rows.jsonl"),
+        ("{path: json, data_files: [rows.jsonl]}", "rows.jsonl"),
+        ("rows.jsonl", "rows.jsonl"),
+    ],
+)
+def test_where_a_set_of_axolotl_lies(entry, path):
+    assert read(axolotl(f"  - {entry}")).manifest.training.dataset.path == path
+
+
+def test_the_format_of_a_set_is_kept():
+    data = read(axolotl("  - {path: rows.data, ds_type: json}")).manifest.training.dataset
+    assert (data.path, data.format) == ("rows.data", "json")
+
+
+def test_several_sets_become_tasks_of_one_data_set():
+    text = axolotl("  - {path: a.jsonl, type: alpaca}", "  - {path: deep/a.jsonl, type: alpaca}")
+    data = read(text).manifest.training.dataset
+    assert data.type == "multi_task"
+    assert {name: task.train for name, task in (data.tasks or {}).items()} == {
+        "a": "a.jsonl",
+        "a-2": "deep/a.jsonl",
+    }
+
+
+def test_sets_with_other_columns_are_not_mixed_in_silence():
+    text = axolotl(
+        "  - {path: a.jsonl, type: alpaca, field_output: reply}",
+        "  - {path: b.jsonl, type: completion}",
+    )
+    assert "datasets[1]: b and a have other columns or formats" in error_of(text)
+
+
+@pytest.mark.parametrize("word", ["completion", "pretrain"])
+def test_plain_text_is_plain_text_by_its_column(word):
+    mapping: Any = read(axolotl(f"  - {{path: a.jsonl, type: {word}}}"))
+    assert mapping.manifest.training.dataset.field_mapping.text == "text"
+    mapping = read(axolotl(f"  - {{path: a.jsonl, type: {word}, field: body}}"))
+    assert mapping.manifest.training.dataset.field_mapping.text == "body"
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("{path: a, shards: 4}", "one of 4 parts of the rows  (training.dataset.max_samples"),
+        ("{path: owner/set, data_files: [x.json]}", "files are chosen out of a data set"),
+        ("{path: json, data_files: [x.json, y.json]}", "several files"),
+        ("{type: alpaca}", "datasets[0]: names no data  (add path)"),
+        ("{path: a, type: input_output}", "segments with labels of their own"),
+        ("{path: a, type: bradley_terry.chat_template}", "preference rows; only sft"),
+        (
+            "{path: a, message_property_mappings: {role: speaker, content: text}}",
+            "the role of a message is in its key 'speaker'  (call it role or from in the rows",
+        ),
+        ("{path: a, message_field_content: said}", "key 'said'  (call it content or value"),
+        ("{path: a, roles: {user: [human, customer]}}", "'customer' speaks in the messages"),
+        ("{path: a, field_system: persona}", "in the column 'persona'  (call it system"),
+    ],
+)
+def test_what_cannot_be_read_of_a_set_is_refused(entry, words):
+    assert words in error_of(axolotl(f"  - {entry}"))
+
+
+def test_usual_names_in_messages_are_understood():
+    entry = "{path: a, field_messages: conversations, message_property_mappings: {role: from, "
+    text = axolotl(f"  - {entry}content: value}}, roles: {{user: [human], assistant: [gpt]}}}}")
+    assert read(text).manifest.training.dataset.field_mapping is None
+
+
+def test_a_key_of_a_set_that_changes_the_rows_is_warned_of():
+    text = axolotl("  - {path: a, drop_system_message: true, revision: abc, odd_one: 3}")
+    told = "\n".join(notices_of(text))
+    assert "drop_system_message: warning: without effect: system texts of the rows are kept" in told
+    assert "datasets[0].revision: warning: without effect" in told
+    assert "datasets[0].odd_one: warning: without effect" in told
+
+
+def test_test_sets_are_the_validation_rows():
+    text = axolotl("  - {path: a}") + "test_datasets:\n  - {path: owner/set, split: test}\n"
+    assert read(text).manifest.training.dataset.validation_path == "owner/set::test"
+
+
+def test_a_set_for_pretraining_is_streamed_text():
+    text = (
+        f"{AXOLOTL}sample_packing: true\nmicro_batch_size: 2\nmax_steps: 9\n"
+        "pretraining_dataset:\n  - {path: owner/web, name: en, text_column: body, type: pretrain}\n"
+    )
+    training = read(text).manifest.training
+    data, mapping = training.dataset, training.dataset.field_mapping
+    assert (data.path, data.streaming) == ("owner/web::train::en", True)
+    assert mapping is not None
+    assert mapping.text == "body"
+    assert training.config.batch_size == 2  # a stream's rows are not counted before
+    assert any("counts rows here, not packed sequences" in told for told in notices_of(text))
+
+
+def test_switches_of_axolotl_become_values():
+    text = axolotl("  - {path: a}") + "lora_target_linear: true\nexact_deduplication: true\n"
+    text += "excess_length_strategy: drop\ncosine_min_lr_ratio: 0.1\nlearning_rate: 2e-4\n"
+    training = read(text + "sdp_attention: true\nchat_template: chatml\n").manifest.training
+    config, checks = training.config, training.dataset.validation
+    assert (config.target_modules, config.overlong, config.attention) == (
+        *("all-linear", "drop"),
+        "sdpa",
+    )
+    assert config.lr_scheduler_kwargs.min_lr == pytest.approx(2e-5)
+    assert checks is not None
+    assert checks.deduplicate
+
+
+def test_named_layers_win_over_all_linear_ones():
+    text = axolotl("  - {path: a}") + "lora_target_linear: true\nlora_target_modules: [q_proj]\n"
+    assert read(text).manifest.training.config.target_modules == ["q_proj"]
+
+
+# --- LLaMA-Factory -------------------------------------------------------------------------------
+
+
+def test_names_are_looked_up_in_the_list_of_data_sets(tmp_path):
+    info = {"mine": {"file_name": "mine.json"}, "yours": {"file_name": "deep/yours.json"}}
+    made = in_folder(tmp_path, f"{FACTORY}dataset: mine,yours\ntemplate: qwen\n", info)
+    data = made.manifest.training.dataset
+    assert {name: task.train for name, task in (data.tasks or {}).items()} == {
+        "mine": "data/mine.json",
+        "yours": "data/deep/yours.json",
+    }
+    mapping: Any = data.field_mapping
+    assert (mapping.instruction, mapping.input, mapping.response) == (
+        *("instruction", "input"),
+        "output",
+    )
+
+
+def test_a_set_of_the_hub_has_its_split_its_subset_and_its_columns(tmp_path):
+    about = {
+        "hf_hub_url": "owner/qa",
+        "subset": "en",
+        "split": "full",
+        "num_samples": 70,
+        "columns": {"prompt": "question", "response": "answer"},
+    }
+    data = in_folder(tmp_path, f"{FACTORY}dataset: qa\n", {"qa": about}).manifest.training.dataset
+    mapping: Any = data.field_mapping
+    assert (data.path, data.max_samples) == ("owner/qa::full::en", 70)
+    assert (mapping.instruction, mapping.response) == ("question", "answer")
+
+
+def test_conversations_are_read_from_their_column(tmp_path):
+    about = {
+        "file_name": "chat.json",
+        "formatting": "sharegpt",
+        "columns": {"messages": "dialog"},
+        "tags": {"role_tag": "role", "content_tag": "content", "user_tag": "user"},
+    }
+    data = in_folder(tmp_path, f"{FACTORY}dataset: chat\n", {"chat": about}).manifest.training
+    mapping: Any = data.dataset.field_mapping
+    assert mapping.messages == "dialog"
+    about["columns"] = {"messages": "conversations"}
+    data = in_folder(tmp_path, f"{FACTORY}dataset: chat\n", {"chat": about}).manifest.training
+    assert data.dataset.field_mapping is None
+
+
+def test_pretraining_reads_the_column_of_the_prompt(tmp_path):
+    info = {"web": {"file_name": "web.jsonl", "columns": {"prompt": "content"}}}
+    text = FACTORY.replace("stage: sft", "stage: pt") + "dataset: web\n"
+    mapping: Any = in_folder(tmp_path, text, info).manifest.training.dataset.field_mapping
+    assert mapping.text == "content"
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({"file_name": "a.json", "ranking": True}, "x.ranking: preference rows; only sft"),
+        ({"file_name": "a.json", "columns": {"kto_tag": "label"}}, "preference rows; only sft"),
+        ({"file_name": "a.json", "columns": {"images": "images"}}, "the rows hold images"),
+        ({"ms_hub_url": "owner/a"}, "x.ms_hub_url: rows are read from files and from the Hugging"),
+        ({"script_url": "load"}, "x.script_url: rows are read from files"),
+        ({"file_name": "a.json", "columns": {"system": "persona"}}, "the column 'persona'"),
+        (
+            {"file_name": "a.json", "formatting": "sharegpt", "tags": {"user_tag": "customer"}},
+            "x.tags.user_tag: 'customer' speaks in the messages",
+        ),
+        (
+            {"file_name": "a.json", "formatting": "sharegpt", "tags": {"content_tag": "said"}},
+            "x.tags.content_tag: the content of a message is in its key 'said'",
+        ),
+    ],
+)
+def test_what_cannot_be_read_of_a_listed_set_is_refused(tmp_path, about, words):
+    assert words in refused(tmp_path, f"{FACTORY}dataset: x\n", {"x": about})
+
+
+def test_a_name_that_is_not_in_the_list_is_told_what_is(tmp_path):
+    text = refused(tmp_path, f"{FACTORY}dataset: mein\n", {"mine": {"file_name": "mine.json"}})
+    assert "mein is not in" in text
+    assert "(it has mine)" in text
+    assert "names no data" not in text
+
+
+def test_names_without_a_list_say_where_it_was_looked_for(tmp_path):
+    text = refused(tmp_path, f"{FACTORY}dataset: mine,yours\n")
+    assert "mine, yours: named in a dataset_info.json, and there is none in" in text
+    assert "names no data" not in text
+    text = refused(tmp_path, f"{FACTORY}dataset: mine\ndataset_dir: elsewhere\n")
+    assert str(tmp_path / "elsewhere") in text
+
+
+def test_a_path_stays_a_path_beside_a_list(tmp_path):
+    data = in_folder(tmp_path, f"{FACTORY}dataset: rows.jsonl\n", {}).manifest.training.dataset
+    assert data.path == "rows.jsonl"
+
+
+def test_a_broken_list_of_data_sets_is_told(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset_info.json").write_text("{", encoding="utf-8")
+    assert "dataset_info.json cannot be read" in refused(tmp_path, f"{FACTORY}dataset: a,b\n")
+
+
+def test_a_validation_set_by_name_is_the_validation_path(tmp_path):
+    info = {"a": {"file_name": "a.json"}, "b": {"file_name": "b.json"}}
+    made = in_folder(tmp_path, f"{FACTORY}dataset: a\neval_dataset: b\n", info)
+    assert made.manifest.training.dataset.validation_path == "data/b.json"
+
+
+def test_a_list_in_the_current_folder_names_its_files_whole(tmp_path, monkeypatch):
+    """As LLaMA-Factory is run: from above both folders."""
+    (tmp_path / "examples").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    listed = json.dumps({"a": {"file_name": "a.json"}})
+    (tmp_path / "data" / "dataset_info.json").write_text(listed, encoding="utf-8")
+    made = in_folder(Path("examples"), f"{FACTORY}dataset: a\n")
+    assert made.manifest.training.dataset.path == (tmp_path / "data" / "a.json").as_posix()
+    text = f"{FACTORY}dataset: a\n"
+    assert in_folder(Path(), text).manifest.training.dataset.path == "data/a.json"
+
+
+@pytest.mark.parametrize(("bits", "kind"), [(4, "int4"), (8, "int8")])
+def test_bits_of_llama_factory_are_the_quantization(bits, kind):
+    text = f"{FACTORY}dataset: a.jsonl\nquantization_bit: {bits}\nquantization_method: bnb\n"
+    assert read(text).manifest.base_models[0].quantization == kind
+
+
+def test_other_bits_and_methods_are_refused():
+    text = f"{FACTORY}dataset: a.jsonl\nquantization_bit: 3\nquantization_method: hqq\n"
+    assert "quantization_bit: got 3, expected 4 or 8" in error_of(text)
+    assert "'hqq': bases are quantised with bitsandbytes only" in error_of(text)
+
+
+# --- templates -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "ours", "kind"),
+    [
+        ("alpaca", "alpaca", "read as"),
+        ("chatml", "chatml", "read as"),
+        ("llama3", "auto", "read as"),
+        ("qwen3_nothink", "auto", "read as"),
+        ("tokenizer_default", "auto", "read as"),
+        ("zephyr", "auto", "warning"),
+    ],
+)
+@pytest.mark.parametrize("key", ["template", "chat_template"])
+def test_templates_of_others_are_ours_or_the_tokenizers(key, word, ours, kind):
+    made = read(f"{FACTORY}dataset: a.jsonl\n{key}: {word}\n")
+    assert made.manifest.base_models[0].prompt_template == ours
+    assert [each.kind for each in made.notices if each.path == key] == [kind]
+
+
+def test_a_template_for_images_is_refused():
+    text = error_of(f"{FACTORY}dataset: a.jsonl\ntemplate: qwen2_vl\n")
+    assert "qwen2_vl is a template for images or sound" in text
+
+
+def test_a_whole_manifest_may_speak_of_templates():
+    text = "name: x\nbase_model: tiny\ntemplate: {a: 1}\ntraining: {dataset: a.jsonl, config: {}}\n"
+    assert read(text).manifest.base_models[0].prompt_template == "auto"
+
+
+# --- LitGPT and torchtune ------------------------------------------------------------------------
+
+LITGPT = """
+checkpoint_dir: checkpoints/owner/small
+out_dir: out
+precision: bf16-true
+quantize: bnb.nf4
+lora_r: 4
+lora_mlp: true
+data: {class_path: litgpt.data.JSON, init_args: {json_path: rows.json, val_split_fraction: 0.2}}
+train:
+  {save_interval: 20, global_batch_size: 8, micro_batch_size: 2, lr_warmup_steps: 3, epochs: 2,
+   max_seq_length: 64, max_norm: 0.5, min_lr: 1e-5}
+eval: {interval: 10, max_iters: 100}
+optimizer: {class_path: torch.optim.AdamW, init_args: {lr: 0.001, betas: [0.9, 0.95]}}
+"""
+TUNE = """
+model:
+  _component_: torchtune.models.qwen2.lora_qwen2_0_5b
+  lora_attn_modules: [q_proj, output_proj]
+  apply_lora_to_mlp: true
+  lora_rank: 4
+checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer, checkpoint_dir: /m/small}
+dataset:
+  _component_: torchtune.datasets.instruct_dataset
+  source: json
+  data_files: rows.json
+  column_map: {input: ask, output: reply}
+  packed: true
+optimizer: {_component_: torch.optim.AdamW, fused: true, lr: 1e-4}
+lr_scheduler: {_component_: torchtune.training.get_cosine_schedule_with_warmup, num_warmup_steps: 7}
+batch_size: 2
+epochs: 1
+dtype: bf16
+enable_activation_checkpointing: true
+log_every_n_steps: 5
+"""
+
+
+def test_a_file_of_litgpt_is_read():
+    made = read(LITGPT).manifest
+    config, data, model = made.training.config, made.training.dataset, made.base_models[0]
+    assert (model.name, model.quantization) == ("owner/small", "int4")
+    assert (data.path, data.validation_split) == ("rows.json", 0.2)
+    assert (config.batch_size, config.micro_batch_size, config.rank) == (8, 2, 4)
+    assert config.target_modules == ["q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"]
+    assert (config.save_steps, config.eval_steps, config.warmup_steps) == (20, 10, 3)
+    assert (config.max_grad_norm, config.betas, config.bf16) == (0.5, (0.9, 0.95), True)
+    assert (config.learning_rate, config.lr_scheduler_kwargs.min_lr) == (0.001, 1e-5)
+    assert config.train_on_prompt is True  # its default: mask_prompt false
+
+
+def test_litgpt_without_a_rank_trains_every_weight():
+    text = LITGPT.replace("lora_r: 4\nlora_mlp: true\n", "").replace("quantize: bnb.nf4\n", "")
+    assert read(text).manifest.training.config.adapter_type == "full"
+
+
+def test_a_class_of_rows_that_nobody_knows_is_refused():
+    text = error_of(
+        LITGPT.replace("litgpt.data.JSON", "mine.Rows").replace("json_path: rows.json, ", "")
+    )
+    assert "'mine.Rows' is a Python class, which is not run" in text
+    assert "names no data" not in text
+
+
+def test_a_recipe_of_torchtune_is_read():
+    made = read(TUNE).manifest
+    config, data = made.training.config, made.training.dataset
+    mapping: Any = data.field_mapping
+    assert (made.base_models[0].name, data.path) == ("/m/small", "rows.json")
+    assert (mapping.instruction, mapping.response) == ("ask", "reply")
+    assert (config.adapter_type, config.rank, config.packing) == ("lora", 4, True)
+    assert config.target_modules == ["q_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    assert (config.optim, config.learning_rate, config.warmup_steps) == (
+        *("adamw_torch_fused", 1e-4),
+        7,
+    )
+    assert (config.gradient_checkpointing, config.logging_steps, config.bf16) == (True, 5, True)
+
+
+def test_a_whole_model_of_torchtune_is_trained_whole():
+    text = TUNE.replace("lora_qwen2_0_5b", "qwen2_0_5b")
+    assert read(text).manifest.training.config.adapter_type == "full"
+
+
+def test_a_data_set_class_of_torchtune_names_its_rows_or_is_refused():
+    text = TUNE.replace("  source: json\n  data_files: rows.json\n", "")
+    known = text.replace("instruct_dataset", "alpaca_dataset")
+    assert read(known).manifest.training.dataset.path == "tatsu-lab/alpaca"
+    assert "instruct_dataset' is a Python class, which is not run" in error_of(text)
