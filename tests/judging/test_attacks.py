@@ -93,6 +93,7 @@ CYPHER = {
     "behind a comment": "CREATE (:P {{id: 7}}) /* */; EXPORT DATABASE '{home}/exported' //",
     "out of a string": "CREATE (:P {{id: 7, name: 'a\\\\'; EXPORT DATABASE \"{home}/out\" //'}})",
     "out of a name": "CREATE (:`P``; EXPORT DATABASE '{home}/exported' //` {{id: 7}})",
+    "out of an alias": "CREATE (n:P {{id: 7}}) RETURN 1 AS a\u00a0LIMIT\u20280",
     "profiled": "PROFILE COPY (MATCH (p:P) RETURN p.*) TO '{home}/canary.csv'",
     "a parameter": "CREATE (:P {{id: $x}})",
     "an unknown function": "CREATE (:P {{id: 7, name: read_text('{home}/canary.csv')}})",

@@ -176,6 +176,9 @@ def _rewritten(token: Token) -> str:
     kind, text = token
     if kind in _COMMENT or kind in _SPACE:
         return " "
+    if kind == "ID" and not re.fullmatch(r"\w+", text):
+        # The grammar takes some blanks for letters, U+00A0 among them, and the database does not.
+        raise _Ambiguous(f"the name {text[:40]!r} has a character that is not a letter or a digit")
     if kind == "ESC_LITERAL":
         if re.search(r"[`\\\x00-\x1f]", text[1:-1]):
             raise _Ambiguous(f"the name {text[:40]} has a quotation mark or a control character")
