@@ -8,10 +8,10 @@ import subprocess
 import sys
 import webbrowser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from expert.core import events
 from tests.insight.pages import FIGURES, finished, step_event, usual, write_run
 from tests.jobs.trained_runs import finished as finished_run
 
@@ -155,13 +155,13 @@ def test_a_report_needs_none_of_the_packages_that_train(tmp_path: Path, absent: 
 def test_the_events_of_a_run_are_read_once(run, tmp_path, monkeypatch):
     folder = write_run(tmp_path / "run", usual(3))
     opened: list[str] = []
-    open_file = Path.open
+    open_file = events.open_plain
 
-    def counted(path: Path, *args: Any, **options: Any) -> Any:
+    def counted(path: Path, flags: int) -> int:
         opened.append(path.name)
-        return open_file(path, *args, **options)
+        return open_file(path, flags)
 
-    monkeypatch.setattr(Path, "open", counted)
+    monkeypatch.setattr(events, "open_plain", counted)
     assert run("report", str(folder)).code == 0
     assert opened.count("events.jsonl") == 1
 
