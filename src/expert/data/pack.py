@@ -24,11 +24,13 @@ Lengths = NDArray[np.integer[Any]]
 
 WINDOW = 4096
 """Pieces that are fitted together: enough for 99 % fill, few enough to keep the order random."""
-_LOOKED_FOR = 2  # mean pieces: a hole no larger is closed by pieces that fit, not by the next ones
+_LOOKED_FOR = (
+    1.5  # mean pieces: a hole no larger is closed by pieces that fit, not by the next ones
+)
 _PAIRS_TRIED = 8  # for a hole that no piece fits
 _TIGHT = 512  # a bin with less than this part of it empty is full
 _WORTH_MATCHING = 1.01  # bins over those of longest-first from which that is looked at
-_ALIKE = 0.25  # correlation of the lengths in a bin that longest-first may have above a shuffle's
+_ALIKE = 0.05  # correlation of the lengths in a bin that longest-first may have above chance
 _TAKEN_APART = 16  # at most one bin in so many waits for the next window
 _FULL = 0.99  # bins that are not taken apart
 _TIMES_THE_MEAN = 4  # pieces that a bin may have, against the mean
@@ -102,7 +104,8 @@ def pack_best_fit(
     """Fit pieces into bins, a window of the shuffled pieces at a time.
 
     What stands together and what comes first is left to the seed: bins are filled as the shuffled
-    pieces come, only their last holes by what fits, and the bins are shuffled at the end. `most_pieces` closes a bin that has room left;
+    pieces come, only their last holes by what fits, and the bins are shuffled at the end.
+    `most_pieces` closes a bin that has room left;
     `unlearnt` are the numbers of pieces that are left out.
     """
     pieces = cut_pieces(lengths, length - soft_tokens, overlong).without(unlearnt)
@@ -209,7 +212,7 @@ def _fit(sizes: list[int], room: Room) -> tuple[NDArray[np.int64], int]:
     if bins <= fewer * _WORTH_MATCHING:
         return placed, bins
     lengths = np.asarray(sizes, dtype=np.float64)
-    if _likeness(lengths, matched, fewer) > _likeness(lengths, placed, bins) + _ALIKE:
+    if _likeness(lengths, matched, fewer) > max(0.0, _likeness(lengths, placed, bins)) + _ALIKE:
         return placed, bins
     return matched, fewer
 

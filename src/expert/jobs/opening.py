@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from expert.planning.machine import Machine
     from expert.planning.run_plan import RunPlan
 
+OwnIndexes = Callable[["RunPlan"], frozenset[str]]
+"""Names of the indexes of the run that a plan is to resume."""
 NEEDS_AN_END = ("linear", "cosine", "cosine_with_restarts", "polynomial")
 
 
@@ -27,15 +29,22 @@ def planned_and_open(
     model: str | None = None,
     vram: str | None = None,
     machine: Machine | None = None,
+    own_indexes: OwnIndexes = lambda plan: frozenset(),
 ) -> tuple[RunPlan, RunData, Builder]:
-    """The plan that a run of this manifest begins with, and its data, prepared."""
+    """The plan that a run of this manifest begins with, and its data, prepared; packed as it was
+    for a run that resumes, whose indexes `own_indexes` names."""
     from expert.jobs.planning import counted_plan
     from expert.planning.machine import describe_machine
 
     here = machine or describe_machine(read.folder)
     plan_with = partial(counted_plan, read, model=model, vram=vram, machine=here)
+    first = plan_with(look=False)[0]
     plan, data, builder = open_data(
-        plan_with(look=False)[0], read, tell, again=lambda counts: plan_with(counts=counts)[0]
+        first,
+        read,
+        tell,
+        again=lambda counts: plan_with(counts=counts)[0],
+        own_indexes=own_indexes(first),
     )
     return with_an_end(plan), data, builder
 
@@ -46,6 +55,7 @@ def open_data(
     tell: Tell,
     *,
     again: Callable[[Counts], RunPlan] | None = None,
+    own_indexes: frozenset[str] = frozenset(),
 ) -> tuple[RunPlan, RunData, Builder]:
     """Prepare the data where that is still to do, and settle the plan's counts by it.
 
@@ -68,7 +78,8 @@ def open_data(
     from expert.planning.calibration import estimated_again
 
     spec = read.manifest.training.dataset
-    builder = Builder(plan, read, resolve_sources(spec, read.folder), tell)
+    sources = resolve_sources(spec, read.folder)
+    builder = Builder(plan, read, sources, tell, own_indexes=own_indexes)
     soft = bool(plan.adapter.soft_prompts)
     if spec.streaming:
         validation, test = builder.held_out()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +83,9 @@ def train(
     if not isinstance(read, ReadManifest):
         read = read_manifest(read, overrides=overrides)
     provide_model(read, model)
-    plan, data, builder = planned_and_open(read, tell, model=model, vram=vram)
+    plan, data, builder = planned_and_open(
+        read, tell, model=model, vram=vram, own_indexes=partial(_own_indexes, read, resume)
+    )
     if resume is not None and not allow_changed:
         over = _over_before(plan, read, data, resume)
         if over is not None:
@@ -111,6 +114,17 @@ def train(
             if result.final is not None:
                 remember_run(session, vram=vram)
             return result
+
+
+def _own_indexes(read: ReadManifest, resume: str | None, plan: RunPlan) -> frozenset[str]:
+    """The names of the indexes of a run that resumes as it was started."""
+    from expert.jobs.learnt_rows import learnt_rows
+    from expert.jobs.resuming import changed_since
+
+    folder = _run_folder(plan, resume)[0] if resume is not None else None
+    if folder is None or changed_since(folder, read.manifest):
+        return frozenset()
+    return learnt_rows(folder).indexes
 
 
 def _over_before(plan: RunPlan, read: ReadManifest, data: RunData, resume: str) -> RunResult | None:
