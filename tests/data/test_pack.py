@@ -164,12 +164,12 @@ def test_best_fit_gives_the_emptiest_bins_of_a_window_another_chance():
 
 def full_enough(index: PackIndex, lengths: np.ndarray) -> bool:
     """97 % full, the last sequence apart; or, where two or three rows fill a sequence and do not
-    add up to it, about as full as longest-first makes it, the best of the usual ways."""
+    add up to it, as full as longest-first makes it to 4 %, which puts like to like there."""
     kept = np.minimum(lengths, index.length)
     if index.bins - 1 <= kept.sum() / (0.97 * index.length):
         return True
     _, bins = packing._fit_longest_first(kept.tolist(), packing.Room(index.length, len(kept)))
-    return kept.mean() > index.length / 3 and index.bins <= 1.02 * bins
+    return kept.mean() > index.length / 3 and index.bins <= 1.04 * bins
 
 
 def drawn(kind: str, count: int) -> np.ndarray:
