@@ -4,17 +4,14 @@ Every run learns the same rows, as many at each step, from the same base, and is
 loss on the same held-out rows. Three kinds of rows: short (22 to 24 tokens), mixed (20 to 120) and
 long (100 to 125, two to a sequence). `before` packs and groups as earlier versions did: by length.
 
-    python benchmarks/packing_quality.py --out FILE [--model MODEL] [--seeds N] [--ways WAY ...]
+    python benchmarks/packing_quality.py --out FILE [--seeds N] [--ways WAY ...]
 
-`--model scratch` trains a model of 0.4 million random weights, whole, instead of `tiny` with LoRA:
-each run takes seconds. Runs that FILE has already are not made again.
+Runs that FILE has already are not made again.
 """
 
 import argparse
-import itertools
 import json
 import random
-import shutil
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -64,7 +61,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "packed before": {"packing": True},
 }
 CONFIG = {
+    "adapter_type": "lora",
     "batch_size": 16,
+    "epochs": 1,
+    "learning_rate": 5e-4,
     "lr_scheduler": "cosine",
     "warmup_ratio": 0.05,
     "evaluation_strategy": "epoch",
@@ -123,30 +123,6 @@ def segments_of(template: Any, row: dict[str, str]) -> Any:
     return template.segments(example_of(made, columns), learn_prompt=False)
 
 
-# --- models ---------------------------------------------------------------------------------------
-
-
-def scratch(folder: Path) -> Path:
-    """A small model of random weights, the same every time, with the tokenizer of `tiny`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    torch.manual_seed(0)
-    config = AutoConfig.from_pretrained(TINY, **shape, **heads)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    for file in TINY.glob("*"):
-        if file.name not in ("config.json", "model.safetensors", "README.md"):
-            shutil.copy(file, folder)
-    return folder
-
-
-MODELS: dict[str, dict[str, Any]] = {
-    "tiny": {"adapter_type": "lora", "learning_rate": 5e-4, "epochs": 1},
-    "scratch": {"adapter_type": "full", "learning_rate": 3e-3, "epochs": 4},
-}
-
-
 # --- runs -----------------------------------------------------------------------------------------
 
 
@@ -172,9 +148,7 @@ def as_before() -> Iterator[None]:
         pack._fit, order.EpochOrder._grouped = fit, grouped  # type: ignore[method-assign]
 
 
-def measured(
-    model: str, kind: str, way: str, seed: int, rows: tuple[list[Any], list[Any]]
-) -> dict[str, Any]:
+def measured(kind: str, way: str, seed: int, rows: tuple[list[Any], list[Any]]) -> dict[str, Any]:
     """One run, in a folder of its own so that no index is shared."""
     with tempfile.TemporaryDirectory(prefix="packing-") as place:
         folder = Path(place)
@@ -182,21 +156,11 @@ def measured(
             text = "".join(json.dumps(row) + "\n" for row in part)
             (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
         length = KINDS[kind]["max_seq_length"]
-        config = {
-            **CONFIG,
-            **MODELS[model],
-            **WAYS[way],
-            "seed": seed,
-            "max_seq_length": length,
-        }
-        base: dict[str, Any] = {"name": "tiny", "prompt_template": "chatml"}
-        if model == "scratch":
-            base["name"] = str(scratch(folder / "scratch"))
-        else:
-            base["adapters"] = [{"type": "lora", "r": 32, "alpha": 512, "dropout": 0.0}]
+        config = {**CONFIG, **WAYS[way], "seed": seed, "max_seq_length": length}
+        lora = {"type": "lora", "r": 32, "alpha": 512, "dropout": 0.0}
         manifest = {
             "name": "packing",
-            "base_models": [base],
+            "base_models": [{"name": "tiny", "prompt_template": "chatml", "adapters": [lora]}],
             "training": {
                 "dataset": {"path": "train.jsonl", "validation_path": "validation.jsonl"},
                 "config": config,
@@ -241,8 +205,8 @@ def _edges(offsets: Any) -> Iterator[tuple[int, int]]:
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every kind and way: the losses, their spread, and the mean over that of unpacked rows."""
     found = []
-    for model, kind in itertools.product(MODELS, KINDS):
-        of_kind = [run for run in runs if (run["model"], run["rows"]) == (model, kind)]
+    for kind in KINDS:
+        of_kind = [run for run in runs if run["rows"] == kind]
         plain = [r["best_validation_loss"] for r in of_kind if r["way"] == "unpacked"]
         for way in WAYS:
             losses = [r["best_validation_loss"] for r in of_kind if r["way"] == way]
@@ -251,7 +215,6 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             ratio = statistics.fmean(losses) / statistics.fmean(plain) if plain else None
             found.append(
                 {
-                    "model": model,
                     "rows": kind,
                     "way": way,
                     "losses": [round(loss, 4) for loss in losses],
@@ -268,38 +231,36 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--model", default="tiny", choices=MODELS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
     args = parser.parse_args()
     known = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
     runs: list[dict[str, Any]] = known.get("runs", [])
-    done = {(run["model"], run["rows"], run["way"], run["seed"]) for run in runs}
+    done = {(run["rows"], run["way"], run["seed"]) for run in runs}
     rows_by_kind = {kind: rows_of(kind) for kind in KINDS}
     for seed in range(1, args.seeds + 1):
         for kind, rows in rows_by_kind.items():
             for way in args.ways:
-                if (args.model, kind, way, seed) in done:
+                if (kind, way, seed) in done:
                     continue
-                found = measured(args.model, kind, way, seed, rows)
-                named = {"model": args.model, "rows": kind, "way": way, "seed": seed}
-                runs.append({**named, **found})
+                found = measured(kind, way, seed, rows)
+                runs.append({"rows": kind, "way": way, "seed": seed, **found})
                 print(json.dumps(runs[-1]), flush=True)
                 record = {
                     **environment(),
+                    "model": "tiny",
                     "threads": torch.get_num_threads(),
                     "kinds": KINDS,
                     "config": CONFIG,
-                    "models": MODELS,
                     "summary": summary(runs),
                     "runs": runs,
                 }
                 write_text_atomically(args.out, json.dumps(record, indent=1) + "\n")
-    print(f"{'model':8} {'rows':6} {'way':26} {'losses':26} {'mean':>7} {'/ unpacked':>10}")
+    print(f"{'rows':6} {'way':26} {'losses':26} {'mean':>7} {'/ unpacked':>10}")
     for line in summary(runs):
         losses = " ".join(f"{loss:.4f}" for loss in line["losses"])
         ratio = f"{line['over_unpacked']:.3f}" if line["over_unpacked"] else "-"
-        named = f"{line['model']:8} {line['rows']:6} {line['way']:26}"
+        named = f"{line['rows']:6} {line['way']:26}"
         print(f"{named} {losses:26} {line['mean']:7.4f} {ratio:>10}")
 
 
