@@ -288,3 +288,26 @@ def test_a_run_is_not_compared_with_a_result(tmp_path):
     (tmp_path / "events.jsonl").write_text("", encoding="utf-8")
     with pytest.raises(NoLadder, match="are not of one kind"):
         compare(tmp_path, tmp_path / "ladder.json")
+
+
+@pytest.mark.parametrize("comparable", [True, False])
+def test_a_rung_whose_steps_hold_rows_of_one_length_does_not_hold(comparable):
+    """Its weights come from other rows than those below, so that no loss would tell."""
+    mixed, sorted_rows = (
+        measured(150.0, own_loss=2.0, clumping=clumping) for clumping in (1.1, 15.3)
+    )
+    found = [
+        verdict(measured(100.0), here, 0.001, paired=FASTER, comparable=comparable)
+        for here in (mixed, sorted_rows)
+    ]
+    assert found[0] == ("kept", "")
+    assert found[1] == (
+        "disagrees",
+        "rows of one length share a step: their mean length varies 15.3 times as much as by "
+        "chance, and less is learnt from such steps",
+    )
+
+
+def test_few_steps_are_unlike_each_other_by_chance():
+    few = measured(150.0, clumping=3.5, seconds_per_epoch=32.0)  # 48 rows, 6 steps
+    assert verdict(measured(100.0), few, 0.001, paired=FASTER) == ("kept", "")

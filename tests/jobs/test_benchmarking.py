@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from expert.data import pack
 from expert.insight.ladder import read_ladder
 from expert.jobs.benchmarking import (
     CannotClimb,
@@ -94,6 +95,27 @@ def test_the_ladder_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
         assert not (run / "checkpoints").exists()
         assert not (run / "final").exists()
         assert (run / "plan.json").is_file()
+
+
+def test_packing_that_sorts_rows_by_length_does_not_hold(tmp_path, base, monkeypatch):
+    """Planted: rows are laid longest first, and a step is a sequence of rows of one length."""
+    rows = [
+        {"instruction": f"say {'cat ' * (number % 3)}{number:03}", "response": f"{number:03}"}
+        for number in range(160)
+    ]
+    config = {"batch_size": 8, "epochs": 1, "max_seq_length": 256}
+    found = {}
+    for name, fit in (("sorted", pack._fit_longest_first), ("mixed", pack._fit)):
+        with monkeypatch.context() as patch:
+            patch.setattr(pack, "_fit", fit)
+            path = write_expert(tmp_path / name, base, config, rows=rows)
+            climbed = benchmark(asked(path, only=("packing",)), folder=tmp_path / f"{name}-out")
+        [found[name]] = [rung for rung in climbed.rungs if rung.name == "packing"]
+    assert found["sorted"].status == "disagrees"
+    assert "rows of one length share a step" in found["sorted"].because
+    assert found["mixed"].status != "disagrees"
+    assert found["mixed"].measured is not None
+    assert found["mixed"].measured.clumping < 2
 
 
 def test_the_character_model_has_a_ladder_too(tmp_path):

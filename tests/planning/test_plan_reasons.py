@@ -105,7 +105,7 @@ def test_choices_leave_a_margin_where_they_can():
             {"batch_size": 3, "packing": False, "micro_batch_size": 5},
             "rtx-4090",
             "warning",
-            "an update has only 3 sequences: no more at once",
+            "a step has only 3 sequences: no more at once",
         ),
         (
             {"eval_batch_size": 4096},

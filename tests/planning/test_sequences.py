@@ -163,3 +163,57 @@ def test_rows_of_unknown_length_are_planned_as_long_ones_and_told_to_be():
     told = [r.text for r in made.remarks if r.path == "batch.tokens_per_step"]
     assert len(told) == 1
     assert "how long they are is not known yet (not there); a run counts first" in told[0]
+
+
+CARDS = ("rtx-3060", "rtx-4090", "l40s", "a100", "h200", None)
+
+
+def asking_for(rows: int, card: str | None, *, exact: bool = True, **config):
+    """An 8B model with 4 packed sequences to a step, and so many of them asked for at once."""
+    packed = PackedRows(rows=6000, sequences=1500, length=2048, fill=0.99)
+    survey = Survey(6000, 3_000_000, "prepared rows", "prepared", 2000, packed if exact else None)
+    name = "Qwen3-0.6B" if card is None else "Llama-3.1-8B"
+    data = manifest(
+        {"batch_size": 16, "max_seq_length": 2048, "micro_batch_size": rows, **config},
+        base_models=[{"name": name}],
+    )
+    return plan(data, card, survey=survey)
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_more_at_once_than_a_step_has_are_planned_as_what_a_step_has(card):
+    asked, fitting = asking_for(32, card), asking_for(4, card)
+    assert asked.batch.sequences_per_update == 4
+    assert (asked.batch.micro_batch, asked.batch.accumulation) == (4, 1)
+    assert asked.memory == fitting.memory
+    assert asked.kernels == fitting.kernels
+    assert asked.fits == fitting.fits
+    because = "all of a step; the manifest's 32 are more"
+    assert decision(asked, "batch.micro_batch") == (4, because, "manifest")
+
+
+@pytest.mark.parametrize("card", CARDS)
+def test_memory_is_that_of_the_expected_sequences_while_rows_are_not_counted(card):
+    asked, fitting = asking_for(32, card, exact=False), asking_for(4, card, exact=False)
+    assert asked.batch.micro_batch == 32  # a step may come out longer than it was guessed
+    assert asked.batch.sequences_per_update == fitting.batch.sequences_per_update
+    assert asked.memory == fitting.memory
+    assert asked.kernels == fitting.kernels
+
+
+def test_blocks_are_recomputed_for_what_is_on_the_card_and_not_for_what_was_asked():
+    asked = asking_for(32, "a100")
+    assert asked.fits
+    assert asked.kernels.recomputed_blocks == asking_for(4, "a100").kernels.recomputed_blocks
+    assert (
+        asked.kernels.recomputed_blocks
+        < asking_for(32, "a100", batch_size=128).kernels.recomputed_blocks
+    )
+
+
+def test_rows_that_go_alone_are_planned_as_what_a_step_has_too():
+    for card in ("rtx-3060", "rtx-4090", None):
+        config = {"packing": False, "batch_size": 3}
+        asked = plan(manifest({**config, "micro_batch_size": 64}), card)
+        assert asked.batch.micro_batch == 3
+        assert asked.memory == plan(manifest({**config, "micro_batch_size": 3}), card).memory

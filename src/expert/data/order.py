@@ -17,9 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-BATCHES_SORTED_TOGETHER = 50
-"""Length grouping sorts this many batches at a time: enough to pad little, few enough to mix."""
-
 
 class Draw(IntEnum):
     """What a shuffle is for; different uses of one seed never share their random numbers."""
@@ -27,8 +24,7 @@ class Draw(IntEnum):
     PIECES = 0
     BINS = 1
     EPOCH = 2
-    BATCHES = 3
-    BASELINE = 4
+    BASELINE = 4  # 3 was the order of batches that were grouped by length
     SAMPLE = 5
     WINDOW = 6
     SHIFT = 7
@@ -46,12 +42,12 @@ def shuffled(count: int, *, seed: int, draw: Draw, number: int = 0) -> NDArray[n
 
 @dataclass(frozen=True, eq=False)
 class Grouping:
-    """Rows of one length go together, so that they pad each other least."""
+    """Rows of one length go into one micro-batch, so that they pad each other least."""
 
     lengths: NDArray[np.integer[Any]]
     """Tokens of every bin."""
-    batch: int
-    """Bins that go together: those of an update."""
+    step: int
+    """Bins of a step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,19 +72,12 @@ class EpochOrder:
         return self.bins[step * bins_per_update : (step + 1) * bins_per_update]
 
     def _grouped(self, order: NDArray[np.int64], by: Grouping) -> NDArray[np.int64]:
-        """Sort 50 batches at a time by length, longest first, then shuffle the batches.
+        """The bins of every step sorted by length, longest first; which they are stays random.
 
-        The rest that fills no batch is a random one and stays at the end, where updates are short.
-        """
-        whole = self.count - self.count % by.batch
-        stride = BATCHES_SORTED_TOGETHER * by.batch
-        parts = [order[begin : min(begin + stride, whole)] for begin in range(0, whole, stride)]
-        runs = [part[np.argsort(-by.lengths[part], kind="stable")] for part in parts]
-        batches = np.concatenate([order[:0], *runs]).reshape(-1, by.batch)
-        turn = shuffled(len(batches), seed=self.seed, draw=Draw.BATCHES, number=self.epoch)
-        rest = order[whole:]
-        rest = rest[np.argsort(-by.lengths[rest], kind="stable")]
-        return np.concatenate([batches[turn].ravel(), rest])
+        Sorting more than a step at a time pads less, and makes steps of rows of one length, from
+        which less is learnt (docs/benchmarks/packing-cpu.json)."""
+        step = np.arange(self.count) // by.step
+        return order[np.lexsort((-by.lengths[order], step))]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -128,6 +117,13 @@ class DataOrder:
         """Updates of so many epochs, a fraction rounded up; 1.1 epochs of 50 updates are 55."""
         return math.ceil(Fraction(str(epochs)) * self.steps_per_epoch)
 
+    def step_of_bins(self) -> NDArray[np.int64]:
+        """The step of each bin in the first epoch."""
+        steps = np.empty(self.count, np.int64)
+        order = EpochOrder(self.count, self.seed, 0, self.grouping).bins
+        steps[order] = np.arange(self.count) // self.bins_per_update
+        return steps
+
     def update(self, done: int) -> Update:
         """The update that follows after `done` of them."""
         epoch, step = divmod(done, self.steps_per_epoch)
@@ -138,6 +134,15 @@ class DataOrder:
     def updates(self, done: int, total: int) -> Iterator[Update]:
         """The updates that are left of `total` when `done` are behind us."""
         return map(self.update, range(done, total))
+
+
+def clumping(sizes: NDArray[np.integer[Any]], groups: NDArray[np.int64]) -> float | None:
+    """How far the sizes of each group add up from their mean, against groups drawn at random: the
+    ratio of the variances, 1 for a shuffle, and the rows of a group where all of a group are of one
+    size. None where all sizes are the same."""
+    away = sizes - sizes.mean() if len(sizes) else np.zeros(1)
+    spread = float((away**2).sum())
+    return float((np.bincount(groups, weights=away) ** 2).sum()) / spread if spread else None
 
 
 def micro_batches(bins: NDArray[np.int64], rows: int) -> list[NDArray[np.int64]]:

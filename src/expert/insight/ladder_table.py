@@ -172,11 +172,18 @@ def _held_to_themselves(ladder: Ladder) -> list[str]:
 def _footnote(why: str, rungs: list[RungResult]) -> str:
     names = ", ".join(rung.name for rung in rungs)
     most = max((abs(rung.own_difference or 0.0) for rung in rungs), default=0.0)
+    seen = [r.measured.clumping for r in rungs if r.measured and r.measured.clumping is not None]
+    mixed = ""
+    if seen:
+        mixed = (
+            f", and whether the rows of a step are mixed: their mean length varies {max(seen):.2f} "
+            "times as much as that of rows drawn at random"
+        )
     return (
-        f"* {names}: {why}, so the weights are others than those below, and a loss that differs "
-        "from theirs says nothing. What is checked is whether they compute right: the same weights "
+        f"* {names}: {why}, so the weights are others than those below, and their losses cannot be "
+        "held against each other. What is checked is whether they compute right: the same weights "
         "have one loss computed as the rung trains and another computed as all rungs are judged, "
-        f"at most {most:.2%} apart"
+        f"at most {most:.2%} apart{mixed}"
     )
 
 

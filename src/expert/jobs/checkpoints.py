@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Groups = Mapping[str, Mapping[str, "Tensor"]]
 NAME = "step-"
+GROUPED = "in each step"
+"""How rows are grouped by length; earlier versions, which grouped whole steps, say true."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +70,11 @@ def identity(plan: RunPlan, data: RunData) -> dict[str, Any]:
 def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
     """What decides the rows of an update and is not in the names of prepared files."""
     from expert.jobs.feeding import is_padded
+    from expert.jobs.index_name import FITTED
 
     found: dict[str, Any] = {}
     if is_padded(plan):
-        found["group_by_length"] = plan.data.group_by_length
+        found["group_by_length"] = GROUPED if plan.data.group_by_length else False
     if data.stream is not None:
         found |= {
             "max_seq_length": plan.data.max_seq_length,
@@ -80,6 +83,8 @@ def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
             "train_on_prompt": plan.data.train_on_prompt,
             "prompt_template": plan.model.prompt_template,
         }
+        if plan.data.packing == "best-fit":
+            found["fitted"] = FITTED
     return found
 
 
@@ -207,12 +212,15 @@ def _another_run(
     found: Loaded, changed: list[str], options: Sequence[Option], plan: RunPlan, data: RunData
 ) -> CheckpointError:
     """What is said of a run that was started otherwise: the causes first, then what they change."""
-    from expert.jobs.resuming import what_changed
+    from expert.jobs.resuming import changed_orders, what_changed
     from expert.training.checkpoint import AnotherRun
 
-    tokens = found.identity.get("data", {}).get("tokens")
-    causes = what_changed(options, tokens, plan, data)
+    saved = found.identity.get("data", {})
+    causes = what_changed(options, saved.get("tokens"), plan, data)
     seen = {cause.partition(":")[0] for cause in causes}
+    if not options:
+        orders = changed_orders(saved, identity(plan, data)["data"])
+        causes, seen = [*causes, *orders.values()], {*seen, *orders}
     rest = [line for line in changed if line.partition(":")[0] not in seen]
     why = ": it was started with other options" if options else ""
     lines = "\n".join(f"  - {line}" for line in [*causes, *rest])

@@ -43,7 +43,7 @@ def _asked(started: Event) -> list[str]:
 
 def _how_started(folder: RunFolder, started: Event) -> tuple[list[str], list[Setting]]:
     """Words that name what was trained, and keys that the manifest of today has otherwise."""
-    from expert.jobs.resuming import changed_options, leaves
+    from expert.jobs.resuming import changed_since
     from expert.manifest.reader import read_manifest
 
     recorded = _recorded(folder.manifest)
@@ -59,12 +59,7 @@ def _how_started(folder: RunFolder, started: Event) -> tuple[list[str], list[Set
             read = character_manifest(text, [f"training.dataset.path={json.dumps(text)}"])
     except (ExpertError, OSError):  # it can be mended and named again
         return words, []
-    known = [path for path, _ in leaves(recorded)]
-    settings = [
-        (path, then)
-        for path, then, _ in changed_options(folder, read.manifest)
-        if any(f"{path}.".startswith(f"{one}.") for one in known)  # no key of a later version
-    ]
+    settings = [(path, then) for path, then, _ in changed_since(folder, read.manifest)]
     return [*words, *_model(folder, read)], settings
 
 

@@ -80,12 +80,14 @@ def draw_again(
 
     text = folder.manifest.read_text(encoding="utf-8")
     read = ReadManifest(Manifest.model_validate_json(text), str(folder.manifest), place)
+    learnt = learnt_rows(folder)
     named = sources_of(spec, place, read.manifest.training.config.pretokenized_cache)
-    builder = Builder(plan, read, named, lambda name, rows, tokens: None)
+    builder = Builder(
+        plan, read, named, lambda name, rows, tokens: None, own_indexes=learnt.indexes
+    )
     sources = builder.sources
     own_trains = [sources.train] if sources.train is not None else []
     trains = [task.train for task in sources.tasks] or own_trains
-    learnt = learnt_rows(folder)
     recipes = [builder.recipe_of(source, "train") for source in trains]
     unlike = learnt.unlike([recipe for recipe, _ in recipes], builder.cache)
     if unlike:
@@ -93,7 +95,7 @@ def draw_again(
     if not make and any(look(tokens, recipe) for recipe, tokens in recipes):
         raise CannotBeTold("the prepared rows are gone")
     made = builder.build()
-    if not learnt.has_index(made.train.index_file.name):
+    if not (learnt.has_index(made.train.index_file.name) or builder.packed_before):
         raise CannotBeTold("other rows are drawn from it than in the run")
     return DrawnAgain(builder, trains, made)
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
     from expert.planning.situation import Kept
 
+OwnIndexes = Callable[["RunPlan"], frozenset[str]]
+"""Names of the indexes of the run that a plan is to resume."""
 NEEDS_AN_END = ("linear", "cosine", "cosine_with_restarts", "polynomial")
 
 
@@ -29,16 +31,23 @@ def planned_and_open(
     vram: str | None = None,
     machine: Machine | None = None,
     kept: Kept | None = None,
+    own_indexes: OwnIndexes = lambda plan: frozenset(),
 ) -> tuple[RunPlan, RunData, Builder]:
-    """The plan that a run of this manifest begins with, and its data, prepared. `kept`: what a run
-    that is resumed has settled."""
+    """The plan that a run of this manifest begins with, and its data, prepared; packed as it was
+    for a run that resumes, whose indexes `own_indexes` names. `kept`: what such a run has
+    settled."""
     from expert.jobs.planning import counted_plan
     from expert.planning.machine import describe_machine
 
     here = machine or describe_machine(read.folder)
     plan_with = partial(counted_plan, read, model=model, vram=vram, machine=here, kept=kept)
+    first = plan_with(look=False)[0]
     plan, data, builder = open_data(
-        plan_with(look=False)[0], read, tell, again=lambda counts: plan_with(counts=counts)[0]
+        first,
+        read,
+        tell,
+        again=lambda counts: plan_with(counts=counts)[0],
+        own_indexes=own_indexes(first),
     )
     return with_an_end(plan), data, builder
 
@@ -49,6 +58,7 @@ def open_data(
     tell: Tell,
     *,
     again: Callable[[Counts], RunPlan] | None = None,
+    own_indexes: frozenset[str] = frozenset(),
 ) -> tuple[RunPlan, RunData, Builder]:
     """Prepare the data where that is still to do, and settle the plan's counts by it.
 
@@ -71,7 +81,7 @@ def open_data(
     from expert.planning.calibration import estimated_again
 
     spec = read.manifest.training.dataset
-    builder = Builder(plan, read, named_sources(read), tell)
+    builder = Builder(plan, read, named_sources(read), tell, own_indexes=own_indexes)
     soft = bool(plan.adapter.soft_prompts)
     if spec.streaming:
         validation, test = builder.held_out()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.links import refuse_links, refuse_links_inside
+from expert.jobs.index_name import IndexName
 from expert.jobs.left_out import doubts_of, not_empty
 from expert.jobs.packing import (
     RowsToPack,
@@ -59,7 +60,6 @@ LATE_COLUMN = (
 )
 LONG_TEXT = 4000
 """Characters of a single text from which its end is held out; less would tell nothing."""
-INDEX_FORMAT = 3
 ENOUGH_FOR_TWO = 4_000_000
 """Bytes of data from which a second process pays: loading its own tokenizer takes half a second."""
 
@@ -99,8 +99,20 @@ def prepare(
 class Builder:
     """What all splits share: the tokenizer, the template and the place they go to."""
 
-    def __init__(self, plan: RunPlan, read: ReadManifest, named: NamedSources, tell: Tell) -> None:
+    def __init__(
+        self,
+        plan: RunPlan,
+        read: ReadManifest,
+        named: NamedSources,
+        tell: Tell,
+        *,
+        own_indexes: frozenset[str] = frozenset(),
+    ) -> None:
+        """`own_indexes`: names of the indexes of a run whose rows these are to be."""
         self.plan = plan
+        self.own_indexes = own_indexes
+        self.packed_before = False
+        """The rows are those of the run, which an earlier version had packed."""
         self.spec = read.manifest.training.dataset
         self.folder, self.manifest_file = read.folder, read.source
         self.tell = tell
@@ -516,18 +528,19 @@ class Builder:
         rows = self._rows_to_pack(store, documents)
         del store
         packing = self._packing(name, rows)
-        decides = {
-            "tokens": [prepared.key for prepared in tokens],
-            "documents": hashlib.sha256(np.ascontiguousarray(documents).data).hexdigest(),
-            "rule": [data.packing, packing.length, data.overlong, soft_tokens(self.plan), seed],
-            "format": INDEX_FORMAT,
-        }
-        if packing.most_rows is not None:
-            decides["most rows"] = packing.most_rows
-        if len(rows.unlearnt):
-            decides["left out"] = "what is not learnt"
-        key = hashlib.sha256(json.dumps(decides).encode("utf-8")).hexdigest()[:16]
-        file = self.beside / f"index-{name}-{key}.arrow"
+        named = IndexName(
+            split=name,
+            tokens=tuple(prepared.key for prepared in tokens),
+            documents=hashlib.sha256(np.ascontiguousarray(documents).data).hexdigest(),
+            packing=data.packing,
+            length=packing.length,
+            overlong=data.overlong,
+            soft_tokens=soft_tokens(self.plan),
+            seed=seed,
+            most_rows=packing.most_rows,
+            leaves_out=bool(len(rows.unlearnt)),
+        )
+        file = self._index_file(named)
         hit = file.is_file()
         if not hit:
             made = self._index(name, rows, seed, packing)
@@ -537,6 +550,20 @@ class Builder:
         index = PackIndex.open(file)
         split = PreparedSplit(name, tokens, index, file, hit, len(documents))
         return not_empty(self.plan, split, drawn_beside)
+
+    def _index_file(self, named: IndexName) -> Path:
+        """Where the index is or goes to; that of the run which asks for it, where an earlier
+        version packed the same rows for it: the order of a run never changes."""
+        if named.split == "train" and self.own_indexes and named.file not in self.own_indexes:
+            before = named.before(
+                self.own_indexes,
+                longest=self.plan.data.max_seq_length,
+                most=2 * self.plan.batch.examples_per_update,
+            )
+            self.packed_before = before is not None
+            if before is not None and (self.beside / before).is_file():
+                return self.beside / before
+        return self.beside / named.file
 
     def _index(self, name: str, rows: RowsToPack, seed: int, packing: Packing) -> PackIndex:
         return packed(self.plan, name, rows, seed, packing, is_text=self.template is not None)

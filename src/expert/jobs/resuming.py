@@ -65,6 +65,20 @@ def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
     )
 
 
+def changed_since(folder: RunFolder, manifest: Manifest) -> list[Option]:
+    """The same without keys that only a later version than that of the run has."""
+    try:
+        recorded = json.loads(folder.manifest.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    known = [path for path, _ in leaves(recorded)]
+    return [
+        option
+        for option in changed_options(folder, manifest)
+        if any(f"{option[0]}.".startswith(f"{one}.") for one in known)
+    ]
+
+
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every value with its path, as --set takes it."""
     if isinstance(value, Mapping) and value:
@@ -113,6 +127,30 @@ def _changed_rows(tokens: Sequence[str] | None, plan: RunPlan, data: RunData) ->
     except (OSError, ValueError, TypeError, KeyError):
         return f"the rows changed (there are {count:,} now)"
     return f"the rows changed ({before:,} → {count:,})"
+
+
+EARLIER = "an earlier version of Expert"
+"""Of an order that this version would not make again."""
+
+
+def changed_orders(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """Why rows that nobody changed would come in another order than that of the run: by the keys of
+    its identity, in words. `saved`, `now`: what it says of the data."""
+    found: dict[str, str] = {}
+    same_rows = saved.get("tokens") == now.get("tokens")
+    if same_rows and now.get("index") and saved.get("index") != now["index"]:
+        found["data.index"] = (
+            f"its rows were packed otherwise, as by {EARLIER}, and the index it was begun with, "
+            f"{saved.get('index')}, is not there any more"
+        )
+    if "fitted" in now and "fitted" not in saved:
+        found["data.fitted"] = f"{EARLIER} packed the rows of the stream, longest first"
+    if saved.get("group_by_length") is True and now.get("group_by_length"):
+        found["data.group_by_length"] = (
+            f"{EARLIER} made its steps, each of rows of one length; now the rows of a step are "
+            "random, and only its micro-batches are sorted"
+        )
+    return found
 
 
 def _shown(value: Any) -> str:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from expert.jobs.rung_windows import FIRST_UPDATES, Window
 
 if TYPE_CHECKING:
+    from expert.data.order import DataOrder
+    from expert.data.pack_index import PackIndex
     from expert.jobs.session import Session
     from expert.planning.run_plan import RunPlan
 
@@ -48,7 +50,18 @@ def numbers_of(
         "accumulation": plan.batch.accumulation or 1,
         "fallbacks": [str(e.get("reason", "")) for e in events if e["event"] == "fell_back"],
         "training_rows": train.index.examples,
+        "clumping": _clumping(train.index, order),
     }
+
+
+def _clumping(index: PackIndex, order: DataOrder) -> float | None:
+    """Whether rows of one length stand together in a step."""
+    import numpy as np
+
+    from expert.data.order import clumping
+
+    steps = np.repeat(order.step_of_bins(), np.diff(index.bin_offsets))
+    return clumping(index.piece_stop - index.piece_start, steps)
 
 
 def _steady(

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,7 +89,14 @@ def train(
         runs_folder(read)  # refused before an hour of preparing
     provide_model(read, model)
     kept = kept_by_run(read, resume, model=model, vram=vram)
-    plan, data, builder = planned_and_open(read, tell, model=model, vram=vram, kept=kept)
+    plan, data, builder = planned_and_open(
+        read,
+        tell,
+        model=model,
+        vram=vram,
+        kept=kept,
+        own_indexes=partial(_own_indexes, read, resume),
+    )
     if resume is not None and not allow_changed:
         over = _over_before(plan, read, data, resume)
         if over is not None:
@@ -130,6 +138,17 @@ def kept_by_run(
         return None
     folder, _ = _run_folder(plan_job(read, model=model, vram=vram, look=False), resume)
     return kept_of(folder, read)
+
+
+def _own_indexes(read: ReadManifest, resume: str | None, plan: RunPlan) -> frozenset[str]:
+    """The names of the indexes of a run that resumes as it was started."""
+    from expert.jobs.learnt_rows import learnt_rows
+    from expert.jobs.resuming import changed_since
+
+    folder = _run_folder(plan, resume)[0] if resume is not None else None
+    if folder is None or changed_since(folder, read.manifest):
+        return frozenset()
+    return learnt_rows(folder).indexes
 
 
 def _over_before(plan: RunPlan, read: ReadManifest, data: RunData, resume: str) -> RunResult | None:

@@ -117,7 +117,7 @@ class TrainingConfig(StrictSection):
     packing: Flag | Literal["best-fit", "concat", "auto"] = AUTO
     """Several rows in a sequence: true (best-fit), concat (join and cut), false; auto: true."""
     group_by_length: Flag | Auto = AUTO
-    """Without packing: put rows of similar length into one batch."""
+    """Without packing: put rows of a step that are of similar length into one micro-batch."""
     overlong: Literal["cut", "split", "drop", "auto"] = AUTO
     """A row longer than max_seq_length loses its end, is learnt in parts, or is left out; auto:
     split for plain text, cut for rows with answers. Every one is counted."""

@@ -100,16 +100,12 @@ def _settle_checkpointing(now: Situation, ledger: Ledger, fit: Fit) -> None:
         if found is not None and found[0] == kind:
             because, source = found[1], "measurement"
         elif count and fit.fits:
-            because = f"as few blocks as let {max(1, _asked_rows(now))} at once fit {gib:.1f} GiB"
+            rows = fit.work.rows if now.config.micro_batch_size != "auto" else 1
+            because = f"as few blocks as let {rows} at once fit {gib:.1f} GiB"
         elif not fit.fits:
             because = f"even recomputing everything does not fit {gib:.1f} GiB"
     ledger.settle(RECOMPUTING, kind, because, source)
     ledger.settle("kernels.recomputed_blocks", count, because, source)
-
-
-def _asked_rows(now: Situation) -> int:
-    asked = now.config.micro_batch_size
-    return 1 if asked == "auto" else asked
 
 
 def _advise(now: Situation, ledger: Ledger, fit: Fit) -> None:
@@ -137,13 +133,15 @@ def _settle_micro_batch(
     """`bounds`: the sequences of an update, and how many of them are worth computing at once."""
     most, limit = bounds
     path, gib = "batch.micro_batch", budget_of(now) / GIB
-    largest = fit.work.rows
+    largest, asked = fit.work.rows, now.config.micro_batch_size
     steps: int | None = None
     source: Source = "machine"
-    if now.config.micro_batch_size != "auto":
-        micro, because, source = largest, "set in the manifest", "manifest"
-        if micro > most:
-            ledger.warn(path, f"an update has only {counted(most, 'sequence')}: no more at once")
+    if asked != "auto":
+        micro, because, source = asked, "set in the manifest", "manifest"
+        if asked > most:
+            ledger.warn(path, f"a step has only {counted(most, 'sequence')}: no more at once")
+            if ledger.decisions["data.packing"].value == "none" or now.survey.packed is not None:
+                micro, because = most, f"all of a step; the manifest's {asked} are more"
     elif sequences is None:
         micro = largest
         because = f"as many as fit {gib:.1f} GiB; fewer where an update has fewer"
@@ -162,7 +160,8 @@ def _settle_micro_batch(
         because = f"not even this fits {gib:.1f} GiB"
     ledger.settle(path, micro, because, source)
     _settle_accumulation(ledger, sequences, micro, steps)
-    return replace(fit.work, rows=micro, accumulates=sequences is None or micro < sequences)
+    rows = min(micro, most)  # of what is not counted yet, memory is that of what is expected
+    return replace(fit.work, rows=rows, accumulates=sequences is None or rows < sequences)
 
 
 def _settle_accumulation(

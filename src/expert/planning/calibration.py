@@ -166,10 +166,10 @@ def workload_of(plan: RunPlan) -> Workload | None:
             "targets": frozenset(stored["targets"]),
         }
     )
-    kernels, quantization = plan.kernels, plan.model.quantization
+    kernels, quantization, micro = plan.kernels, plan.model.quantization, plan.batch.micro_batch
     return replace(
         base,
-        rows=plan.batch.micro_batch,
+        rows=min(micro, plan.batch.sequences_per_update or micro),
         row_tokens=plan.data.sequence_length or base.row_tokens,
         quantization=quantization if quantization in ("int4", "int8") else "none",
         precision=kernels.precision,

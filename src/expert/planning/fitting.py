@@ -50,7 +50,7 @@ def find_fit(now: Situation, base: Workload, most: int, *, limit: int) -> Fit:
     """
     least = base
     for budget in (int(MARGIN * budget_of(now)), budget_of(now)):
-        for work in _choices(now, base, budget):
+        for work in _choices(now, base, most, budget):
             least = work
             if peak_bytes(now, work) <= budget:
                 asked = now.config.micro_batch_size
@@ -61,11 +61,13 @@ def find_fit(now: Situation, base: Workload, most: int, *, limit: int) -> Fit:
     return Fit(least, False)
 
 
-def _choices(now: Situation, base: Workload, budget: int) -> Iterator[Workload]:
-    """Workloads from the fastest to the smallest, each with as little recomputed as fits."""
+def _choices(now: Situation, base: Workload, most: int, budget: int) -> Iterator[Workload]:
+    """Workloads from the fastest to the smallest, each with as little recomputed as fits. No more
+    goes to the card at once than a step has, whatever the manifest asks for."""
     may_quantise = now.model.quantization == "auto" and now.on_gpu and not base.trains_everything
     asked = now.config.micro_batch_size
-    base = replace(base, rows=asked if asked != "auto" else 1)
+    rows = 1 if asked == "auto" else min(asked, most)
+    base = replace(base, rows=rows, accumulates=rows < most)
     choices = [now.kept.quantization] if now.kept.quantization else ["none", "int4"]
     for quantization in choices if may_quantise else [base.quantization]:
         work = replace(base, quantization=quantization)
