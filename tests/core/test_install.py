@@ -131,8 +131,9 @@ def test_the_record_of_another_installation_is_not_that_of_this_code(tmp_path):
 
 
 def test_others_are_never_sent_to_a_folder_of_this_machine():
-    for kind, source in (("checkout", "/home/me/x"), ("folder", "/home/me/x"), ("unknown", "")):
-        text = how_to_get_it(Origin(kind, source))
+    here = "/home/me/x"
+    for found in (Origin("checkout", here), Origin("folder", here), Origin("unknown", "")):
+        text = how_to_get_it(found)
         assert text == "from a clone of its repository: `pip install -e .` in it"
     local = Origin("url", "file:///home/me/e.whl")
     assert "/home/me" not in how_to_get_it(local)

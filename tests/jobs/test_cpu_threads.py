@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from contextlib import contextmanager
+from itertools import count
 
 import pytest
 import torch
@@ -88,14 +89,16 @@ def test_a_run_names_who_takes_its_cores_and_its_diagnosis_too(tmp_path, monkeyp
     """By a clock and processes made up: 80 % of the cores in others' hands for the whole run."""
     from expert.jobs.diagnosing import diagnose_run
 
-    now = [0.0]
+    seconds_gone = count(1.0)
+    now = 0.0
 
-    def clock() -> float:
-        now[0] += 1.0
-        return now[0]
+    def clock():
+        nonlocal now
+        now = next(seconds_gone)
+        return now
 
     cores = len(cores_seen())
-    sampler = CpuSampler(clock=clock, busy=lambda: 0.8 * cores * now[0], own=lambda: 0.0)
+    sampler = CpuSampler(clock=clock, busy=lambda: 0.8 * cores * now, own=lambda: 0.0)
     monkeypatch.setattr("expert.telemetry.cpu.CpuSampler", lambda: sampler)
     seconds = iter([0.0, 1.2 * cores])
     neighbour = Neighbours(clock=clock, look=lambda: {7: ("rustc", next(seconds))})

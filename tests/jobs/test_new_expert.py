@@ -37,7 +37,7 @@ def test_every_template_reads_strictly_plans_and_its_data_has_nothing_wrong(temp
 
 def test_the_language_of_rows_that_somebody_brings_is_not_guessed(tmp_path):
     rows = [{"instruction": f"Wie heißt {n}?", "response": f"Zahl {n}."} for n in range(4)]
-    made = new_expert("mine", write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
+    made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
     assert "language:en" not in read_manifest(made.manifest).manifest.capabilities
     own = new_expert("own", template="text", into=tmp_path)  # whose rows are English
     assert read_manifest(own.manifest).manifest.capabilities == ["language:en"]

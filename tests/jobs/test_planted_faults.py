@@ -206,6 +206,7 @@ CASES = [
         also=frozenset({"saving-often"}),
     ),
     Case("out-of-memory", plant=memory_for_one, verdict="memory-bound", says="out of memory"),
+    Case("always-clipped", {"max_grad_norm": 0.01}, says="above max_grad_norm 0.01"),
     Case("whole-logits", {"fused_loss": False}, severity="note", says="you set fused_loss: false"),
 ]
 

@@ -209,7 +209,8 @@ def _step_of(done: Exported, events: Sequence[Event]) -> int | None:
         return int(named[1])
     taken = [event["step"] for event in events if event["event"] == "took_best"]
     last = [event["step"] for event in events if event["event"] in ("finished", "step")]
-    return (taken or last or [None])[-1]
+    found = taken or last
+    return int(found[-1]) if found else None
 
 
 def _answers(verdict: Verdict | None) -> list[tuple[str, str]]:
