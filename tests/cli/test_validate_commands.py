@@ -198,3 +198,31 @@ def test_what_a_model_says_cannot_move_the_cursor():
 
     assert _short("a\x1b[2J\nb\x07") == "a [2J b "
     assert len(_short("x" * 1000)) == 160
+
+
+def test_a_judge_command_and_its_bar_are_taken_from_the_command_line(run, tmp_path):
+    import sys
+
+    judge = tmp_path / "judge.py"
+    code = "import json, sys\nfor line in sys.stdin:\n    case = json.loads(line)\n"
+    code += "    print(json.dumps({'id': case['id'], 'score': 0.4, 'reason': 'so so'}))\n"
+    judge.write_text(code, encoding="utf-8")
+    command = ("--judge-command", f"{sys.executable} {judge}", "--judge-seconds", "60")
+    asked = ("validate", "--expert", str(learnt()), "--limit", "3", *command, *CPU)
+    ran = run(*asked)
+    assert ran.code == EXIT_GATE_FAILED
+    assert "  - mean score 0.4 is below 0.5" in ran.out.splitlines()
+    assert "score 0.4: so so" in ran.out
+    ran = run(*asked, "--min-score", "0.4")
+    assert ran.code == 0, ran.err
+    assert "asked for: mean score of at least 0.4 by the judge command" in ran.out.splitlines()
+
+
+def test_open_text_is_asked_for_more_from_the_command_line(run):
+    asked = ("validate", "--expert", str(learnt()), "--domain", "open", "--limit", "3", *CPU)
+    ran = run(*asked)
+    assert ran.code == 0, ran.err
+    assert "✓ the gate is passed by loss and token accuracy against the base" in ran.out
+    ran = run(*asked, "--min-improvement", "1", "--min-token-accuracy", "1")
+    assert ran.code == EXIT_GATE_FAILED
+    assert "by at least 100.0% of it" in ran.out
