@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.core import events
+from expert.core import events, links
 from tests.insight.pages import FIGURES, finished, step_event, usual, write_run
 from tests.jobs.trained_runs import finished as finished_run
 
@@ -155,7 +155,7 @@ def test_a_report_needs_none_of_the_packages_that_train(tmp_path: Path, absent: 
 def test_the_events_of_a_run_are_read_once(run, tmp_path, monkeypatch):
     folder = write_run(tmp_path / "run", usual(3))
     opened: list[str] = []
-    open_file = events.open_plain
+    open_file = links.open_plain
 
     def counted(path: Path, flags: int) -> int:
         opened.append(path.name)
