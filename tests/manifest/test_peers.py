@@ -104,6 +104,7 @@ def test_plain_text_is_plain_text_by_its_column(word):
         ("{path: owner/set, data_files: [x.json]}", "files are chosen out of a data set"),
         ("{path: json, data_files: [x.json, y.json]}", "several files"),
         ("{type: alpaca}", "datasets[0]: names no data  (add path)"),
+        ("{path: a, field_chosen: good}", "datasets[0].field_chosen: preference rows; only sft"),
         ("{path: a, type: input_output}", "segments with labels of their own"),
         ("{path: a, type: bradley_terry.chat_template}", "preference rows; only sft"),
         (
