@@ -24,7 +24,7 @@ TEXT = FILE.read_text(encoding="utf-8")
 MODELS = {"base_model", "model_name", "model_name_or_path", "slm_name", "checkpoint_dir", "model"}
 ROWS = {"dataset", "datasets", "dataset_name", "pretraining_dataset"}
 # What makes a file one of that trainer's where the line alone does not say.
-CONTEXT = {
+CONTEXT: dict[str, dict[str, Any]] = {
     "Axolotl": {"sequence_len": 64, "val_set_size": 0.1, "adapter": "lora", "learning_rate": 1e-4},
     "LLaMA-Factory": {"finetuning_type": "lora", "cutoff_len": 64},
     "torchtune": {"model": {"_component_": "torchtune.models.qwen2.lora_qwen2_0_5b"}},

@@ -198,6 +198,11 @@ def test_parts_of_a_hub_set_are_put_into_its_path():
     assert "a part of dataset_name, which is not given" in text
 
 
+def test_a_streamed_set_is_streamed():
+    text = "base_model: tiny\ndataset_name: owner/set\ndataset_streaming: true\nmax_steps: 3\n"
+    assert read(text).manifest.training.dataset.streaming is True
+
+
 # --- lines of Python -----------------------------------------------------------------------------
 
 

@@ -104,6 +104,7 @@ def test_plain_text_is_plain_text_by_its_column(word):
         ("{path: owner/set, data_files: [x.json]}", "files are chosen out of a data set"),
         ("{path: json, data_files: [x.json, y.json]}", "several files"),
         ("{type: alpaca}", "datasets[0]: names no data  (add path)"),
+        ("{path: a, field_chosen: good}", "datasets[0].field_chosen: preference rows; only sft"),
         ("{path: a, type: input_output}", "segments with labels of their own"),
         ("{path: a, type: bradley_terry.chat_template}", "preference rows; only sft"),
         (
@@ -117,6 +118,24 @@ def test_plain_text_is_plain_text_by_its_column(word):
 )
 def test_what_cannot_be_read_of_a_set_is_refused(entry, words):
     assert words in error_of(axolotl(f"  - {entry}"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "datasets: [7, []]\n",
+        "datasets: 'list[int] = [1, (2,)]'\n",
+        "datasets: [{path: {a: 1}, data_files: {b: 2}, roles: {user: {x: 1}}}]\n",
+        "pretraining_dataset: 7\n",
+        "test_datasets: [[]]\n",
+        "data: {class_path: [x], init_args: 3}\ntrain: [1]\n",
+        "model: {_component_: {a: 1}, lora_attn_modules: 3}\ndataset: {_component_: [1]}\n",
+        "finetuning_type: lora\ndataset: {a: 1}\ndataset_dir: [1]\n",
+        "optimizer: {_component_: {a: 1}, init_args: [2]}\nlr_scheduler: {class_path: 3}\n",
+    ],
+)
+def test_nonsense_in_the_shapes_of_others_is_refused_in_words(text):
+    assert "problem" in error_of("base_model: tiny\n" + text)
 
 
 def test_usual_names_in_messages_are_understood():

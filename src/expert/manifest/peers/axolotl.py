@@ -33,6 +33,7 @@ _FORMATS = ("json", "jsonl", "csv", "parquet", "text", "arrow")
 _TEXT_TYPES = ("completion", "pretrain", "pretraining")
 _PREFERENCE_TYPES = ("bradley_terry", "stepwise_supervised", "chatml.intel", "llama3.ultra")
 _CADENCES = {"evals_per_epoch": "evaluation_strategy", "saves_per_epoch": "save_strategy"}
+_PREFERRED = "docs/TRAINING_GUIDE.md says how the preferred answers are trained on"
 _WRITTEN = "the columns and the model's own template decide how a row is written"
 
 
@@ -260,8 +261,7 @@ def _type_of(work: Migration, fields: Entries, named: Named) -> None:
             named.mapping["text"] = Item(name, at.path, at.line)
     elif word.startswith(_PREFERENCE_TYPES) and "another method" not in work.seen:
         what = f"{word}: preference rows; only sft (supervised fine-tuning) is built"
-        fix = "docs/TRAINING_GUIDE.md says how the preferred answers are trained on"
-        work.problems.append(Problem(kind.path, what, fix, kind.line))
+        work.problems.append(Problem(kind.path, what, _PREFERRED, kind.line))
     elif word == "input_output":
         what = "input_output: segments with labels of their own"
         fix = 'use messages; a message with "weight": 0 is not trained on'
@@ -299,9 +299,8 @@ def _messages_of(work: Migration, fields: Entries) -> None:
     for part, item in (properties.fields() if properties is not None else {}).items():
         keys_of_messages(work, part, item)
     for key, part in (("message_field_role", "role"), ("message_field_content", "content")):
-        item = fields.pop(key, None)
-        if item is not None:
-            keys_of_messages(work, part, item)
+        if key in fields:
+            keys_of_messages(work, part, fields.pop(key))
     speakers = fields.pop("roles", None)
     for names in (speakers.fields() if speakers is not None else {}).values():
         roles(work, names.value if isinstance(names.value, list) else [names])
@@ -310,8 +309,11 @@ def _messages_of(work: Migration, fields: Entries) -> None:
         text = "without effect: system texts of the rows are kept; take them out of the rows"
         work.notices.append(notice("warning", dropped, text))
     for key in ("conversation", "chat_template"):
-        item = fields.pop(key, None)
-        if item is not None and item.value:
-            work.notices.append(notice("superseded", item, _WRITTEN))
+        written = fields.pop(key, None)
+        if written is not None and written.value:
+            work.notices.append(notice("superseded", written, _WRITTEN))
     for key in ("field_chosen", "field_rejected"):
-        fields.pop(key, None)  # `rl` is refused, and says why
+        judged = fields.pop(key, None)
+        if judged is not None and judged.value and "another method" not in work.seen:
+            what = "preference rows; only sft (supervised fine-tuning) is built"
+            work.problems.append(Problem(judged.path, what, _PREFERRED, judged.line))

@@ -66,6 +66,9 @@ class Named:
 
 def put_rows(work: Migration, sets: Sequence[Named]) -> None:
     """Write them as training.dataset: one by its path, several as tasks of the same columns."""
+    if not sets:  # all were refused
+        work.seen.add("no rows")
+        return
     dataset = work.section("training", "dataset")
     for named in sets:
         for part, column in named.mapping.items():
@@ -184,7 +187,7 @@ def keys_of_messages(work: Migration, part: str, item: Item) -> None:
 def roles(work: Migration, names: Sequence[Item]) -> None:
     """Every name of a speaker has to be one that rows are read with."""
     for item in names:
-        if item.value is not None and item.value not in ROLES:
+        if item.value is not None and not (isinstance(item.value, str) and item.value in ROLES):
             what = f"{shown(item.plain())} speaks in the messages"
             fix = "call the speakers system, user and assistant in the rows"
             work.problems.append(Problem(item.path, what, fix, item.line))
