@@ -315,8 +315,9 @@ def packing(record: Record) -> str:
     )
     text = (
         f"`{record['model']}` on a CPU ({record['threads']} thread), 16 rows to a step, one epoch. "
-        f"{kinds}. `before`: longest rows first, as earlier versions packed them."
-    )
+        f"{kinds}. `before`: longest rows first, as earlier versions packed them. "
+        f"{record.get('note', '')}"
+    ).strip()
     return f"### Packed against unpacked\n\n{text}\n\n{_table(head, rows)}"
 
 
