@@ -220,9 +220,9 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     "losses": [round(loss, 4) for loss in losses],
                     "mean": round(statistics.fmean(losses), 4),
                     "over_unpacked": round(ratio, 4) if ratio else None,
-                    "overlaps_unpacked": bool(plain)
-                    and min(losses) <= max(plain)
-                    and min(plain) <= max(losses),
+                    "overlaps_unpacked": min(losses) <= max(plain) and min(plain) <= max(losses)
+                    if min(len(losses), len(plain)) > 1
+                    else None,
                 }
             )
     return found

@@ -287,11 +287,10 @@ def every_expert(record: Record) -> str:
     head = ("expert", "right", "95 % interval", "of", "the base alone", "loss")
     text = (
         f"`{record['model']}`, {record['rows']:,} rows each, on a CPU, as `make experts` trains "
-        "and judges them: held-out questions, answers judged by parsers and databases. A run that "
-        "is repeated with another number of threads, or with another seed, ends a few questions "
-        "apart: the threads of a run are as many as there are idle cores, sums of other parts "
-        "round to other bits, and what is rounded grows from step to step. expert-json had 195 "
-        "of 200 right with two threads (demo-cpu.json) and 199 with one: within the interval."
+        "and judges them: held-out questions, answers judged by parsers and databases. A run "
+        "takes as many threads as there are idle cores, and another number of them rounds to other "
+        "bits, a difference that grows from step to step: expert-json had 195 of 200 "
+        "right with two threads (demo-cpu.json) and 199 with one, a difference within chance."
     )
     return f"### The four experts with {record['model']}\n\n{text}\n\n{_table(head, rows)}"
 
@@ -315,8 +314,9 @@ def packing(record: Record) -> str:
     )
     text = (
         f"`{record['model']}` on a CPU ({record['threads']} thread), 16 rows to a step, one epoch. "
-        f"{kinds}. `before`: longest rows first, as earlier versions packed them."
-    )
+        f"{kinds}. `before`: longest rows first, as earlier versions packed them. "
+        f"{record.get('note', '')}"
+    ).strip()
     return f"### Packed against unpacked\n\n{text}\n\n{_table(head, rows)}"
 
 

@@ -268,7 +268,8 @@ def likeness(groups: list[np.ndarray]) -> float:
     every = np.concatenate(groups).astype(float)
     away = [group - every.mean() for group in groups]
     pairs = sum(len(group) * (len(group) - 1) for group in groups)
-    return float(sum(part.sum() ** 2 - (part**2).sum() for part in away)) / pairs / every.var()
+    apart = float(sum(part.sum() ** 2 - (part**2).sum() for part in away))
+    return apart / pairs / float(every.var())
 
 
 def stands_together_by_chance(index: PackIndex, lengths: np.ndarray) -> bool:

@@ -131,6 +131,7 @@ def padding(a: Asked) -> Answer:
     grouped = a.plan.data.group_by_length
     evidence = f"rows of {a.mean_tokens:.0f} tokens on average, {longest} the longest"
     more = ", grouped by length" if grouped else ", not grouped by length"
+    sliced = (a.plan.batch.accumulation or 1) > 1  # a whole step at once is padded to its longest
     return answer(
         "no-packing",
         "warning",
@@ -138,7 +139,7 @@ def padding(a: Asked) -> Answer:
         evidence + more,
         "the card computes padding",
         set_to=("packing=auto", "group_by_length=auto"),
-        gain=1.2 if grouped else min(3.0, longest / a.mean_tokens),
+        gain=1.2 if grouped and sliced else min(3.0, longest / a.mean_tokens),
         mean_tokens=a.mean_tokens,
     )
 
