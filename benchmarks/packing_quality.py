@@ -4,7 +4,7 @@ Every run learns the same rows, as many at each step, from the same base, and is
 loss on the same held-out rows. Three kinds of rows: short (22 to 24 tokens), mixed (20 to 120) and
 long (100 to 125, two to a sequence). `before` packs and groups as earlier versions did: by length.
 
-    python benchmarks/packing_quality.py --out FILE [--seeds N] [--ways WAY ...]
+    OMP_NUM_THREADS=1 python benchmarks/packing_quality.py --out FILE [--jobs N] [--seeds N]
 
 Runs that FILE has already are not made again.
 """
@@ -15,7 +15,9 @@ import random
 import statistics
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -113,13 +115,14 @@ def rows_of(kind: str) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
 
 
 def segments_of(template: Any, row: dict[str, str]) -> Any:
+    from expert.data.column_survey import survey_rows
     from expert.data.columns import columns_of
     from expert.data.formats import example_of
     from expert.data.records import Row
     from expert.manifest.dataset import DatasetSpec
 
     made = Row(dict(row), "rows.jsonl", 1)
-    columns = columns_of(made, DatasetSpec(path="rows.jsonl"))
+    columns = columns_of(survey_rows([made]), DatasetSpec(path="rows.jsonl"))
     return template.segments(example_of(made, columns), learn_prompt=False)
 
 
@@ -133,7 +136,7 @@ def grouped_before(self: order.EpochOrder, drawn: Any, by: order.Grouping) -> An
     parts = [drawn[at : min(at + 50 * size, whole)] for at in range(0, whole, 50 * size)]
     runs = [part[np.argsort(-by.lengths[part], kind="stable")] for part in parts]
     batches = np.concatenate([drawn[:0], *runs]).reshape(-1, size)
-    turn = order.shuffled(len(batches), seed=self.seed, draw=order.Draw.BATCHES, number=self.epoch)
+    turn = np.random.default_rng([self.seed, self.epoch]).permutation(len(batches))
     return np.concatenate([batches[turn].ravel(), drawn[whole:]])
 
 
@@ -228,34 +231,39 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def one_run(asked: tuple[str, str, int]) -> dict[str, Any]:
+    kind, way, seed = asked
+    found = measured(kind, way, seed, rows_of(kind))
+    return {"rows": kind, "way": way, "seed": seed, **found}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once, a process each")
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=WAYS)
     args = parser.parse_args()
     known = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
     runs: list[dict[str, Any]] = known.get("runs", [])
     done = {(run["rows"], run["way"], run["seed"]) for run in runs}
-    rows_by_kind = {kind: rows_of(kind) for kind in KINDS}
-    for seed in range(1, args.seeds + 1):
-        for kind, rows in rows_by_kind.items():
-            for way in args.ways:
-                if (kind, way, seed) in done:
-                    continue
-                found = measured(kind, way, seed, rows)
-                runs.append({"rows": kind, "way": way, "seed": seed, **found})
-                print(json.dumps(runs[-1]), flush=True)
-                record = {
-                    **environment(),
-                    "model": "tiny",
-                    "threads": torch.get_num_threads(),
-                    "kinds": KINDS,
-                    "config": CONFIG,
-                    "summary": summary(runs),
-                    "runs": runs,
-                }
-                write_text_atomically(args.out, json.dumps(record, indent=1) + "\n")
+    seeds = range(1, args.seeds + 1)
+    wanted = [(kind, way, seed) for seed in seeds for kind in KINDS for way in args.ways]
+    left = [each for each in wanted if each not in done]
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+        for found in pool.map(one_run, left):
+            runs.append(found)
+            print(json.dumps(found), flush=True)
+            record = {
+                **environment(),
+                "model": "tiny",
+                "threads": torch.get_num_threads(),
+                "kinds": KINDS,
+                "config": CONFIG,
+                "summary": summary(runs),
+                "runs": runs,
+            }
+            write_text_atomically(args.out, json.dumps(record, indent=1) + "\n")
     print(f"{'rows':6} {'way':26} {'losses':26} {'mean':>7} {'/ unpacked':>10}")
     for line in summary(runs):
         losses = " ".join(f"{loss:.4f}" for loss in line["losses"])

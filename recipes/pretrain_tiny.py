@@ -34,6 +34,7 @@ import expert
 from expert.core.events import read_events
 from expert.core.files import write_text_atomically
 from expert.data.chat_template import chat_template
+from expert.data.column_survey import ColumnSurvey
 from expert.data.columns import understand_columns
 from expert.data.formats import example_of
 from expert.data.records import Example
@@ -290,7 +291,9 @@ def validation_losses(
 
 def written(row: Row) -> str:
     """A row as the product writes it in training."""
-    example = example_of(DataRow(dict(row), "held out", 1), understand_columns(list(row), row))
+    example = example_of(
+        DataRow(dict(row), "held out", 1), understand_columns(ColumnSurvey.of([row]))
+    )
     assert isinstance(example, Example), example
     return "".join(segment.text for segment in template().segments(example))
 

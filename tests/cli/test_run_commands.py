@@ -98,7 +98,8 @@ def test_an_export_tells_where_it_is_and_how_near(run, tmp_path):
 def test_an_export_as_json(run, tmp_path):
     ran = run("export", str(finished("lora")), "--to", str(tmp_path / "out"), "--json", *CPU)
     found = json.loads(ran.out)
-    assert (found["kind"], found["largest_difference"], found["warnings"]) == ("adapter", 0.0, [])
+    assert (found["kind"], found["warnings"]) == ("adapter", [])
+    assert found["largest_difference"] < 1e-4  # float32 sums in another order: 2e-6 was seen
     assert Path(found["folder"]) == tmp_path / "out"
     assert "comparing logits" in ran.err
 

@@ -56,8 +56,9 @@ def test_recorded_answers_are_those_that_are_run(tmp_path, request, monkeypatch,
     shares = {"recorded": alike(recorded, run), "run again": alike(again, run)}
     note("answers.jsonl", request.node.name, shares)
     assert len({each.text for each in run}) > 3
-    # Where kernels add in an order of their own each time, drawn words differ between two runs too.
-    assert recorded == run or (run != again and shares["recorded"] >= shares["run again"] / 2)
+    # Kernels of a recorded step may add in another order, and an answer goes another way from the
+    # first drawn word that differs for it (NF4 on an H200: 7 of 10 alike).
+    assert recorded == run or shares["recorded"] >= shares["run again"] / 2
 
 
 @pytest.mark.parametrize("model", ["tiny", SMOLLM2])

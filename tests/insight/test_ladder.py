@@ -101,7 +101,7 @@ def test_a_result_is_read_back_as_it_was_written(tmp_path):
     [
         ("{", "no result of expert benchmark"),
         ("[]", "no result of expert benchmark: the whole"),
-        ('{"format": 99}', "is of format 99, newer than 2"),
+        ('{"format": 99}', "is of format 99, newer than 3"),
         ('{"format": 1, "kind": "song"}', "no result of expert benchmark: kind"),
     ],
 )

@@ -227,7 +227,7 @@ def test_recorded_steps_say_what_others_say(way, monkeypatch):
     for clear_below in (0.0, 0.99):
         monkeypatch.setattr(answer_steps, "CLEAR_RECORDED_BELOW", clear_below)
         assert answer_all(loaded("lora"), LENGTHS, how, note=pytest.fail) == expected
-    assert recorder.recorded > 2
+    assert recorder.recorded >= 2  # once for each of the two
     assert recorder.replayed > 30
 
 

@@ -52,8 +52,8 @@ def test_an_exported_adapter_loads_in_plain_peft_with_equal_logits(tmp_path):
     ids = checked_ids(ours)
     stranger = PeftModel.from_pretrained(plain_base(run), tmp_path / "out").eval()
     found = [logits_of(stranger, each) for each in ids]
-    for one, other in zip(logits_of_trained(ours, ids), found, strict=True):
-        assert torch.equal(one, other)  # the same weights and the same arithmetic
+    # The same weights; some CPUs add float32 numbers in another order there (2e-6 was seen).
+    assert compare(logits_of_trained(ours, ids), found).share < 1e-4
     without = [logits_of(plain_base(run).eval(), each) for each in ids]
     assert compare(found, without).share > 0.5  # it has learnt something
 

@@ -129,7 +129,8 @@ def test_flash_attention_is_tried_with_the_heads_of_the_model(monkeypatch):
 
 def test_what_the_card_does_goes_into_step_events_as_numbers_alone(monkeypatch):
     gpu = SimpleNamespace(step_fields=lambda since: {"power_watts": 300.0})
-    session: Any = SimpleNamespace(gpu=gpu, device=CARD)
+    plan = SimpleNamespace(loader=SimpleNamespace(workers=1))
+    session: Any = SimpleNamespace(gpu=gpu, device=CARD, plan=plan)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     meter: Any = SimpleNamespace(settled_at=None)
     fields = parts._device_fields(session, meter)()
@@ -141,7 +142,8 @@ def test_what_the_card_does_goes_into_step_events_as_numbers_alone(monkeypatch):
 def test_what_a_card_does_while_it_compiles_is_not_told_as_training(monkeypatch):
     asked: list[float] = []
     gpu = SimpleNamespace(step_fields=lambda since: asked.append(since) or {})
-    session: Any = SimpleNamespace(gpu=gpu, device=CARD)
+    plan = SimpleNamespace(loader=SimpleNamespace(workers=1))
+    session: Any = SimpleNamespace(gpu=gpu, device=CARD, plan=plan)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     now = iter([100.0, 130.0, 140.0])
     monkeypatch.setattr(parts.time, "monotonic", lambda: next(now))

@@ -260,7 +260,7 @@ def exported_lines(done: Exported) -> list[tuple[str, str]]:
         (
             f"  logits on {done.texts} texts differ from the trained model's by at most "
             f"{done.largest_difference:.3g}, {done.share:.2%} of their spread "
-            f"(let pass: {done.tolerance:.1%})",
+            f"(tolerance {done.tolerance:.1%})",
             "dim",
         ),
     ]

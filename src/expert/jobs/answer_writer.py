@@ -15,6 +15,13 @@ def cut_at(text: str, stops: Sequence[str]) -> int | None:
     return min(places) if places else None
 
 
+def begun_stop(text: str, stops: Sequence[str]) -> int:
+    """Characters at the end of a text that may be the beginning of a stop."""
+    longest = max((len(stop) for stop in stops), default=1) - 1
+    ends = range(min(longest, len(text)), 0, -1)
+    return next((n for n in ends if any(s[:n] == text[-n:] for s in stops if len(s) > n)), 0)
+
+
 class Writer:
     """Follows the tokens of one answer, tells its text, and knows when it has ended."""
 
@@ -35,6 +42,7 @@ class Writer:
         shown = self.text()
         # A character may still lack bytes, and a stop its end.
         if not self.ended and not shown.endswith("\ufffd"):
+            shown = shown[: len(shown) - begun_stop(shown, self._stops)]
             self._tell(shown[self._told :])
             self._told = max(self._told, len(shown))
 

@@ -316,7 +316,7 @@ class _Export:
             raise CannotExport(
                 f"{self.folder.path}: the export does not say what the trained model says: its "
                 f"logits differ by up to {difference.largest:.3g}, {difference.share:.1%} of their "
-                f"spread, where {self.tolerance:.1%} are let pass; nothing was written  "
+                f"spread (tolerance {self.tolerance:.1%}); nothing was written  "
                 f"({self._instead})"
             )
         return difference

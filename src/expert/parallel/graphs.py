@@ -32,7 +32,8 @@ TARGETS_IN_STEPS_OF = 8192
 places without a label fill it up. One step is a chunk of the fused loss or less."""
 
 _FAILED: list[torch.cuda.CUDAGraph] = []
-"""Kept for good: the allocator may still ask one of them whether memory belongs to it."""
+"""Kept for good: the allocator may still ask one of them whether memory belongs to it, and the
+destructor of one that never began to record ends the process (torch 2.11, seen on an H200)."""
 
 Made = list[Tensor | None]
 Replay = Callable[[], None]
@@ -67,14 +68,16 @@ class CudaRecorder:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         made: Made = []
         failed: BaseException | None = None
+        began = False
         try:
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                began = True
                 try:
                     made = run()
                 except BaseException as error:  # noqa: BLE001 - raised below
                     failed = error  # memory ran out, say; the recording itself may still end well
         except BaseException as error:  # noqa: BLE001 - raised below
-            self._tidy_up(graph, stream)
+            self._tidy_up(graph, stream, began=began)
             failed = failed or error
         try:
             if failed is not None:
@@ -84,21 +87,27 @@ class CudaRecorder:
         self._keeps_pool = graph
         return made, graph.replay
 
-    def _tidy_up(self, graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> None:
+    def _tidy_up(
+        self, graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, *, began: bool
+    ) -> None:
         """Let the process go on after a recording that could not be ended: torch 2.11 leaves it.
 
         The stream of the recording stays the current one, the allocator goes on giving from the
         pool, and the generator believes that it is recorded and refuses to draw. One short
-        recording that ends well frees the generator.
+        recording that ends well frees the generator. Where memory ran out before the recording
+        `began`, nothing is given from the pool yet.
         """
         _FAILED.append(graph)
         torch.cuda.set_stream(stream)
         device = torch.cuda.current_device()
-        for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        for name in ("_cuda_endAllocateToPool", "_cuda_releasePool") if began else ():
             with suppress(RuntimeError, AttributeError):  # the recording got as far by itself
                 getattr(torch._C, name)(device, self._pool)
-        with suppress(RuntimeError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        short = torch.cuda.CUDAGraph()
+        _FAILED.append(short)  # where it cannot begin either, taking it apart aborts the process
+        with suppress(RuntimeError), torch.cuda.graph(short):
             torch.ones((), device="cuda")
+        torch.cuda.set_stream(stream)
 
 
 def recorded(run: Callable[[], Made], record: Recorder) -> tuple[Made, Replay]:
