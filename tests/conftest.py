@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,6 +45,16 @@ def _alone_on_the_cores() -> Iterator[None]:
             "expert.telemetry.cpu.CpuSampler", lambda: CpuSampler(busy=own_seconds, own=own_seconds)
         )
         yield
+
+
+@pytest.fixture(autouse=True)
+def _onednn_stays_on() -> Iterator[None]:
+    """On a CPU without bfloat16 products the first one makes torch switch oneDNN off for the whole
+    process, and float32 sums of later tests round otherwise than those of their child processes."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None and not torch._C._get_mkldnn_enabled():
+        torch._C._set_mkldnn_enabled(True)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

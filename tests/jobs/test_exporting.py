@@ -195,7 +195,8 @@ def test_the_card_tells_base_data_settings_losses_and_how_to_load(tmp_path):
     finish = json.loads((run / "events.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert f"| training loss, mean | {finish['loss']:.4f} |" in card
     assert f"| validation loss, best | {finish['eval_loss']:.4f} |" in card
-    assert f"on {done.texts} texts: the largest difference is 0, 0.00% of their spread" in card
+    assert f"on {done.texts} texts: the largest difference is " in card
+    assert ", 0.00% of their spread" in card
 
 
 def test_a_card_names_what_it_does_not_know(tmp_path):

@@ -119,17 +119,21 @@ def test_what_was_trained_in_bfloat16_is_checked_and_loaded_in_bfloat16(tmp_path
 
 
 def test_soft_prompts_and_stop_sequences_are_in_the_cards_code(tmp_path):
-    kinds = ("soft", "lora+soft")
-    for kind in kinds:
-        export(finished(kind), tmp_path / kind, device="cpu")
+    # Of models that have learnt next to nothing a few tokens: later ones are ties that round apart.
+    few = {"max_new_tokens": 8}
+    soft = [
+        (with_plan(finished(kind), tmp_path / f"run of {kind}", decoding=few), tmp_path / kind)
+        for kind in ("soft", "lora+soft")
+    ]
+    for own, out in soft:
+        export(own, out, device="cpu")
     learnt_run = learnt("lora", "chat")
     [whole] = sample(learnt_run, [ASKED["chat"]], device="cpu", seed=0).samples
     stops = {"stop_sequences": [whole.text[4:6]]}
     folder = with_plan(learnt_run, tmp_path / "run", decoding=stops)
     export(folder, tmp_path / "stopped", device="cpu")
     [cut] = sample(folder, [ASKED["chat"]], device="cpu", seed=0).samples
-    assert cut.text == whole.text[:4].strip()
-    soft = [(finished(kind), tmp_path / kind) for kind in kinds]
+    assert cut.text == whole.text[: whole.text.index(whole.text[4:6])].strip()
     held_to_the_run(ASKED["chat"], *soft, (folder, tmp_path / "stopped"))
 
 

@@ -8,14 +8,15 @@ import shutil
 import pytest
 
 import expert
-from expert.core.rundir import RunFolderError
+from expert.core.rundir import RunFolder, RunFolderError
 from expert.data.records import DataError
 from expert.jobs.choosing import NothingTrained
-from expert.jobs.test_sets import NoTestSet
+from expert.jobs.test_sets import NoTestSet, data_folder
+from expert.jobs.trained import read_plan
 from expert.jobs.validating import CannotValidate, validate
 from expert.judging.oracle import UnknownDomain
-from tests.jobs.runs import events_of, write_expert
-from tests.jobs.trained_runs import finished
+from tests.jobs.runs import base_model, events_of, run, write_expert
+from tests.jobs.trained_runs import finished, place
 from tests.jobs.validated_runs import TESTS, as_it_was, learnt, written
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
@@ -212,9 +213,23 @@ def test_data_that_was_moved_is_asked_for(tmp_path):
     plan["data"]["cache"] = str(tmp_path / "gone" / "datasets_optimized" / "demo")
     plan["watch"]["output_dir"] = str(tmp_path / "gone" / "runs")
     (copy / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
+    events = (copy / "events.jsonl").read_text(encoding="utf-8")
+    there = str(finished("lora").parents[1])
+    (copy / "events.jsonl").write_text(events.replace(there, str(tmp_path / "gone")), "utf-8")
     with pytest.raises(NoTestSet, match="the data of the run is not where it was"):
         validate(copy, device="cpu")
 
 
 def test_the_function_is_offered_by_the_package():
     assert expert.validate is validate
+
+
+def test_rows_are_found_by_the_manifest_where_runs_and_tokens_lie_elsewhere(tmp_path):
+    """On other disks, say; the run knows where its manifest was."""
+    manifest = write_expert(tmp_path / "expert", base_model(place() / "models"), {"epochs": 1})
+    elsewhere = (
+        f"training.config.output_dir={tmp_path / 'disk' / 'runs'}",
+        f"training.config.pretokenized_cache={tmp_path / 'disk2' / 'tokens' / 'one'}",
+    )
+    folder = RunFolder(run(manifest, overrides=elsewhere).folder)
+    assert data_folder(folder, read_plan(folder), None) == tmp_path / "expert"

@@ -44,7 +44,12 @@ def ends(monkeypatch):
 @pytest.fixture
 def tidied(monkeypatch):
     calls: list[Graph] = []
-    monkeypatch.setattr(CudaRecorder, "_tidy_up", lambda self, graph, stream: calls.append(graph))
+
+    def tidy_up(self, graph, stream, *, began):
+        assert began
+        calls.append(graph)
+
+    monkeypatch.setattr(CudaRecorder, "_tidy_up", tidy_up)
     return calls
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,6 +19,12 @@ def quiet_bitsandbytes() -> None:
     ops = logging.getLogger("bitsandbytes.backends.cpu.ops")
     if _is_wanted not in ops.filters:
         ops.addFilter(_is_wanted)
+
+
+def quiet_onednn() -> None:
+    """Drop torch's warning, a page of C++ frames, that a CPU has no bfloat16 products: it computes
+    them by another library from there on."""
+    warnings.filterwarnings("ignore", message="mkldnn_matmul failed", category=UserWarning)
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:

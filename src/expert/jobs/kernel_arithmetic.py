@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 SIZE = 512
 """Rows and columns of the matrices: large enough for tensor cores, small enough for any card."""
+SMALL = 128
+"""For a CPU that has to emulate bfloat16: 4 s for a product of SIZE and its gradients."""
 # Relative to the float32 result, over all outputs and gradients. bf16 keeps 8 bits of mantissa:
 # operands rounded at 2^-9 each leave 0.003 of a product of random numbers; TF32 keeps 11: 0.0005.
 # float8 e4m3 keeps 4, e5m2 (gradients) 3: 0.03 and 0.06. The tolerances leave room to triple that;
@@ -58,18 +60,25 @@ def _product(left: Tensor, right: Tensor, weight: Tensor) -> list[Tensor]:
     return [output.detach(), *torch.autograd.grad(output, (left, right), weight.to(output.dtype))]
 
 
-def _operands(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(_numbers(device, SIZE, SIZE, seed=seed) for seed in range(3))  # type: ignore[return-value]
+def _operands(device: torch.device, size: int = SIZE) -> tuple[Tensor, Tensor, Tensor]:
+    return tuple(_numbers(device, size, size, seed=seed) for seed in range(3))  # type: ignore[return-value]
 
 
-def _in_float32(device: torch.device) -> list[Tensor]:
+def _emulates_bf16(device: torch.device) -> bool:
+    """Whether a CPU has no bfloat16 products: one of SIZE takes seconds then."""
+    import torch
+
+    return device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def _in_float32(device: torch.device, size: int = SIZE) -> list[Tensor]:
     """What the products are compared with, without TF32."""
     import torch
 
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
-        return _product(*_operands(device))
+        return _product(*_operands(device, size))
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -77,8 +86,9 @@ def _in_float32(device: torch.device) -> list[Tensor]:
 def bf16_matmul(device: torch.device) -> tuple[float, float]:
     import torch
 
-    operands = [each.to(torch.bfloat16) for each in _operands(device)]
-    return difference(_product(*operands), _in_float32(device)), BF16
+    size = SMALL if _emulates_bf16(device) else SIZE
+    operands = [each.to(torch.bfloat16) for each in _operands(device, size)]
+    return difference(_product(*operands), _in_float32(device, size)), BF16
 
 
 def tf32_matmul(device: torch.device) -> tuple[float, float]:
@@ -136,7 +146,8 @@ def _sdpa(device: torch.device, backend: str) -> tuple[float, float]:
     dtype = torch.bfloat16
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         dtype = torch.float16
-    parts = [_numbers(device, 2, 8, 256, 64, seed=seed).to(dtype) for seed in range(4)]
+    tokens = 64 if _emulates_bf16(device) else 256
+    parts = [_numbers(device, 2, 8, tokens, 64, seed=seed).to(dtype) for seed in range(4)]
 
     def attended(kind: Any, to: torch.dtype) -> list[Tensor]:
         query, key, value, weight = (each.to(to) for each in parts)

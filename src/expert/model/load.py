@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from expert.core.quiet import quiet_bitsandbytes
+from expert.core.quiet import quiet_bitsandbytes, quiet_onednn
 from expert.manifest.schema import CHAR_GPT, CharGptShape
 from expert.model.adapters import ADAPTERS, AdaLoraRanks, add_adapter
 from expert.model.attention import (
@@ -180,6 +180,7 @@ def load_model(
     `encode`: text to tokens for soft prompts; None: the model's own tokenizer.json.
     """
     quiet_bitsandbytes()
+    quiet_onednn()
     folder = model_folder(model, allow_remote_code=allow_remote_code)
     if folder is None or read_config(folder).get("model_type") == CHAR_GPT:
         return _load_char_gpt(model, adapter, kernels, folder, vocabulary, device, seed)

@@ -8,6 +8,7 @@ gradients are copied out of it.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,9 +32,6 @@ TARGETS_IN_STEPS_OF = 8192
 """How many places there are to learn from is a number of the host, and part of what is recorded;
 places without a label fill it up. One step is a chunk of the fused loss or less."""
 
-_FAILED: list[torch.cuda.CUDAGraph] = []
-"""Kept for good: the allocator may still ask one of them whether memory belongs to it, and the
-destructor of one that never began to record ends the process (torch 2.11, seen on an H200)."""
 
 Made = list[Tensor | None]
 Replay = Callable[[], None]
@@ -97,17 +95,24 @@ class CudaRecorder:
         recording that ends well frees the generator. Where memory ran out before the recording
         `began`, nothing is given from the pool yet.
         """
-        _FAILED.append(graph)
+        keep_for_good(graph)
         torch.cuda.set_stream(stream)
         device = torch.cuda.current_device()
         for name in ("_cuda_endAllocateToPool", "_cuda_releasePool") if began else ():
             with suppress(RuntimeError, AttributeError):  # the recording got as far by itself
                 getattr(torch._C, name)(device, self._pool)
         short = torch.cuda.CUDAGraph()
-        _FAILED.append(short)  # where it cannot begin either, taking it apart aborts the process
+        keep_for_good(short)
         with suppress(RuntimeError), torch.cuda.graph(short):
             torch.ones((), device="cuda")
         torch.cuda.set_stream(stream)
+
+
+def keep_for_good(graph: object) -> None:
+    """Never take a failed recording apart, not even when Python ends: the allocator may still ask
+    it whether memory belongs to it, and the destructor of one that could not begin aborts the
+    process (torch 2.11, seen on an H200)."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(graph))
 
 
 def recorded(run: Callable[[], Made], record: Recorder) -> tuple[Made, Replay]:
