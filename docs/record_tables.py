@@ -320,6 +320,24 @@ def packing(record: Record) -> str:
     return f"### Packed against unpacked\n\n{text}\n\n{_table(head, rows)}"
 
 
+def threads(record: Record) -> str:
+    """The same expert with one and with two threads, seed by seed."""
+    rows = []
+    for seed in dict.fromkeys(run["seed"] for run in record["runs"]):
+        by_count = {run["threads"]: run for run in record["runs"] if run["seed"] == seed}
+        cells = [
+            f"{run['accuracy']:.1%} of {run['of']}, loss {run['loss']:.4f}"
+            for run in by_count.values()
+        ]
+        rows.append((str(seed), *cells))
+    head = ("seed", *(f"{count} thread{'s' * (count > 1)}" for count in by_count))
+    text = (
+        "expert-json with `tiny`, whole runs on a CPU. Rounding differs with the number of threads "
+        "as it does with the seed; the intervals of 200 answers overlap in every pair."
+    )
+    return f"### Threads and seeds\n\n{text}\n\n{_table(head, rows)}"
+
+
 def four_experts(record: Record) -> str:
     """Optimised against plain: speed, and quality on the same rows."""
     rows = []
@@ -384,6 +402,7 @@ WRITERS: dict[str, Callable[[Record], str]] = {
     "experts-h200.json": four_experts,
     "experts-cpu.json": every_expert,
     "packing-cpu.json": packing,
+    "threads-cpu.json": threads,
     "lora-rounding-h200.json": rounding,
     "lora-rounding-cpu.json": rounding,
     "answers-h200.json": answers,
