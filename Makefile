@@ -39,7 +39,8 @@ experts: $(READY)     ## all four trained with `tiny`, judged beside their base;
 	@$(BIN)/python benchmarks/every_expert.py --out build/experts.json
 
 test: $(READY)        ## the test suite: CPU only, offline, minutes
-	@$(BIN)/python -m pytest -q -n auto
+	@# Each worker takes a run of neighbouring files, whose trained runs are then made once.
+	@$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 slow-test: $(READY)   ## the long property tests and real models
 	@HYPOTHESIS=search $(BIN)/python -m pytest -q -n auto -m slow

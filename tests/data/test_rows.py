@@ -103,7 +103,13 @@ def peak_bytes(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "a.json.gz"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.jsonl.gz",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("a.csv.gz", "a.json.gz")),
+    ],
+)
 def test_a_line_of_200_mb_is_passed_over_in_bounded_memory(name: str, tmp_path: Path):
     start, end = {
         "a.jsonl.gz": (b'{"a": "', b'"}\n{"a": "x"}\n'),

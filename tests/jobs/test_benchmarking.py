@@ -37,6 +37,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base_model(tmp_path_factory.mktemp("models"))
 
 
+@pytest.mark.slow
 def test_the_ladder_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     # Whether a rung is faster is not for a test: on a machine that does other things all hold,
     # nothing is costly, and neighbours are no doubt.

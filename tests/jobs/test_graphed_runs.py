@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from expert.jobs import building
 from expert.planning import recording
@@ -16,12 +17,18 @@ def base(tmp_path_factory):
     return base_model(tmp_path_factory.mktemp("models"))
 
 
+SLOW_BF16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(),
+    reason="this CPU emulates bfloat16: half a minute",
+)
+
+
 @pytest.mark.parametrize(
     "config",
     [
         {"micro_batch_size": 1, "dropout": 0.1},
         {"adapter_type": "full", "learning_rate": 1e-3, "micro_batch_size": 2},
-        {"adapter_type": "dora", "bf16": True},
+        pytest.param({"adapter_type": "dora", "bf16": True}, marks=SLOW_BF16),
         {"gradient_checkpointing": True, "fused_loss": False},
     ],
     ids=["parts of an update", "all weights", "bf16", "recomputed"],

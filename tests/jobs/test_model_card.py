@@ -82,7 +82,7 @@ def held_to_the_run(question: str, *exported: tuple[Path, Path]) -> None:
     assert said_by(*codes) == ours
 
 
-@pytest.mark.parametrize("rows", ["chat", "text"])
+@pytest.mark.parametrize("rows", ["chat", pytest.param("text", marks=pytest.mark.slow)])
 def test_the_cards_own_code_gives_the_answers_of_the_run(rows, tmp_path):
     lora, full = learnt("lora", rows), learnt("full", rows)
     export(lora, tmp_path / "adapter", device="cpu")
@@ -137,6 +137,7 @@ def test_soft_prompts_and_stop_sequences_are_in_the_cards_code(tmp_path):
     held_to_the_run(ASKED["chat"], *soft, (folder, tmp_path / "stopped"))
 
 
+@pytest.mark.slow
 def test_the_code_of_tiny_and_of_the_character_model_needs_no_folder_of_this_machine(tmp_path):
     folder = run(write_expert(tmp_path / "expert", "tiny", {"max_steps": 4})).folder
     export(folder, tmp_path / "tiny", device="cpu")

@@ -176,7 +176,10 @@ server.main()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="without forks a server measures one rung")
-@pytest.mark.parametrize("order", ["window", "seen", "leave"])
+@pytest.mark.parametrize(
+    "order",
+    ["window", *(pytest.param(name, marks=pytest.mark.slow) for name in ("seen", "leave"))],
+)
 def test_a_rung_that_dies_while_it_stands_still_spoils_no_later_one(tmp_path, order):
     script, pid = tmp_path / "server.py", tmp_path / "pid"
     script.write_text(REAL.format(pid=str(pid), begun=BEGUN, window=WINDOW), encoding="utf-8")

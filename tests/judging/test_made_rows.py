@@ -216,6 +216,7 @@ def with_another_sign(query: Any) -> bool:
     return found is not None
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not WIKISQL.exists(), reason="the rows of WikiSQL are not here")
 def test_on_real_questions_only_another_meaning_is_wrong():
     """Seen: 299 of 300 right and one without an oracle; of the changed queries 3 in a thousand
