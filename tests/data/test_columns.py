@@ -260,3 +260,17 @@ def test_a_mapped_column_that_the_first_window_of_a_stream_lacks_may_come_later(
     assert understand_columns(seen, Asked(mapping=mapping)).input == "context"
     with pytest.raises(DataError, match="no column 'reply'"):
         understand_columns(seen, Asked(mapping=FieldMapping(response="reply")))
+
+
+def test_a_column_named_speech_may_hold_text():
+    row = {"speech": "Friends, Romans", "question": "Q", "answer": "A"}
+    assert understand(list(row), row).response == "answer"
+
+
+@pytest.mark.parametrize("answer", [{"a": 1}, [1], {"role": "assistant", "content": "A"}])
+def test_tokens_of_answers_that_were_trained_on_as_json_text_are_not_used_again(answer):
+    """The columns decide whether prepared tokens are used."""
+    plain = {"prompt": "Q", "completion": "A"}
+    assert "structured" not in str(understand(list(plain), plain))
+    rows = {**plain, "completion": answer}
+    assert "structured=True" in str(understand(list(rows), rows))

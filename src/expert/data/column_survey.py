@@ -15,9 +15,9 @@ from expert.data.messages import decoded_messages, is_message, is_messages, is_t
 from expert.data.records import BadRow, Row
 
 TEXT, NUMBER, TRUTH = "text", "number", "truth"
-MESSAGE, MESSAGES, CONVERSATION = "message", "messages", "conversation"
+PART, MESSAGE, MESSAGES, CONVERSATION = "part", "message", "messages", "conversation"
 MEDIA, LIST, OBJECT = "media", "list", "object"
-READABLE = frozenset({TEXT, NUMBER, TRUTH, MESSAGE, MESSAGES})
+READABLE = frozenset({TEXT, NUMBER, TRUTH, PART, MESSAGE, MESSAGES})
 """Shapes that hold what somebody says."""
 _TRUTHS = ("true", "false")
 _LONGEST_TRUTH = 5
@@ -51,7 +51,7 @@ def _shape_of_object(value: Mapping[str, Any]) -> str:
     if is_message(value):
         return MESSAGE
     if is_text_part(value):
-        return TEXT
+        return PART
     if is_messages(value.get("messages")):
         return CONVERSATION
     if any(fields <= value.keys() for fields in _MEDIA_FIELDS):
@@ -65,7 +65,7 @@ def _shape_of_list(value: list[Any] | tuple[Any, ...]) -> str:
     if is_messages(value):
         return MESSAGES
     if all(is_text_part(part) for part in value):
-        return TEXT
+        return PART
     shapes = {shape_of(part) for part in value if isinstance(part, Mapping)}
     return MEDIA if MEDIA in shapes else LIST
 

@@ -11,8 +11,10 @@ from expert.data.column_survey import (
     CONVERSATION,
     LIST,
     MEDIA,
+    MESSAGE,
     MESSAGES,
     OBJECT,
+    PART,
     TRUTH,
     ColumnSurvey,
 )
@@ -45,7 +47,7 @@ TOOL_COLUMNS = ("tools", "functions")
 MEDIA_COLUMNS = frozenset(
     {
         *("image", "images", "image_url", "image_urls", "image_path", "image_paths", "img"),
-        *("video", "videos", "audio", "audios", "speech", "pixel_values"),
+        *("video", "videos", "audio", "audios", "pixel_values"),
     }
 )
 CHANGES_WHAT_IS_SAID = frozenset(
@@ -82,12 +84,16 @@ class Columns:
     """Says of each row whether its answer is good; the others are left out."""
     json_values: bool = False
     """Lists and objects are trained on as JSON text."""
+    structured: bool = False
+    """A column of an exchange holds messages or parts, lists or objects in some rows. They were
+    trained on as JSON text once: tokens that were prepared so are not used any more."""
 
     def __str__(self) -> str:
         """What decides how a row is read: prepared tokens are kept by it. Parts that came later
         stand in it only where they are used."""
         names = ("kind", "instruction", "input", "response", "system", "text", "messages")
-        later = tuple(n for n in ("tools", "history", "label", "json_values") if getattr(self, n))
+        later = ("tools", "history", "label", "json_values", "structured")
+        later = tuple(name for name in later if getattr(self, name))
         told = [f"{name}={getattr(self, name)!r}" for name in (*names, *later)]
         told += [f"read={MESSAGES_READ}"] if self.kind == "messages" else []
         return f"Columns({', '.join(told)})"
@@ -154,7 +160,11 @@ def understand_columns(seen: ColumnSurvey, asked_for: Asked | None = None) -> Co
     if found is None:
         raise _not_understood(seen.names, _by_plain_name(seen.names), asked)
     _refuse_single_messages(found, seen)
-    return replace(found, label=preferred, json_values=asked_for.json_values)
+    read = (found.instruction, found.input, found.response, found.system)
+    structured = found.kind == "instruction" and any(
+        seen.holds(column, PART, MESSAGE, LIST, OBJECT) for column in read if column
+    )
+    return replace(found, label=preferred, json_values=asked_for.json_values, structured=structured)
 
 
 def columns_of(seen: ColumnSurvey, spec: DatasetSpec) -> Columns:
@@ -207,7 +217,7 @@ def _preferred(seen: ColumnSurvey, asked: dict[str, str], rows: str | None) -> s
     if rows == ALL or not label or not (is_answer or asked) or not seen.holds_only(label, TRUTH):
         return ""
     if rows != PREFERRED:
-        raise refused_label(label, seen.shapes[label], seen.rows)
+        raise refused_label(label)
     return label
 
 

@@ -43,7 +43,7 @@ def refused_pairs(chosen: str, rejected: str) -> DataError:
     )
 
 
-def refused_label(label: str, shapes: Mapping[str, int], rows: int) -> DataError:
+def refused_label(label: str) -> DataError:
     return DataError(
         f"the column {label!r} says of each answer whether it is good, and all of them would be "
         f"trained on as good; only supervised fine-tuning is built  (to train on those where it is "

@@ -17,7 +17,7 @@ from expert.data.sources import Source, content_hash, iterate
 
 MEMORY = ".hashes.json"
 COLUMNS_MEMORY = ".columns.json"
-SURVEY_FORMAT = 1
+SURVEY_FORMAT = 2
 # Old states are forgotten: nobody goes back and forth between more versions of a data set.
 STATES_KEPT = 50
 
