@@ -93,8 +93,8 @@ class Columns:
         stand in it only where they are used."""
         names = ("kind", "instruction", "input", "response", "system", "text", "messages")
         later = ("tools", "history", "label", "json_values", "structured")
-        later = tuple(name for name in later if getattr(self, name))
-        told = [f"{name}={getattr(self, name)!r}" for name in (*names, *later)]
+        shown = (*names, *(name for name in later if getattr(self, name)))
+        told = [f"{name}={getattr(self, name)!r}" for name in shown]
         told += [f"read={MESSAGES_READ}"] if self.kind == "messages" else []
         return f"Columns({', '.join(told)})"
 

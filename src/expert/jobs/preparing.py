@@ -432,12 +432,13 @@ class Builder:
                 f"characters, {part:g} at the end apart",
             )
         columns, seen = self.columns_in(source)
-        rows = RowFilter(self.spec.validation)
+        rows, read = RowFilter(self.spec.validation), set(columns.used().values())
         learn_prompt = self.plan.data.train_on_prompt
 
         def segments_of(row: Row) -> list[Segment] | BadRow | Dropped:
-            if self.spec.streaming and not seen.whole and (name := seen.surprise(row.values)):
-                return BadRow(row.file, row.line, LATE_COLUMN.format(name, seen.rows))
+            late = seen.surprise(row.values) if self.spec.streaming and not seen.whole else ""
+            if late and late not in read:  # one that the manifest names may come late
+                return BadRow(row.file, row.line, LATE_COLUMN.format(late, seen.rows))
             example = example_of(row, columns)
             if isinstance(example, BadRow | Dropped):
                 return example
