@@ -21,12 +21,13 @@ from surroundings import environment
 
 from expert.core.files import write_text_atomically
 from expert.data.records import Example, Turn
-from expert.jobs import answer_steps, answering
-from expert.jobs.planning import plan as plan_of
-from expert.jobs.sampling import Decoding
-from expert.jobs.trained import Trained, load_base, pick_device
+from expert.jobs.sample import answer_steps
+from expert.jobs.sample.sample import Decoding
+from expert.jobs.validate import answering
 from expert.manifest.reader import read_manifest
 from expert.model import fixed_cache
+from expert.run.plan import plan as plan_of
+from expert.run.trained import Trained, load_base, pick_device
 
 TURNS = 3
 

@@ -94,8 +94,8 @@ class Feed:
     def __init__(self, manifest: Path) -> None:
         import numpy as np
 
-        from expert.data.batches import BatchArrays, BatchShape
-        from expert.jobs.preparing import prepare
+        from expert.data.feed.batches import BatchArrays, BatchShape
+        from expert.run.prepare import prepare
 
         made = prepare(manifest)
         self.prepared = made.train.folders[0]
@@ -105,7 +105,7 @@ class Feed:
 
     def fill(self, number: int) -> int:
         """The real tokens of a batch."""
-        from expert.data.batches import fill_batch
+        from expert.data.feed.batches import fill_batch
 
         place = number * ROWS_AT_ONCE % (self.index.bins - ROWS_AT_ONCE)
         bins = self.order[place : place + ROWS_AT_ONCE]
@@ -139,9 +139,9 @@ def measure_thread(manifest: Path) -> dict[str, Any]:
     """Tokens a second out of the feed that training uses."""
     import torch
 
-    from expert.data.batches import BatchShape
-    from expert.data.feed import PackedFeed, UpdateWork
-    from expert.data.order import DataOrder
+    from expert.data.feed.batches import BatchShape
+    from expert.data.feed.feed import PackedFeed, UpdateWork
+    from expert.data.feed.order import DataOrder
 
     made = Feed(manifest)
     order = DataOrder(made.index.bins, ROWS_AT_ONCE, seed=0)

@@ -33,7 +33,7 @@ from surroundings import environment
 
 import expert
 from expert.core.files import write_text_atomically
-from expert.jobs.rehearsing import Rehearsed, rehearse
+from expert.jobs.rehearse import Rehearsed, rehearse
 from expert.planning.ladder import BASELINE, Ground
 
 EXPERTS = Path(__file__).parents[1] / "experts"

@@ -21,7 +21,7 @@ from surroundings import environment
 from torch import nn
 
 from expert.core.files import write_text_atomically
-from expert.model.lora import settle_lora
+from expert.model.lora.lora import settle_lora
 
 WAYS = {"float32": {"bf16": False}, "bfloat16": {"bf16": True}, "bfloat16, PEFT": {"bf16": True}}
 AS_PEFT = "EXPERT_BENCHMARK_AS_PEFT"

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from expert.manifest.schema import CharGptShape
-from expert.planning.cards import find_card
-from expert.planning.known_models import find_known_model
-from expert.planning.resolve import char_gpt_shape
-from expert.planning.workload import Workload, flops_per_token
+from expert.manifest.schema.manifest import CharGptShape
+from expert.planning.machine.cards import find_card
+from expert.planning.memory.workload import Workload, flops_per_token
+from expert.planning.models.known_models import find_known_model
+from expert.planning.models.resolve import char_gpt_shape
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "benchmarks"

@@ -24,8 +24,8 @@ from training_speed import write_model
 
 import expert
 from expert.core.events import read_events
-from expert.planning.calibration import calibrations_file, workload_of
-from expert.planning.memory import estimate
+from expert.planning.memory.calibration import calibrations_file, workload_of
+from expert.planning.memory.memory import estimate
 from expert.planning.run_plan import RunPlan
 
 LORA = {"adapter_type": "lora", "rank": 16, "alpha": 32}

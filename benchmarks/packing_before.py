@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from expert.data.pack import Room
+from expert.data.pack.pack import Room
 
 LEVELLED = (0.9, 0.7, 0.0)  # shares of the tokens that went to the emptiest sequence
 WORTH_LEVELLING = 3
@@ -18,7 +18,7 @@ TO_SPARE = 0.005
 
 
 def fit_longest_first(sizes: list[int], room: Room) -> tuple[Any, int]:
-    """What `expert.data.pack._fit` did: the bin of each piece, and how many bins there are."""
+    """What `expert.data.pack.pack._fit` did: the bin of each piece, and how many bins there are."""
     order = np.argsort(-np.asarray(sizes), kind="stable")
     longest_first = [sizes[piece] for piece in order]
     total = sum(sizes)

@@ -29,8 +29,9 @@ from surroundings import environment
 import expert
 from expert.core.events import read_events
 from expert.core.files import write_text_atomically
-from expert.data import order, pack
-from expert.data.text_tools import text_tools
+from expert.data.feed import order
+from expert.data.pack import pack
+from expert.data.template.text_tools import text_tools
 
 TINY = Path(expert.__file__).parent / "model" / "tiny"
 NAMES = ("anna", "ben", "carla", "david", "emma", "paris", "london", "berlin", "rome", "madrid")
@@ -115,11 +116,11 @@ def rows_of(kind: str) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
 
 
 def segments_of(template: Any, row: dict[str, str]) -> Any:
-    from expert.data.column_survey import survey_rows
-    from expert.data.columns import columns_of
-    from expert.data.formats import example_of
+    from expert.data.examples.column_survey import survey_rows
+    from expert.data.examples.columns import columns_of
+    from expert.data.examples.formats import example_of
     from expert.data.records import Row
-    from expert.manifest.dataset import DatasetSpec
+    from expert.manifest.schema.dataset import DatasetSpec
 
     made = Row(dict(row), "rows.jsonl", 1)
     columns = columns_of(survey_rows([made]), DatasetSpec(path="rows.jsonl"))

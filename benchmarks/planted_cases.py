@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 import torch
 
-from expert.data import feed, loader
+from expert.data.feed import feed, loader
 from expert.model.load import LoadedModel
 from expert.training import checkpoint, evaluation
 

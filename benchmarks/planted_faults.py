@@ -29,8 +29,8 @@ from surroundings import environment
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 import expert
-from expert.insight.finding import Finding
-from expert.jobs.diagnosing import Diagnosis, diagnose_run
+from expert.insight.findings.finding import Finding
+from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_run
 
 TOKENIZER = Path(expert.__file__).parent / "model" / "tiny"
 TOY = (Qwen3Config, 2, 64, 128, 4, 2, 16, 32768, True)

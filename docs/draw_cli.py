@@ -19,7 +19,7 @@ from typing import Any
 from typer import Typer
 from typer.models import ArgumentInfo, OptionInfo
 
-from expert.cli.main import IN_ORDER_OF_USE, app
+from expert.cli.app import IN_ORDER_OF_USE, app
 from expert.core.errors import EXIT_MEANINGS
 
 FILE = Path(__file__).parent / "CLI.md"

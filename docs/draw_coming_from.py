@@ -12,12 +12,12 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from expert.manifest.names import CONFIG_ALIASES, DATASET_ALIASES, SHAPE_ALIASES
+from expert.manifest.migrate.names import CONFIG_ALIASES, DATASET_ALIASES, SHAPE_ALIASES
+from expert.manifest.migrate.special_names import SPECIAL
 from expert.manifest.peers.answers import ANSWERS, FAMILIES, Answer
 from expert.manifest.peers.sections import SECTIONS
 from expert.manifest.peers.switches import SWITCHES
-from expert.manifest.special_names import SPECIAL
-from expert.manifest.values import CONFIG_VALUES, MODEL_VALUES
+from expert.manifest.schema.values import CONFIG_VALUES, MODEL_VALUES
 
 FILE = Path(__file__).parent / "COMING_FROM.md"
 BEGIN = "<!-- names: made by docs/draw_coming_from.py, do not edit -->"

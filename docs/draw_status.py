@@ -14,8 +14,8 @@ from pathlib import Path
 
 from record_tables import WRITERS
 
-from expert.insight.ladder import Ladder, read_ladder
-from expert.insight.ladder_table import as_markdown, headline
+from expert.insight.ladder.ladder import Ladder, read_ladder
+from expert.insight.ladder.table import as_markdown, headline
 
 ROOT = Path(__file__).parents[1]
 BENCHMARKS = ROOT / "docs" / "benchmarks"

@@ -33,13 +33,13 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 import expert
 from expert.core.events import read_events
 from expert.core.files import write_text_atomically
-from expert.data.chat_template import chat_template
-from expert.data.column_survey import ColumnSurvey
-from expert.data.columns import understand_columns
-from expert.data.formats import example_of
+from expert.data.examples.column_survey import ColumnSurvey
+from expert.data.examples.columns import understand_columns
+from expert.data.examples.formats import example_of
 from expert.data.records import Example
 from expert.data.records import Row as DataRow
-from expert.data.templates import Template
+from expert.data.template.chat_template import chat_template
+from expert.data.template.templates import Template
 
 SEED = 1337
 CONTEXT = 1024

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.planning.machine import describe_machine
+from expert.planning.machine.machine import describe_machine
 from tests.cli.running import Runner
 from tests.command_blocks import (
     NOTES,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from expert.planning.cards import CARDS
-from expert.planning.known_models import KNOWN_MODELS
-from expert.planning.memory import estimate
+from expert.planning.machine.cards import CARDS
+from expert.planning.memory.memory import estimate
+from expert.planning.models.known_models import KNOWN_MODELS
 from tests.planning.test_memory import (
     guess_of,
     measured_runs,

@@ -15,6 +15,7 @@ LAYERS = (
     ("planning",),
     ("data", "model", "parallel", "telemetry", "insight", "judging"),
     ("training",),
+    ("run",),
     ("jobs",),
     ("cli",),
 )
@@ -77,8 +78,8 @@ def test_a_module_imports_only_its_own_layer_and_those_below(path: Path):
     ("layer", "code", "allowed"),
     [
         ("manifest", "from expert.core.errors import Problem", True),
-        ("manifest", "from expert.manifest.document import Item", True),
-        ("manifest", "import expert.planning.cards", False),
+        ("manifest", "from expert.manifest.text.document import Item", True),
+        ("manifest", "import expert.planning.machine.cards", False),
         ("manifest", "from expert import planning", False),
         ("core", "def f():\n    from expert.cli import main", False),
         ("data", "from expert.model import x", False),

@@ -9,7 +9,7 @@ import sys
 import expert
 
 HEAVY = ("torch", "transformers", "numpy")
-LIGHT = ("core", "manifest", "planning", "insight", "judging", "jobs", "cli")
+LIGHT = ("core", "manifest", "planning", "insight", "judging", "run", "jobs", "cli")
 
 
 def light_modules() -> list[str]:
@@ -51,7 +51,7 @@ def test_importing_the_package_alone_imports_nothing_of_it():
 def test_reading_a_json_manifest_loads_no_yaml_parser():
     code = (
         "import sys\n"
-        "from expert.manifest.document import parse_document\n"
+        "from expert.manifest.text.document import parse_document\n"
         "from expert.manifest.reader import understand\n"
         """text = '{"base_model": "X", "dataset": "a.jsonl"}'\n"""
         "understand(parse_document(text, 'json'))\n"

@@ -14,7 +14,7 @@ from data_making.nearest import Nearest
 from data_making.rows import SPLITS, Made, NoMoreRows, make_rows, split_of
 from nearest_row import DOMAINS, baseline
 
-from expert.judging.oracle import missing_packages
+from expert.judging.oracles.oracle import missing_packages
 from expert.manifest.reader import read_manifest
 
 EXPERTS = Path(__file__).parents[1]
@@ -117,9 +117,9 @@ def test_asking_for_more_rows_than_there_are_is_told():
 
 @every
 def test_make_data_writes_rows_that_training_reads(name, tmp_path, capsys):
-    from expert.data.column_survey import ColumnSurvey
-    from expert.data.columns import understand_columns
-    from expert.data.formats import example_of
+    from expert.data.examples.column_survey import ColumnSurvey
+    from expert.data.examples.columns import understand_columns
+    from expert.data.examples.formats import example_of
     from expert.data.records import Example, Row
 
     main(draw_of(name), DOMAINS[name], tmp_path, ["--rows", "12", "--held-out", "5"])
@@ -154,7 +154,7 @@ def test_the_manifest_reads_strictly_names_three_models_and_the_performance_keys
 @every
 @pytest.mark.parametrize("model", MODELS)
 def test_the_manifest_plans_for_every_model(name, model):
-    from expert.jobs.planning import plan
+    from expert.run.plan import plan
 
     read = read_manifest(EXPERTS / name / "manifest.json")
     made = plan(read, gpu="rtx-4090", model=model)

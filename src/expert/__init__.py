@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expert.core.errors import ExpertError, ManifestError
-    from expert.jobs.from_python import export, sample
-    from expert.jobs.planning import plan
-    from expert.jobs.prepared import PreparedData
-    from expert.jobs.preparing import prepare
-    from expert.jobs.training import RunResult, train
-    from expert.jobs.validated import Validation
-    from expert.jobs.validating import validate
+    from expert.jobs.python_api import export, sample
+    from expert.jobs.train import RunResult, train
+    from expert.jobs.validate.validate import validate
+    from expert.jobs.validate.validated import Validation
     from expert.manifest.reader import ReadManifest, read_manifest
-    from expert.planning.machine import Machine, describe_machine
+    from expert.planning.machine.machine import Machine, describe_machine
     from expert.planning.run_plan import RunPlan
+    from expert.run.plan import plan
+    from expert.run.prepare import prepare
+    from expert.run.prepared import PreparedData
 
 __version__ = "0.1.0"
 __all__ = [
@@ -50,19 +50,19 @@ __all__ = [
 _HOMES = {
     "ExpertError": "expert.core.errors",
     "ManifestError": "expert.core.errors",
-    "Machine": "expert.planning.machine",
+    "Machine": "expert.planning.machine.machine",
     "ReadManifest": "expert.manifest.reader",
     "RunPlan": "expert.planning.run_plan",
-    "describe_machine": "expert.planning.machine",
-    "export": "expert.jobs.from_python",
-    "plan": "expert.jobs.planning",
-    "prepare": "expert.jobs.preparing",
-    "PreparedData": "expert.jobs.prepared",
-    "RunResult": "expert.jobs.training",
-    "sample": "expert.jobs.from_python",
-    "train": "expert.jobs.training",
-    "Validation": "expert.jobs.validated",
-    "validate": "expert.jobs.validating",
+    "describe_machine": "expert.planning.machine.machine",
+    "export": "expert.jobs.python_api",
+    "plan": "expert.run.plan",
+    "prepare": "expert.run.prepare",
+    "PreparedData": "expert.run.prepared",
+    "RunResult": "expert.jobs.train",
+    "sample": "expert.jobs.python_api",
+    "train": "expert.jobs.train",
+    "Validation": "expert.jobs.validate.validated",
+    "validate": "expert.jobs.validate.validate",
     "read_manifest": "expert.manifest.reader",
 }
 

@@ -11,7 +11,7 @@ def main() -> None:
     """Listen for Ctrl-C and SIGTERM before anything slow is imported, then run the command line."""
     leave_when_asked()
     try:
-        from expert.cli.main import run
+        from expert.cli.app import run
 
         run()
     except Interrupted as end:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from expert.jobs.reporting import report
+from expert.jobs.report import report
 from tests.insight.pages import (
     HOSTILE,
     finished,

@@ -11,8 +11,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from expert.cli.app import IN_ORDER_OF_USE
 from expert.cli.display import nobody_reads
-from expert.cli.main import IN_ORDER_OF_USE
 from expert.core.errors import EXIT_MEANINGS
 from tests.cli.running import EXAMPLES, EXPERT_JSON
 
@@ -252,7 +252,7 @@ def test_a_fault_of_our_own_is_told_in_words_and_kept_in_a_file(run, monkeypatch
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("something impossible")
 
-    monkeypatch.setattr("expert.planning.machine.describe_machine", fail)
+    monkeypatch.setattr("expert.planning.machine.machine.describe_machine", fail)
     ran = run("machine")
     assert ran.code == 1
     assert "Expert failed in a way it should not: ZeroDivisionError" in ran.err

@@ -207,9 +207,9 @@ def test_what_a_benchmark_wrote_is_no_data_and_without_manifests_there_are_no_us
 
 
 def test_the_table_of_three_splits_with_long_rows_stays_a_table():
-    from expert.cli.dataset_commands import _facts
+    from expert.cli.dataset import _facts
     from expert.cli.display import Sheet, plain_lines
-    from expert.data.audit import SplitReport
+    from expert.data.inspect.audit import SplitReport
 
     sizes = dict.fromkeys(("p50", "p90", "p95", "p99", "longest", "examples"), 12_345)
     sizes |= dict.fromkeys(("tokens_lost", "unlearnt"), 123_456)
@@ -272,8 +272,8 @@ def test_a_terminal_has_colours_instead_of_brackets(tmp_path):
     from rich.console import Console
 
     from expert.cli.row_view import show_rows
-    from expert.jobs.datasets import check_dataset
-    from expert.jobs.showing import RowsToShow
+    from expert.jobs.datasets.datasets import check_dataset
+    from expert.jobs.datasets.showing import RowsToShow
 
     rows = check_dataset(an_expert(tmp_path), show=RowsToShow(count=1)).rows
     wrote = StringIO()

@@ -109,7 +109,7 @@ def test_a_run_that_is_resumed_with_other_options_is_told_which_and_the_whole_co
     assert ran.err.splitlines()[-1] == (
         f"  go on as it was started: expert train {file} --epochs 2 --set seed=42 --resume {folder}"
     )
-    monkeypatch.setattr("expert.jobs.session.Session", None)  # nothing is loaded or trained
+    monkeypatch.setattr("expert.run.session.Session", None)  # nothing is loaded or trained
     ran = run("train", file, "--set", "seed=7", "--epochs=2", "--set", "seed=42", "--resume")
     assert ran.code == 0, ran.err
     assert f"✓ nothing left to do: {folder} is finished\n" in ran.out

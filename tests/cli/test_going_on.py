@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from expert.core.rundir import RunFolder
-from expert.jobs.announcing import started_facts
-from expert.jobs.going_on import command_of_run
-from expert.jobs.planning import plan
+from expert.jobs.resumable import command_of_run
 from expert.manifest.reader import read_manifest
-from expert.planning.machine import describe_machine
+from expert.planning.machine.machine import describe_machine
+from expert.run.announce import started_facts
+from expert.run.plan import plan
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import CORPUS, place
 
@@ -95,7 +95,7 @@ def test_a_run_keeps_its_rows_a_step_on_a_machine_with_less_memory(run, tmp_path
     (tmp_path / "fox.txt").write_text(CORPUS, encoding="utf-8")
     small = 'base_models[0].architecture={"layers": 1, "heads": 1, "width": 8, "block_size": 16}'
     asked = ("--epochs", "2", "--device", "cpu", "--set", small, "--set", "trackers=[]")
-    chosen = "expert.planning.sequences.char_gpt_batch"
+    chosen = "expert.planning.choose.sequences.char_gpt_batch"
     monkeypatch.setattr(chosen, lambda memory: (64, "as the first machine has it"))
     first = run("train", "--dataset", "fox.txt", *asked, "--set", "max_steps=3")
     assert first.code == 0, first.err

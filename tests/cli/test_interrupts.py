@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from expert.core.interrupts import Interrupted, leave_when_asked
-from expert.data import prepare
-from expert.data import shards as making
+from expert.data.tokens import prepare
+from expert.data.tokens import shards as making
 from tests.insight.ladders import ladder, rung
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import finished, place
@@ -123,7 +123,7 @@ def test_preparing_that_is_stopped_before_anything_is_finished_leaves_nothing(
 
 
 def test_a_run_that_is_stopped_while_it_is_planned_says_so_too(run, expert, monkeypatch):
-    import expert.jobs.planning as planning
+    import expert.run.plan as planning
 
     stopped_in(monkeypatch, planning, "counted_plan", signal.SIGTERM)
     ran = run("train", "-m", str(expert), "--device", "cpu")
@@ -133,7 +133,7 @@ def test_a_run_that_is_stopped_while_it_is_planned_says_so_too(run, expert, monk
 
 @SIGNALS
 def test_a_validation_that_is_stopped_writes_no_verdict(run, monkeypatch, number, code, name):
-    from expert.jobs import validating
+    from expert.jobs.validate import validate as validating
 
     folder = finished("lora")
     (folder / "validation.json").unlink(missing_ok=True)
@@ -149,7 +149,7 @@ def test_a_validation_that_is_stopped_writes_no_verdict(run, monkeypatch, number
 
 @SIGNALS
 def test_a_benchmark_that_is_stopped_leaves_no_folder(run, expert, monkeypatch, number, code, name):
-    from expert.jobs.climbing import Climb
+    from expert.jobs.benchmark.climbing import Climb
 
     def climb(self: Climb, rig: Any, folder: Path) -> Any:
         (folder / "rung").mkdir()
@@ -166,7 +166,7 @@ def test_a_benchmark_that_is_stopped_leaves_no_folder(run, expert, monkeypatch, 
 def test_a_benchmark_that_is_stopped_keeps_the_rungs_that_were_measured(
     run, expert, monkeypatch, number, code, name
 ):
-    from expert.jobs.climbing import Climb
+    from expert.jobs.benchmark.climbing import Climb
 
     def climb(self: Climb, rig: Any, folder: Path) -> Any:
         self.so_far = ladder(rung("baseline", 100.0), rung("packing", 250.0, gain=2.5))
@@ -186,7 +186,7 @@ def test_a_benchmark_that_is_stopped_keeps_the_rungs_that_were_measured(
 
 
 def test_any_other_command_says_that_it_was_stopped(run, monkeypatch):
-    from expert.planning import machine
+    from expert.planning.machine import machine
 
     stopped_in(monkeypatch, machine, "describe_machine", signal.SIGTERM)
     ran = run("machine")
@@ -207,7 +207,7 @@ def test_the_name_and_the_code_of_an_interruption():
 
 WAITS_FOR_A_SIGNAL = f"""
 import sys, time
-from expert.data import shards
+from expert.data.tokens import shards
 swallow = sys.argv.pop() == "swallow"  # as callbacks of compiled code do
 
 def waits(work, bad):

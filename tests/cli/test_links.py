@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.data.prepare import Recipe
+from expert.data.tokens.prepare import Recipe
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import finished, place
 

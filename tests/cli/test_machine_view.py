@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from expert.cli.machine_view import machine_sheet
-from expert.planning.machine import Fact, Gpu, GpuProcess, Machine, unknown
+from expert.planning.machine.machine import Fact, Gpu, GpuProcess, Machine, unknown
 
 GIB = 2**30
 

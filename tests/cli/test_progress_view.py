@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from expert.cli.event_lines import step_parts
-from expert.cli.progress_view import ProgressView, fitting
+from expert.cli.progress import ProgressView, fitting
 from tests.cli.screens import EPOCH, PLAIN_STEP, STARTED, STEP, Screen, plain
 
 # --- between two step lines ----------------------------------------------------------------------

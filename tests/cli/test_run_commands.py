@@ -14,7 +14,7 @@ import pynvml
 import pytest
 
 from expert.core.errors import ExpertError
-from expert.planning import nvml
+from expert.planning.machine import nvml
 from tests.jobs.test_gpu_memory import holder
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.planning.fake_nvml import NO_SUCH_PID, FakeNvml
@@ -238,7 +238,7 @@ def test_in_a_terminal_it_answers_line_after_line_until_there_is_none(run, monke
             raise EOFError from None
 
     monkeypatch.setattr("builtins.input", typing)
-    monkeypatch.setattr("expert.cli.run_commands._is_terminal", lambda: True)
+    monkeypatch.setattr("expert.cli.runs._is_terminal", lambda: True)
     asked = ("sample", str(finished("lora")), "--max-tokens", "6", *CPU)
     ran = run(*asked)
     assert ran.code == 0

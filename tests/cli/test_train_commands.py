@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from expert.cli.asked_manifest import asked_manifest, flag_overrides
-from expert.cli.train_commands import _say_stopping
+from expert.cli.train import _say_stopping
 from expert.core.interrupts import Interrupted
-from expert.jobs.going_on import command_to_go_on, with_resume_value
-from expert.jobs.training import RunResult
+from expert.jobs.resumable import command_to_go_on, with_resume_value
+from expert.jobs.train import RunResult
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.test_watching import a_run
 from tests.jobs.trained_runs import CORPUS, finished, place
@@ -231,7 +231,7 @@ def test_the_exit_code_is_that_of_the_run_and_going_on_is_explained(run, expert,
         test_loss=None,
         final=None,
     )
-    monkeypatch.setattr("expert.jobs.training.train", lambda read, **more: stopped)
+    monkeypatch.setattr("expert.jobs.train.train", lambda read, **more: stopped)
     ran = run("train", "-m", str(expert), "--device", "cpu")
     assert ran.code == 143
     told = f"go on with: expert train -m {expert} --device cpu --resume runs/a\n"
@@ -239,7 +239,7 @@ def test_the_exit_code_is_that_of_the_run_and_going_on_is_explained(run, expert,
     again = run("train", "-m", str(expert), "--resume", "--device", "cpu")
     assert again.out.endswith(told)
     done = replace(stopped, exit_code=0, final=Path("runs/a/final"))
-    monkeypatch.setattr("expert.jobs.training.train", lambda read, **more: done)
+    monkeypatch.setattr("expert.jobs.train.train", lambda read, **more: done)
     assert run("train", "-m", str(expert), "--device", "cpu").code == 0
 
 
@@ -365,7 +365,9 @@ def test_a_file_that_is_missing_is_told_by_a_dry_run_too(run, expert):
 )
 def test_a_mistake_is_told_in_words_with_exit_code_2(run, arguments, text, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("expert.planning.machine.describe_gpus", lambda nvml: ((), "none here"))
+    monkeypatch.setattr(
+        "expert.planning.machine.machine.describe_gpus", lambda nvml: ((), "none here")
+    )
     ran = run("train", *arguments)
     assert ran.code == 2
     assert text in ran.err
@@ -394,7 +396,7 @@ def test_remote_code_is_allowed_by_its_flag_alone(run, expert, monkeypatch, flag
         asked.append(options["allow_remote_code"])
         return done
 
-    monkeypatch.setattr("expert.jobs.training.train", train)
+    monkeypatch.setattr("expert.jobs.train.train", train)
     assert run("train", "-m", str(expert), "--device", "cpu", *flags).code == 0
     assert asked == [allowed]
 
@@ -442,7 +444,7 @@ def test_ctrl_c_before_the_first_update_says_so_and_leaves_no_folder(run, expert
         assert list((expert.parent / "runs").iterdir())
         raise Interrupted(signal.SIGINT)
 
-    monkeypatch.setattr("expert.jobs.session.Session.__init__", interrupted)
+    monkeypatch.setattr("expert.run.session.Session.__init__", interrupted)
     ran = run("train", "-m", str(expert), "--device", "cpu")
     assert ran.code == 130
     assert ran.out.endswith(NO_RUN)
@@ -459,7 +461,7 @@ def test_ctrl_c_after_tensorboard_s_log_was_opened_leaves_no_folder_either(
         assert self.folder.tensorboard.is_dir()
         raise Interrupted(signal.SIGINT)
 
-    monkeypatch.setattr("expert.jobs.session.Session.__enter__", interrupted)
+    monkeypatch.setattr("expert.run.session.Session.__enter__", interrupted)
     wanted = 'training.config.trackers=["tensorboard"]'
     ran = run("train", "-m", str(expert), "--device", "cpu", "--set", wanted)
     assert ran.code == 130, ran.err

@@ -9,7 +9,7 @@ import time
 import psutil
 import pytest
 
-from expert.core.child import Child, how_it_ended
+from expert.core.process import Child, how_it_ended
 
 PATIENCE = 60.0
 

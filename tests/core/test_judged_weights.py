@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from expert.core.judged_weights import outdated, weights_of
+from expert.core.judged import outdated, weights_of
 from expert.core.publish import publishing
 from expert.core.rundir import RunFolder
 

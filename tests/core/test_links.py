@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from expert.core import links
-from expert.core.child import Child
 from expert.core.errors import EXIT_USAGE
 from expert.core.events import EventLog, follow, read_events
 from expert.core.files import write_text_atomically
 from expert.core.links import LinkRefused, open_plain, refuse_links, refuse_links_inside
+from expert.core.process import Child
 from expert.core.rundir import RunFolder
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")

@@ -9,9 +9,9 @@ import jinja2.ext
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from expert.data.chat_template import chat_template
 from expert.data.records import Example, Turn
-from expert.data.templates import Template
+from expert.data.template.chat_template import chat_template
+from expert.data.template.templates import Template
 from tests.data.real_rows import REAL_DATA
 
 CHATML = """\

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from expert.data.column_survey import ColumnSurvey
-from expert.data.columns import Asked, Columns, understand_columns
-from expert.data.formats import example_of
+from expert.data.examples.column_survey import ColumnSurvey
+from expert.data.examples.columns import Asked, Columns, understand_columns
+from expert.data.examples.formats import example_of
 from expert.data.records import BadRow, Dropped, Example, Row
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.data.formats import example_of
+from expert.data.examples.formats import example_of
 from expert.data.records import BadRow, Example, Row
 from tests.data.examples import understand
 

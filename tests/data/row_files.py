@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from expert.core.errors import EXIT_USAGE
+from expert.data.read.rows import read_rows
 from expert.data.records import BadRow, DataError, Row
-from expert.data.rows import read_rows
 
 FILES = Path(__file__).parent / "files"
 SHARED = Path(__file__).parents[3] / "shared" / "data"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from expert.data.flat_documents import Shard
+from expert.data.tokens.flat_documents import Shard
 
 
 def shard_of(tokens: Sequence[Sequence[int]], spans: Sequence[Sequence[tuple[int, int]]]) -> Shard:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from expert.data.read.sources import Source, Sources, iterate, resolve_sources
 from expert.data.records import BadRow, DataError, Row
-from expert.data.sources import Source, Sources, iterate, resolve_sources
-from expert.manifest.dataset import DatasetSpec
+from expert.manifest.schema.dataset import DatasetSpec
 
 FILES = Path(__file__).parent / "files"
 SHARED = Path(__file__).parents[3] / "shared" / "data"

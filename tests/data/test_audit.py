@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from expert.core.words import counted
-from expert.data.audit import (
+from expert.core.text import counted
+from expert.data.inspect.audit import (
     LEAKS,
     MARKERS,
     NEARLY,
@@ -29,8 +29,8 @@ from expert.data.audit import (
     markers_in,
     placeholders_in,
 )
-from expert.data.encoder import EncodedBatch
 from expert.data.records import BadRow, Example, Segment, Turn
+from expert.data.tokens.encoder import EncodedBatch
 from tests.data.tokenizers import small_encoder
 
 

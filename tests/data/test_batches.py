@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.batches import (
+from expert.data.feed.batches import (
     BatchArrays,
     BatchCounts,
     BatchShape,
@@ -18,9 +18,9 @@ from expert.data.batches import (
     fill_batch,
     fill_padded_batch,
 )
-from expert.data.flat_documents import FlatDocuments
-from expert.data.pack import Overlong, pack_best_fit, pack_concat, pack_none
-from expert.data.pack_index import PackIndex
+from expert.data.pack.pack import Overlong, pack_best_fit, pack_concat, pack_none
+from expert.data.pack.pack_index import PackIndex
+from expert.data.tokens.flat_documents import FlatDocuments
 from tests.data.shards import shard_of
 
 PAD = 999

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from expert.data.chat_template import chat_template
 from expert.data.records import Example, Segment, Turn
-from expert.data.templates import TemplateError, named_template
+from expert.data.template.chat_template import chat_template
+from expert.data.template.templates import TemplateError, named_template
 from tests.data.chat_templates import (
     CHATML,
     FAMILIES,

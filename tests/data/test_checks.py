@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from expert.data.checks import RowFilter
+from expert.data.examples.checks import RowFilter
 from expert.data.records import Example, Turn
-from expert.manifest.dataset import RowChecks
+from expert.manifest.schema.dataset import RowChecks
 
 DEEP = '{"not":' * 50_000 + "{}" + "}" * 50_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from expert.data.column_survey import ColumnSurvey, shape_of, survey_rows
+from expert.data.examples.column_survey import ColumnSurvey, shape_of, survey_rows
 from expert.data.records import BadRow, Row
 
 SAID = [{"role": "user", "content": "a"}]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from expert.data.column_survey import ColumnSurvey
-from expert.data.columns import Asked, Columns, understand_columns
-from expert.data.preferences import refused_pairs
+from expert.data.examples.column_survey import ColumnSurvey
+from expert.data.examples.columns import Asked, Columns, understand_columns
+from expert.data.examples.preferences import refused_pairs
 from expert.data.records import DataError
-from expert.manifest.dataset import FieldMapping
+from expert.manifest.schema.dataset import FieldMapping
 from tests.data.examples import TASKS, understand
 
 

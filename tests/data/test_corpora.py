@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from expert.data import corpora
-from expert.data.corpora import SHAKESPEARE_ADDRESS, SHAKESPEARE_SHA256, python_stdlib_text
+from expert.data.read import corpora
+from expert.data.read.corpora import SHAKESPEARE_ADDRESS, SHAKESPEARE_SHA256, python_stdlib_text
+from expert.data.read.sources import content_hash
 from expert.data.records import DataError
-from expert.data.sources import content_hash
 from tests.data.source_folders import SHARED, refusal_while_reading, train_of, values
 
 

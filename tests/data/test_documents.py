@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from expert.data.documents import DocumentStore, numbers_in, write_dataset_files, write_shard
-from expert.data.encoder import EncodedBatch
+from expert.data.tokens.documents import DocumentStore, numbers_in, write_dataset_files, write_shard
+from expert.data.tokens.encoder import EncodedBatch
 
 
 def encoded(tokens: list[list[int]], spans: list[list[int]]) -> EncodedBatch:
@@ -63,7 +63,8 @@ def test_numbers_of_an_arrow_array_are_seen_through_its_offset(kind):
 def test_opening_documents_does_not_import_pandas(tmp_path):
     pytest.importorskip("pandas")
     code = (
-        "import sys; from pathlib import Path; from expert.data.documents import DocumentStore\n"
+        "import sys; from pathlib import Path\n"
+        "from expert.data.tokens.documents import DocumentStore\n"
         f"DocumentStore(Path({str(written(tmp_path))!r}))\n"
         "sys.exit('pandas' in sys.modules)"
     )

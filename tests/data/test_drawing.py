@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.drawing import doubt_of_repeats, draw_documents
-from expert.data.encoder import EncodedBatch
-from expert.data.flat_documents import FlatDocuments
-from expert.data.row_keys import RowKeys, keys_of_batch
+from expert.data.feed.drawing import doubt_of_repeats, draw_documents
+from expert.data.tokens.encoder import EncodedBatch
+from expert.data.tokens.flat_documents import FlatDocuments
+from expert.data.tokens.row_keys import RowKeys, keys_of_batch
 from tests.data.shards import shard_of
 
 counts = st.lists(st.integers(0, 60), min_size=1, max_size=4)

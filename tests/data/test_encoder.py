@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.encoder import (
+from expert.data.records import DataError, Segment
+from expert.data.tokens.encoder import (
     CharacterEncoder,
     TextEncoder,
     load_tokenizer,
     read_special_tokens,
 )
-from expert.data.records import DataError, Segment
 from tests.data.tokenizers import (
     model_folder,
     small_encoder,
@@ -117,7 +117,9 @@ def test_the_fingerprint_follows_the_files_and_the_template_s_bos(tmp_path):
 
 
 def test_the_tokenizer_is_loaded_only_when_it_is_needed(tmp_path, monkeypatch):
-    monkeypatch.setattr("expert.data.encoder.load_tokenizer", lambda _: pytest.fail("loaded"))
+    monkeypatch.setattr(
+        "expert.data.tokens.encoder.load_tokenizer", lambda _: pytest.fail("loaded")
+    )
     assert TextEncoder.of_folder(model_folder(tmp_path), template_adds_bos=False).fingerprint
 
 

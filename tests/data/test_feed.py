@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from expert.data.batches import BatchArrays, BatchShape, fill_batch
-from expert.data.feed import PackedFeed, UpdateWork
-from expert.data.flat_documents import FlatDocuments
-from expert.data.order import DataOrder, micro_batches
-from expert.data.pack import pack_best_fit
-from expert.data.pack_index import PackIndex
+from expert.data.feed.batches import BatchArrays, BatchShape, fill_batch
+from expert.data.feed.feed import PackedFeed, UpdateWork
+from expert.data.feed.order import DataOrder, micro_batches
+from expert.data.pack.pack import pack_best_fit
+from expert.data.pack.pack_index import PackIndex
+from expert.data.tokens.flat_documents import FlatDocuments
 from tests.data.shards import shard_of
 
 PAD = 7
@@ -96,7 +96,7 @@ def test_places_of_a_soft_prompt_are_told():
 
 @pytest.mark.parametrize("soft", [0, 3])
 def test_rows_that_are_trimmed_lose_nothing_but_padding(monkeypatch, soft: int):
-    monkeypatch.setattr("expert.data.feed.TRIMMED_TO", 8)
+    monkeypatch.setattr("expert.data.feed.feed.TRIMMED_TO", 8)
     case = Case(soft_tokens=soft)
     case.index = pack_best_fit(case.store.lengths, 64, 1, soft_tokens=soft, most_pieces=2)
     case.order = DataOrder(case.index.bins, 5, seed=3)

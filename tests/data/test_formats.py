@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from expert.data.formats import example_of
-from expert.data.messages import ROLES
+from expert.data.examples.formats import example_of
+from expert.data.examples.messages import ROLES
 from expert.data.records import BadRow, Example, Row, Turn
-from expert.manifest.dataset import FieldMapping
+from expert.manifest.schema.dataset import FieldMapping
 from tests.data.examples import INSTRUCTION, MESSAGES, TASKS, TEXT, reason_of, turns_of
 from tests.data.real_rows import REAL_FILES, real_examples, real_rows
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from expert.data import shards as module
-from expert.data.helper_process import Helper
-from expert.data.prepare import DONE, prepare
 from expert.data.records import BadRow, DataError
+from expert.data.tokens import shards as module
+from expert.data.tokens.helper_process import Helper
+from expert.data.tokens.prepare import DONE, prepare
 from tests.data.test_prepare import RECIPE, rows, work
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that fork")

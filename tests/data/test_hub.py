@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from expert.core.install import pip_install
-from expert.data.hub import SECONDS_LOST, forget_the_hub
+from expert.data.read.hub import SECONDS_LOST, forget_the_hub
+from expert.data.read.sources import Source, content_hash, iterate
 from expert.data.records import DataError, Row
-from expert.data.sources import Source, content_hash, iterate
 from tests.data.source_folders import fill, names, refusal, refusal_while_reading, train_of, values
 
 CHECK_NETWORK = (
@@ -27,7 +27,7 @@ CHECK_NETWORK = (
 @pytest.fixture(autouse=True)
 def answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody asks the real hub, and no test has the answers of another."""
-    monkeypatch.setattr("expert.data.hub._unreachable", lambda: None)
+    monkeypatch.setattr("expert.data.read.hub._unreachable", lambda: None)
     forget_the_hub()
 
 
@@ -196,7 +196,7 @@ def test_a_hub_that_does_not_answer_is_not_asked_again_and_its_cache_is_looked_i
     from huggingface_hub import constants
 
     lost = OSError("Name or service not known")
-    monkeypatch.setattr("expert.data.hub._unreachable", lambda: lost)
+    monkeypatch.setattr("expert.data.read.hub._unreachable", lambda: lost)
     module = hub(monkeypatch)
     plain = module.load_dataset
     offline = []
@@ -224,7 +224,7 @@ def counted_questions(monkeypatch: pytest.MonkeyPatch, answer: Exception | None)
         asked.append(None)
         return answer
 
-    monkeypatch.setattr("expert.data.hub._unreachable", unreachable)
+    monkeypatch.setattr("expert.data.read.hub._unreachable", unreachable)
     return asked
 
 
@@ -246,7 +246,7 @@ def test_a_hub_that_hangs_costs_one_wait_and_is_asked_again_a_minute_later(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     clock = [0.0]
-    monkeypatch.setattr("expert.data.hub.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("expert.data.read.hub.time.monotonic", lambda: clock[0])
     asked = counted_questions(monkeypatch, OSError("timed out"))
     module = hub(monkeypatch, ConnectionError("Couldn't reach 'a/b' on the Hub"))
     for _ in range(3):

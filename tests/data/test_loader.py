@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from expert.data.documents import DocumentStore, write_dataset_files, write_shard
-from expert.data.encoder import CharacterEncoder
-from expert.data.loader import LoaderOptions, PaddedFeed, PreparedRows, RowsTokenisedLate
-from expert.data.order import DataOrder, Grouping
-from expert.data.pack import pack_none
+from expert.data.feed.loader import LoaderOptions, PaddedFeed, PreparedRows, RowsTokenisedLate
+from expert.data.feed.order import DataOrder, Grouping
+from expert.data.pack.pack import pack_none
 from expert.data.records import BadRow, DataError, Row, Segment
+from expert.data.tokens.documents import DocumentStore, write_dataset_files, write_shard
+from expert.data.tokens.encoder import CharacterEncoder
 
 LINES = [f"line {number}: {'la ' * (number % 7)}" for number in range(23)]
 ENCODER = CharacterEncoder("".join(LINES) + "?")

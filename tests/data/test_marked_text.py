@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.messages import ROLES
+from expert.data.examples.messages import ROLES
 from expert.data.records import Example
 from tests.data.examples import TEXT, reason_of, turns_of, understood
 

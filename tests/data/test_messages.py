@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from expert.data.column_survey import ColumnSurvey
-from expert.data.columns import understand_columns
-from expert.data.formats import example_of
-from expert.data.messages import unused_fields
+from expert.data.examples.column_survey import ColumnSurvey
+from expert.data.examples.columns import understand_columns
+from expert.data.examples.formats import example_of
+from expert.data.examples.messages import unused_fields
 from expert.data.records import BadRow, Example, Row, Turn
-from expert.data.templates import named_template
+from expert.data.template.templates import named_template
 from tests.data.chat_templates import family, qwen3_source
 from tests.data.examples import MESSAGES, reason_of, turns_of, understand
 from tests.data.test_templates import shown
@@ -194,8 +194,8 @@ def test_a_history_that_is_null_in_the_first_row_is_read_in_others():
 
 
 def test_rows_that_differ_in_what_is_learnt_or_offered_are_no_duplicates():
-    from expert.data.checks import RowFilter
-    from expert.manifest.dataset import RowChecks
+    from expert.data.examples.checks import RowFilter
+    from expert.manifest.schema.dataset import RowChecks
 
     once = RowFilter(RowChecks(deduplicate=True))
     turns = (Turn("user", "a"), Turn("assistant", "b"))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.order import (
+from expert.data.feed.order import (
     DataOrder,
     Draw,
     EpochOrder,

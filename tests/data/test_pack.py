@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.core.errors import ExpertError
-from expert.data import pack as packing
-from expert.data.order import DataOrder
-from expert.data.pack import (
+from expert.data.feed.order import DataOrder
+from expert.data.pack import pack as packing
+from expert.data.pack.pack import (
     bins_per_update,
     cut_pieces,
     pack_best_fit,
@@ -28,7 +28,7 @@ from expert.data.pack import (
     pack_none,
     shifted_blocks,
 )
-from expert.data.pack_index import OverlongCounts, PackIndex
+from expert.data.pack.pack_index import OverlongCounts, PackIndex
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 REAL_FILES = [

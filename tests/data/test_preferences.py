@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from expert.data.records import DataError, Dropped
-from expert.manifest.dataset import FieldMapping
+from expert.manifest.schema.dataset import FieldMapping
 from tests.data.examples import reason_of, turns_of, understand, understood
 
 ASKED, GOOD, BAD = "What is 2+2?", "4", "5"

@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from expert.data import prepare as module
-from expert.data.documents import DocumentStore
-from expert.data.encoder import EncodedBatch, TextEncoder
-from expert.data.prepare import DONE, Recipe, prepare
 from expert.data.records import BadRow, DataError, Dropped, Row, Segment
-from expert.data.shards import Work
+from expert.data.tokens import prepare as module
+from expert.data.tokens.documents import DocumentStore
+from expert.data.tokens.encoder import EncodedBatch, TextEncoder
+from expert.data.tokens.prepare import DONE, Recipe, prepare
+from expert.data.tokens.shards import Work
 from tests.data.tokenizers import small_encoder
 
 RECIPE = Recipe(data="d", tokenizer="t", template="p", columns="c", learn_prompt=False)
@@ -286,8 +286,8 @@ import sys, time
 from pathlib import Path
 from dataclasses import replace
 from tests.data.test_prepare import RECIPE, work
-from expert.data.prepare import prepare
-from expert.data.encoder import TextEncoder
+from expert.data.tokens.prepare import prepare
+from expert.data.tokens.encoder import TextEncoder
 inner = TextEncoder.encode
 def slow(self, documents):
     time.sleep(0.01)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from expert.data.encoder import TextEncoder
-from expert.data.formats import example_of
-from expert.data.pack import pack_best_fit
+from expert.data.examples.formats import example_of
+from expert.data.pack.pack import pack_best_fit
+from expert.data.read.rows import read_rows
 from expert.data.records import Example, Row, Segment
-from expert.data.rows import read_rows
-from expert.data.templates import Template, named_template, plain_segments
+from expert.data.template.templates import Template, named_template, plain_segments
+from expert.data.tokens.encoder import TextEncoder
 from tests.data.examples import understand
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"

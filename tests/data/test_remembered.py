@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from expert.data import remembered
-from expert.data.remembered import remembered_content_hash
-from expert.data.sources import Source, content_hash
+from expert.data.examples import remembered
+from expert.data.examples.remembered import remembered_content_hash
+from expert.data.read.sources import Source, content_hash
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from expert.data import json_rows
+from expert.data.read import json_rows
+from expert.data.read.rows import read_rows
+from expert.data.read.streams import MAX_ROW_BYTES, RAW_CHARACTERS
 from expert.data.records import BadRow, Row
-from expert.data.rows import read_rows
-from expert.data.streams import MAX_ROW_BYTES, RAW_CHARACTERS
 from tests.data.row_files import good, outline, refusal, write_stream, written
 
 BROKEN_LINES: dict[str, tuple[bytes, str]] = {

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from expert.data.read.rows import FORMATS, file_format, read_rows
 from expert.data.records import BadRow, DataError, Row
-from expert.data.rows import FORMATS, file_format, read_rows
 from tests.data.row_files import FILES, RIVERS, SHARED, good, outline, write, written, zst
 
 TWINS = sorted(FILES.glob("rivers*"))
@@ -248,7 +248,7 @@ def test_every_real_file_is_in_the_list():
 
 def test_reading_json_lines_imports_no_pyarrow():
     code = (
-        "import sys\nfrom pathlib import Path\nfrom expert.data.rows import read_rows\n"
+        "import sys\nfrom pathlib import Path\nfrom expert.data.read.rows import read_rows\n"
         f"list(read_rows(Path({str(FILES / 'rivers.jsonl')!r})))\nprint('pyarrow' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

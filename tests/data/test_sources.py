@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.folders import unread_files
+from expert.data.examples.remembered import remembered_content_hash
+from expert.data.read.folders import unread_files
+from expert.data.read.sources import content_hash, iterate, resolve_sources, split_rows
 from expert.data.records import BadRow, DataError, Row
-from expert.data.remembered import remembered_content_hash
-from expert.data.sources import content_hash, iterate, resolve_sources, split_rows
-from expert.manifest.dataset import DatasetSpec, Task
+from expert.manifest.schema.dataset import DatasetSpec, Task
 from tests.data.source_folders import FILES, fill, names, refusal, resolve, train_of, values
 
 # ---- files and folders

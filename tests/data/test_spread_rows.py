@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from expert.data.read.spread_rows import SpreadRows, spread_rows
 from expert.data.records import BadRow, Row
-from expert.data.spread_rows import SpreadRows, spread_rows
 from expert.planning import survey
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from expert.data.encoder import EncodedBatch
-from expert.data.statistics import DocumentStatistics
+from expert.data.tokens.encoder import EncodedBatch
+from expert.data.tokens.statistics import DocumentStatistics
 
 
 def shard(*ids: int) -> DocumentStatistics:

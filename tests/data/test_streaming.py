@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from expert.data.batches import BatchArrays, fill_batch
-from expert.data.encoder import CharacterEncoder
-from expert.data.feed import PackedFeed
-from expert.data.loader import LoaderOptions
-from expert.data.pack import pack_best_fit
+from expert.data.feed.batches import BatchArrays, fill_batch
+from expert.data.feed.feed import PackedFeed
+from expert.data.feed.loader import LoaderOptions
+from expert.data.feed.streaming import Place, Stream, StreamedRows, divided
+from expert.data.pack.pack import pack_best_fit
 from expert.data.records import BadRow, DataError, Row, Segment
-from expert.data.streaming import Place, Stream, StreamedRows, divided
+from expert.data.tokens.encoder import CharacterEncoder
 
 ENCODER = CharacterEncoder("abcdefghijklmnopqrstuvwxyz0123456789 ")
 LENGTH = 64

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from expert.data import template_sandbox
-from expert.data.chat_template import chat_template
 from expert.data.records import DataError, Example, Turn
-from expert.data.templates import TemplateError
+from expert.data.template import sandbox as template_sandbox
+from expert.data.template.chat_template import chat_template
+from expert.data.template.templates import TemplateError
 from tests.data.chat_templates import CHATML, as_transformers_does, exchange, family
 from tests.data.test_templates import ANSWER, USER, text_of
 

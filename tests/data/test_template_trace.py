@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from expert.data import chat_template as module
-from expert.data.chat_template import ChatTemplate, chat_template
-from expert.data.templates import Template
+from expert.data.template import chat_template as module
+from expert.data.template.chat_template import ChatTemplate, chat_template
+from expert.data.template.templates import Template
 from tests.data.chat_templates import BARE, CHATML, HEADERS, as_transformers_does, exchange, family
 from tests.data.test_templates import text_of
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expert.data.records import DataError, Example, Segment, Turn
-from expert.data.templates import (
+from expert.data.template.templates import (
     LAYOUTS,
     Template,
     TemplateError,
@@ -20,7 +20,7 @@ from expert.data.templates import (
     named_template,
     plain_segments,
 )
-from expert.manifest.schema import PromptTemplate
+from expert.manifest.schema.manifest import PromptTemplate
 from tests.data.real_rows import REAL_FILES, real_examples
 
 EOS, BOS = "</s>", "<s>"

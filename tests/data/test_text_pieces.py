@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
-from expert.data.encoder import SpecialTokens, TextEncoder
-from expert.data.formats import example_of
+from expert.data.examples.formats import example_of
+from expert.data.read.rows import read_rows
 from expert.data.records import Example, Row, Segment
-from expert.data.rows import read_rows
-from expert.data.templates import named_template
-from expert.data.text_pieces import PieceEncoder, find_cuts, without_normalizer
+from expert.data.template.templates import named_template
+from expert.data.tokens.encoder import SpecialTokens, TextEncoder
+from expert.data.tokens.text_pieces import PieceEncoder, find_cuts, without_normalizer
 from tests.data.examples import understand
 from tests.data.tokenizers import small_tokenizer
 

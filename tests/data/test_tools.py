@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from expert.data.audit import SplitReport
-from expert.data.formats import example_of
+from expert.data.examples.formats import example_of
+from expert.data.inspect.audit import SplitReport
 from expert.data.records import BadRow, Example, Row
-from expert.data.templates import LAYOUTS, TemplateError, named_template
+from expert.data.template.templates import LAYOUTS, TemplateError, named_template
 from tests.data.chat_templates import CHATML, as_transformers_does, family, qwen3_source
 from tests.data.examples import understand
 from tests.data.test_templates import shown

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from expert.data.read.rows import read_rows
 from expert.data.records import DataError, Row
-from expert.data.rows import read_rows
 from tests.data.row_files import FILES, RIVERS, refusal, written, zst
 
 
@@ -32,7 +32,7 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pyt
     def refuse(path: Path) -> Iterator[Any]:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("expert.data.rows.open_text", refuse)
+    monkeypatch.setattr("expert.data.read.rows.open_text", refuse)
     assert refusal(tmp_path / "a.jsonl") == (
         "a.jsonl: it may not be read  (give yourself permission to read it)"
     )
@@ -42,7 +42,7 @@ def test_an_error_of_the_disk_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     def fail(path: Path) -> Iterator[Any]:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("expert.data.rows.open_text", fail)
+    monkeypatch.setattr("expert.data.read.rows.open_text", fail)
     assert refusal(tmp_path / "a.jsonl") == (
         "a.jsonl: it cannot be read: [Errno 5] Input/output error"
         "  (check the disk, or copy the file again)"

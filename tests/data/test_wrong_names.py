@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from expert.data.spread_rows import spread_rows
+from expert.data.read.spread_rows import spread_rows
 from expert.planning.survey import survey_file
 from tests.data.row_files import RIVERS, good, outline, refusal, written, xlsx
 
@@ -90,7 +90,7 @@ def test_what_is_not_a_spreadsheet_or_cannot_be_read_here_is_refused(tmp_path, m
 
 
 def test_a_spreadsheet_beside_rows_is_not_read(tmp_path: Path):
-    from expert.data.folders import files_by_split, unread_files
+    from expert.data.read.folders import files_by_split, unread_files
 
     xlsx(tmp_path / "notes.xlsx", SHEET)
     rows = written(tmp_path, "train.jsonl", "{}\n")

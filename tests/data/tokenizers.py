@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from expert.data.encoder import SpecialTokens, TextEncoder
+from expert.data.tokens.encoder import SpecialTokens, TextEncoder
 
 # A byte-level BPE of 400 tokens with ChatML markers. It is a file so that every process of a test
 # has the same one, whether or not training one is deterministic.

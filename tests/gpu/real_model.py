@@ -18,14 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expert.jobs.building import Built, build
-from expert.jobs.feeding import RunData, split_batches
-from expert.jobs.opening import open_data
-from expert.jobs.planning import plan as plan_job
-from expert.jobs.smollm2 import ModelUnavailable, smollm2_folder
 from expert.manifest.reader import read_manifest
-from expert.planning.resolve import SMOLLM2, home_models
+from expert.planning.models.resolve import SMOLLM2, home_models
 from expert.planning.run_plan import RunPlan
+from expert.run.build import Built, build
+from expert.run.feed import RunData, split_batches
+from expert.run.open import open_data
+from expert.run.plan import plan as plan_job
+from expert.run.smollm2 import ModelUnavailable, smollm2_folder
 from tests.gpu.real_texts import TEXTS
 from tests.jobs.runs import write_expert
 from tests.model.models import Batch

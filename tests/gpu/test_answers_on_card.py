@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from expert.data.records import Example, Turn
-from expert.jobs import answer_steps, answering
-from expert.jobs.planning import plan as plan_job
-from expert.jobs.trained import load_base
+from expert.jobs.sample import answer_steps
+from expert.jobs.validate import answering
 from expert.manifest.reader import read_manifest
 from expert.model import fixed_cache
 from expert.parallel.graphs import CudaRecorder
-from expert.planning.resolve import SMOLLM2
+from expert.planning.models.resolve import SMOLLM2
+from expert.run.plan import plan as plan_job
+from expert.run.trained import load_base
 from tests.gpu.real_model import DEVICE, ON_CARD, needs_card, note, real_folder, the_device
 from tests.jobs.runs import write_expert
 from tests.jobs.test_answering import GREEDY

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from expert.planning.resolve import SMOLLM2
+from expert.planning.models.resolve import SMOLLM2
 from tests.gpu.real_model import note
 from tests.gpu.test_recovery_on_card import FIRST_LOSS, LATER_LOSSES, expert_of
 from tests.gpu.trainer import in_own_process

@@ -25,11 +25,11 @@ from typing import Any
 import pytest
 import torch
 
-from expert.jobs.training import train
+from expert.jobs.train import train
 from expert.model import adapters
 from expert.model.blocks import CompileWatch
 from expert.model.loss import kernel_for
-from expert.planning.resolve import SMOLLM2
+from expert.planning.models.resolve import SMOLLM2
 from tests.gpu.real_model import (
     DEVICE,
     FASTEST,

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from expert.jobs.planning import plan
-from expert.manifest.types import parse_size
-from expert.planning.resolve import SMOLLM2
+from expert.manifest.schema.types import parse_size
+from expert.planning.models.resolve import SMOLLM2
+from expert.run.plan import plan
 from tests.gpu.real_model import DEVICE, ON_CARD, needs_card, note, real_folder
 from tests.gpu.real_texts import TEXTS
 from tests.gpu.trainer import in_own_process

@@ -47,7 +47,7 @@ def main() -> None:
     if work.pop("waits", False):
         _wait_for_every_loss()
     with _watched_memory() as memory:
-        from expert.jobs.training import train
+        from expert.jobs.train import train
 
         def stop(event: Any) -> None:
             if event["event"] == "saved" and event["step"] == stop_after:

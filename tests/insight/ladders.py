@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from expert.insight.ladder import Ladder, Measured, RungResult
+from expert.insight.ladder.ladder import Ladder, Measured, RungResult
 
 
 def measured(

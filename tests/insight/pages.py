@@ -11,12 +11,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from expert.insight.ladder import Ladder, Measured, RungResult
+from expert.insight.ladder.ladder import Ladder, Measured, RungResult
 from expert.insight.page.blocks import Block, Card, Cards, Figure, Folded, Grid, Page, Words
 from expert.insight.page.contents import make_page
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
-from expert.jobs.reporting import gather
+from expert.jobs.report import gather
 
 GIB = 2**30
 START = 1_800_000_000.0

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.events import Event
-from expert.insight.anatomy import dissect
-from expert.insight.evidence import Evidence
-from expert.insight.faults import find_faults
-from expert.insight.finding import Finding
+from expert.insight.findings.evidence import Evidence
+from expert.insight.findings.finding import Finding
+from expert.insight.findings.table import find_faults
 from expert.insight.record import RunRecord
+from expert.insight.step.anatomy import dissect
 
 GIB = 2**30
 HEALTHY_STEP: Event = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from expert.insight.anatomy import StepAnatomy, dissect, finite, log_lines, numbers, run_times
+from expert.insight.step.anatomy import StepAnatomy, dissect, finite, log_lines, numbers, run_times
 from tests.insight.records import PLAN, finished_events, planned, record, step_events
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.insight.bands import Band, MeasuredCase, expected_band, measured_cases
+from expert.insight.step.bands import Band, MeasuredCase, expected_band, measured_cases
 
 ROOT = Path(__file__).parents[2]
 PEAK = 1e15

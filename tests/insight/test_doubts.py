@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from expert.insight.doubts import crowded, doubts_of
-from expert.insight.ladder import Ladder
-from expert.insight.pairs import in_turns
+from expert.insight.ladder.doubts import crowded, doubts_of
+from expert.insight.ladder.ladder import Ladder
+from expert.insight.ladder.pairs import in_turns
 from tests.insight.ladders import ladder, measured, rung
 
 

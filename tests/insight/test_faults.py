@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from expert.insight.faults import RULES, find_faults
+from expert.insight.findings.table import RULES, find_faults
+from expert.insight.findings.verdict import judge
 from expert.insight.record import RunRecord
-from expert.insight.verdict import judge
 from tests.insight.records import (
     CPU,
     GIB,

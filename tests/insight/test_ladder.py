@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.insight.ladder import (
+from expert.insight.ladder.ladder import (
     Ladder,
     NoLadder,
     RungResult,
@@ -16,8 +16,8 @@ from expert.insight.ladder import (
     read_ladder,
     verdict,
 )
-from expert.insight.ladder_table import COLUMNS, as_markdown, headline, how_measured, table_rows
-from expert.insight.pairs import Paired, in_turns
+from expert.insight.ladder.pairs import Paired, in_turns
+from expert.insight.ladder.table import COLUMNS, as_markdown, headline, how_measured, table_rows
 from tests.insight.ladders import ladder, measured, rung
 
 CLIMBED = ladder(

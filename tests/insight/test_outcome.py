@@ -182,7 +182,7 @@ def test_values_on_the_curves_can_be_read_without_a_script(tmp_path: Path):
 
 
 def test_json_of_a_diagnosis_has_the_outcome(tmp_path: Path):
-    from expert.jobs.diagnosing import diagnose_run
+    from expert.jobs.diagnose.diagnose import diagnose_run
 
     told = json.loads(json.dumps(diagnose_run(overfitted_run(tmp_path / "run")).as_dict()))
     assert told["learning"]["kind"] == "overfitted"

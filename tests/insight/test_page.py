@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from expert.insight.bound import Verdict
-from expert.insight.finding import Finding
+from expert.insight.findings.finding import Finding
 from expert.insight.page.blocks import Example, Folded, LineChart
 from expert.insight.page.contents import ladder_page, make_page
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
 from expert.insight.page.prepared import FIRST_EDGE
-from expert.jobs.reporting import gather
+from expert.insight.step.bound import Verdict
+from expert.jobs.report import gather
 from tests.insight.pages import (
     FIGURES,
     GPU_FIGURES,
@@ -254,7 +254,7 @@ def test_a_validation_of_another_shape_does_no_harm(tmp_path: Path, facts: dict[
 
 
 def test_the_edges_of_the_histogram_are_those_the_data_was_counted_with():
-    from expert.data.statistics import EDGES
+    from expert.data.tokens.statistics import EDGES
 
     assert [FIRST_EDGE << power for power in range(len(EDGES))] == list(EDGES)
 

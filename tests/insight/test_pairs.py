@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from expert.insight.pairs import in_turns, one_after_the_other, spread_of
+from expert.insight.ladder.pairs import in_turns, one_after_the_other, spread_of
 
 
 def test_the_spread_is_the_distance_of_the_quartiles():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from expert.insight.ladder import doubts_about
+from expert.insight.ladder.ladder import doubts_about
 from expert.insight.page.html import page_html
 from tests.insight.pages import page_of, usual, words_of, write_run
 

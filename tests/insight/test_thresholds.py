@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from expert.insight.verdict import judge
+from expert.insight.findings.verdict import judge
 from tests.insight.records import (
     GIB,
     evidence,

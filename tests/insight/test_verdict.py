@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from expert.insight.anatomy import StepAnatomy
-from expert.insight.verdict import feeding_verdict, judge, judge_step
+from expert.insight.findings.verdict import feeding_verdict, judge, judge_step
+from expert.insight.step.anatomy import StepAnatomy
 from tests.insight.records import CPU, evidence, finished_events, planned, record, step_events
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from expert.insight.ladder import Ladder, Measured, RungResult
-from expert.jobs import rungs
-from expert.jobs.benchmarking import Asked, Watcher
-from expert.jobs.climbing import Climb
-from expert.jobs.rig import Begun, RungLost, Seen
-from expert.jobs.rung_windows import Window
+from expert.insight.ladder.ladder import Ladder, Measured, RungResult
+from expert.jobs.benchmark import rungs
+from expert.jobs.benchmark.benchmark import Asked, Watcher
+from expert.jobs.benchmark.climbing import Climb
+from expert.jobs.benchmark.rig import Begun, RungLost, Seen
+from expert.jobs.benchmark.rung_windows import Window
 from expert.manifest.reader import read_manifest
 
 

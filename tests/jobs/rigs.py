@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from expert.jobs import rig, rungs
+from expert.jobs.benchmark import rig, rungs
 from tests.jobs.trained_runs import place
 
 # As short as can be: what is measured here is whether it works, not how fast it is.

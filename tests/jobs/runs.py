@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from expert.core.events import read_events
-from expert.jobs.training import RunResult, train
+from expert.jobs.train import RunResult, train
 from expert.model.load import LoadedModel
 from expert.training import loop
 from expert.training.step import seed_update

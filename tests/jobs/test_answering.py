@@ -11,13 +11,14 @@ import torch
 
 from expert.core.rundir import RunFolder
 from expert.data.records import Example, Turn
-from expert.jobs import answer_steps, answering
-from expert.jobs.answering import answer_all
-from expert.jobs.choosing import BASE, NothingTrained, choose
-from expert.jobs.row_losses import row_losses
-from expert.jobs.sampling import Decoding, generation_config, sample
-from expert.jobs.trained import load_base, load_trained, read_plan
+from expert.jobs.sample import answer_steps
+from expert.jobs.sample.sample import Decoding, generation_config, sample
+from expert.jobs.validate import answering
+from expert.jobs.validate.answering import answer_all
+from expert.jobs.validate.row_losses import row_losses
 from expert.model import fixed_cache
+from expert.run.choose_checkpoint import BASE, NothingTrained, choose
+from expert.run.trained import load_base, load_trained, read_plan
 from expert.training import evaluation
 from tests.jobs.runs import WORDS
 from tests.jobs.trained_runs import finished, finished_characters

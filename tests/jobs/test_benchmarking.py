@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from expert.data import pack
-from expert.insight.ladder import read_ladder
-from expert.jobs.benchmarking import (
+from expert.data.pack import pack
+from expert.insight.ladder.ladder import read_ladder
+from expert.jobs.benchmark.benchmark import (
     CannotClimb,
     NothingMeasured,
     benchmark,
@@ -41,9 +41,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_ladder_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     # Whether a rung is faster is not for a test: on a machine that does other things all hold,
     # nothing is costly, and neighbours are no doubt.
-    monkeypatch.setattr("expert.insight.pairs.AS_FAST", 1000.0)
-    monkeypatch.setattr("expert.jobs.climb_result.cost_of", lambda before, after: "")
-    monkeypatch.setattr("expert.jobs.climb_result.doubts_of", lambda ladder: [])
+    monkeypatch.setattr("expert.insight.ladder.pairs.AS_FAST", 1000.0)
+    monkeypatch.setattr("expert.jobs.benchmark.result.cost_of", lambda before, after: "")
+    monkeypatch.setattr("expert.jobs.benchmark.result.doubts_of", lambda ladder: [])
     path = write_expert(tmp_path / "expert", base, {"batch_size": 8, "epochs": 1})
     (tmp_path / "home").write_text("a file, not a folder", encoding="utf-8")
     heard = Heard()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from expert.jobs.manifests import check_manifests
-from expert.jobs.opening import planned_and_open
+from expert.jobs.manifest import check_manifests
 from expert.manifest.reader import read_manifest
+from expert.run.open import planned_and_open
 from tests.jobs.runs import ROWS, base_model, write_expert
 from tests.jobs.trained_runs import place
 

@@ -13,13 +13,13 @@ import pytest
 
 import expert
 from expert.core.publish import damage, publishing
-from expert.jobs.exporting import export
-from expert.jobs.feeding import is_padded
-from expert.jobs.planning import plan
-from expert.jobs.sampling import sample
-from expert.jobs.trained import AnotherBase
-from expert.jobs.validating import validate
+from expert.jobs.export.export import export
+from expert.jobs.sample.sample import sample
+from expert.jobs.validate.validate import validate
 from expert.planning.run_plan import RunPlan
+from expert.run.feed import is_padded
+from expert.run.plan import plan
+from expert.run.trained import AnotherBase
 from expert.training.checkpoint import CheckpointError
 from tests.jobs.runs import base_model, events_of, run, write_expert
 
@@ -27,7 +27,7 @@ from tests.jobs.runs import base_model, events_of, run, write_expert
 @pytest.mark.parametrize("packing", [True, False])
 def test_tiny_is_adapted_with_its_own_tokenizer_packed_or_padded(tmp_path, monkeypatch, packing):
     tiny = base_model(tmp_path / "package").rename(tmp_path / "package" / "tiny")
-    monkeypatch.setattr("expert.planning.resolve.BUILT_IN", tiny.parent)
+    monkeypatch.setattr("expert.planning.models.resolve.BUILT_IN", tiny.parent)
     monkeypatch.setattr("expert.model.base_folder.built_in_folder", lambda name: tiny)
     settings = {"packing": packing, "max_steps": 2, "dataloader_num_workers": 0}
     manifest = write_expert(tmp_path / "expert", "tiny", settings)
@@ -69,7 +69,7 @@ def test_an_adapter_of_tiny_takes_its_base_along_from_wherever_the_run_came(tmp_
 def tiny(tmp_path, monkeypatch) -> Path:
     """A package that comes with a `tiny` of its own, which a test may replace."""
     folder = base_model(tmp_path / "package").rename(tmp_path / "package" / "tiny")
-    monkeypatch.setattr("expert.planning.resolve.BUILT_IN", folder.parent)
+    monkeypatch.setattr("expert.planning.models.resolve.BUILT_IN", folder.parent)
     monkeypatch.setattr("expert.model.base_folder.built_in_folder", lambda name: folder)
     return folder
 
@@ -129,7 +129,7 @@ def test_a_run_does_not_go_on_upon_another_tiny(tiny, tmp_path):
 def test_a_run_that_recorded_no_weights_goes_on_and_is_told_so(tiny, tmp_path, monkeypatch):
     settings = {"max_steps": 2, "save_steps": 1}
     with monkeypatch.context() as earlier:
-        earlier.setattr("expert.planning.resolve.weights_digits", lambda folder: None)
+        earlier.setattr("expert.planning.models.resolve.weights_digits", lambda folder: None)
         folder = run(write_expert(tmp_path / "expert", "tiny", settings)).folder
     longer = write_expert(tmp_path / "expert", "tiny", settings)
     run(longer, resume=str(folder / "checkpoints" / "step-000001"))

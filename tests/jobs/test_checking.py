@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from expert.insight.finding import Finding
-from expert.jobs.checking import Check, check
-from expert.jobs.preparing import prepare
+from expert.insight.findings.finding import Finding
+from expert.jobs.diagnose.check import Check, check
 from expert.manifest.reader import read_manifest
-from expert.planning.host import unknown
-from expert.planning.machine import Fact, describe_machine
+from expert.planning.machine.host import unknown
+from expert.planning.machine.machine import Fact, describe_machine
+from expert.run.prepare import prepare
 from tests.jobs.runs import ROWS, write_expert
 from tests.planning.fake_nvml import FakeNvml
 

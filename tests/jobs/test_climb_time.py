@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from expert.jobs.climb_time import ClimbTime
-from expert.jobs.pairing import time_for_windows
-from expert.jobs.rungs import QUICK
+from expert.jobs.benchmark.minutes import ClimbTime
+from expert.jobs.benchmark.pairing import time_for_windows
+from expert.jobs.benchmark.rungs import QUICK
 
 
 class Clock:

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from expert.core.interrupts import Interrupted
-from expert.insight.ladder import Measured, RungResult, read_ladder
-from expert.jobs.benchmarking import Watcher, benchmark, remember, write_result
-from expert.jobs.climb_time import ClimbTime
-from expert.jobs.climbing import Climb
-from expert.jobs.rungs import THOROUGH
+from expert.insight.ladder.ladder import Measured, RungResult, read_ladder
+from expert.jobs.benchmark.benchmark import Watcher, benchmark, remember, write_result
+from expert.jobs.benchmark.climbing import Climb
+from expert.jobs.benchmark.minutes import ClimbTime
+from expert.jobs.benchmark.rungs import THOROUGH
+from expert.planning.choose.sequences import Packing
 from expert.planning.ladder import BASELINE, RUNGS, Rung
-from expert.planning.measurements import read_rates
-from expert.planning.sequences import Packing
+from expert.planning.memory.measurements import read_rates
 from tests.insight.ladders import measured
 from tests.jobs.climbs import Heard, PlayedRig, asked, climbed, rising
 from tests.jobs.rigs import be_brisk
@@ -202,7 +202,9 @@ def test_a_machine_that_slows_down_throws_out_nothing(tmp_path, base):
 def test_where_memory_holds_not_both_a_doubt_has_the_one_below_timed_again(
     tmp_path, base, monkeypatch
 ):
-    monkeypatch.setattr("expert.jobs.holding.fit_together", lambda *plans: len(plans) == 1)
+    monkeypatch.setattr(
+        "expert.jobs.benchmark.holding.fit_together", lambda *plans: len(plans) == 1
+    )
     path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
 
     def answer(name: str, plan: dict[str, Any]) -> Measured | str:
@@ -275,7 +277,7 @@ def test_a_climb_that_tried_nothing_by_itself_says_that_plans_stay_as_they_are(
     rate, heard = rising(), Heard()
     time_for(1, monkeypatch)
     rig = PlayedRig(lambda name, plan: measured(rate(name)))
-    monkeypatch.setattr("expert.jobs.rig.Rig", lambda **_: nullcontext(rig))
+    monkeypatch.setattr("expert.jobs.benchmark.rig.Rig", lambda **_: nullcontext(rig))
     found = benchmark(asked(path), folder=tmp_path / "out", watcher=heard)
     assert found.winner is not None
     assert found.winner.name == "the rest"
@@ -358,7 +360,7 @@ def test_what_won_on_a_busy_machine_is_not_remembered_and_it_is_said_why(
     path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
     rate, heard = rising(), Heard()
     rig = PlayedRig(lambda name, plan: measured(rate(name), others=1.4, cores=2, threads=1))
-    monkeypatch.setattr("expert.jobs.rig.Rig", lambda **_: nullcontext(rig))
+    monkeypatch.setattr("expert.jobs.benchmark.rig.Rig", lambda **_: nullcontext(rig))
     found = benchmark(asked(path), folder=tmp_path / "out", watcher=heard)
     assert heard.forgotten == "other processes used 1.4 of 2 cores meanwhile"
     assert found.doubts == [heard.forgotten]
@@ -376,7 +378,7 @@ def test_an_update_has_the_rows_of_the_manifest_packed_or_not(tmp_path, base):
 
 def test_an_update_that_packs_to_other_rows_is_told(tmp_path, base, monkeypatch):
     plain = Packing(1, 128, None)  # as though no better one had been found
-    monkeypatch.setattr("expert.jobs.packing.tried_packing", lambda *_, **__: plain)
+    monkeypatch.setattr("expert.data.pack.packing.tried_packing", lambda *_, **__: plain)
     path = write_expert(tmp_path / "expert", base, {"batch_size": 2, "max_seq_length": 128})
     climb = Climb(asked(path), Watcher())
     assert climb.footing.examples > 2

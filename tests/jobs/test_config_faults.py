@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from expert.insight.finding import Finding
-from expert.jobs.faults.asked import Asked
-from expert.jobs.faults.table import FAULTS, config_findings
-from expert.jobs.planning import plan
+from expert.insight.findings.finding import Finding
+from expert.jobs.diagnose.faults.asked import Asked
+from expert.jobs.diagnose.faults.table import FAULTS, config_findings
 from expert.manifest.reader import ReadManifest, read_manifest
-from expert.planning.machine import describe_machine
+from expert.planning.machine.machine import describe_machine
+from expert.planning.machine.target import choose_target
 from expert.planning.run_plan import RunPlan
-from expert.planning.target import choose_target
+from expert.run.plan import plan
 from tests.jobs.runs import write_expert
 
 CARD = "rtx-4090"

@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 import torch
 
-from expert.jobs.cpu_threads import look_for_threads
+from expert.run.cpu_threads import look_for_threads
 from expert.telemetry.cpu import CpuSampler, Neighbours, cores_seen
 from tests.jobs.runs import base_model, events_of, run, write_expert
 
@@ -87,7 +87,7 @@ def test_progress_is_told_after_every_update(tmp_path):
 
 def test_a_run_names_who_takes_its_cores_and_its_diagnosis_too(tmp_path, monkeypatch):
     """By a clock and processes made up: 80 % of the cores in others' hands for the whole run."""
-    from expert.jobs.diagnosing import diagnose_run
+    from expert.jobs.diagnose.diagnose import diagnose_run
 
     seconds_gone = count(1.0)
     now = 0.0

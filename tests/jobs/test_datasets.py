@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from expert.data.audit import SAME, SAME_PROMPT
+from expert.data.inspect.audit import SAME, SAME_PROMPT
 from expert.data.records import DataError
-from expert.jobs import datasets as job
-from expert.jobs.datasets import DatasetReport, check_dataset
-from expert.jobs.finding import (
+from expert.jobs.datasets import datasets as job
+from expert.jobs.datasets.datasets import DatasetReport, check_dataset
+from expert.jobs.datasets.finding import (
     FoundDataset,
     count_rows,
     datasets_cache,
@@ -24,10 +24,10 @@ from expert.jobs.finding import (
     hub_cache,
     read_users,
 )
-from expert.jobs.gathering import consolidate
-from expert.jobs.hub_copies import Caches
-from expert.jobs.preparing import prepare
-from expert.jobs.preparing_all import manifests_below
+from expert.jobs.datasets.gathering import consolidate
+from expert.jobs.datasets.hub_copies import Caches
+from expert.jobs.pretokenize import manifests_below
+from expert.run.prepare import prepare
 from tests.data.test_tools import OPENAI, SILENT
 from tests.jobs.test_preparing import ROWS, an_expert, lines
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from expert.jobs.diagnosing import diagnose_run
+from expert.jobs.diagnose.diagnose import diagnose_run
 from tests.jobs.runs import base_model, events_of, run, write_expert
 from tests.jobs.trained_runs import place
 

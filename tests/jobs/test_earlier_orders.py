@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from expert.core.rundir import RunFolder
-from expert.data import pack
-from expert.jobs import checkpoints, index_name
-from expert.jobs.held_out import CannotBeTold, draw_again
-from expert.jobs.index_name import IndexName
-from expert.jobs.learnt_rows import learnt_rows
-from expert.jobs.preparing import prepare
+from expert.data.pack import index_name, pack
+from expert.data.pack.index_name import IndexName
+from expert.jobs.validate.held_out import CannotBeTold, draw_again
 from expert.manifest.reader import read_manifest
 from expert.planning.run_plan import RunPlan
+from expert.run import checkpoints
+from expert.run.prepare import prepare
+from expert.run.trained_rows import learnt_rows
 from expert.training.checkpoint import CheckpointError
 from tests.jobs.runs import base_model, copied, events_of, losses_of, plan_of, run, write_expert
 

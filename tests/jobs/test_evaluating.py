@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from expert.data.streaming import divided
-from expert.jobs.building import Built, build
-from expert.jobs.feeding import RunData, split_batches
-from expert.jobs.opening import planned_and_open
+from expert.data.feed.streaming import divided
 from expert.manifest.reader import read_manifest
 from expert.planning.run_plan import RunPlan
+from expert.run.build import Built, build
+from expert.run.feed import RunData, split_batches
+from expert.run.open import planned_and_open
 from expert.training.evaluation import evaluate
 from tests.jobs.runs import WORDS, base_model, write_expert
 

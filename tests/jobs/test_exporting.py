@@ -15,14 +15,14 @@ from safetensors.torch import load_file
 from expert.core.links import LinkRefused
 from expert.core.publish import damage
 from expert.core.rundir import RunFolder
-from expert.jobs.card_snippet import Asking
-from expert.jobs.choosing import NothingTrained, choose
-from expert.jobs.comparing import checked_ids, logits_of_trained
-from expert.jobs.export_checks import CannotExport
-from expert.jobs.exporting import UNHARMED_SPREADS, Exported, export
-from expert.jobs.model_card import Known, model_card
-from expert.jobs.trained import Trained, load_trained, pick_device, read_plan
+from expert.jobs.export.card_snippet import Asking
+from expert.jobs.export.checks import CannotExport
+from expert.jobs.export.comparison import checked_ids, logits_of_trained
+from expert.jobs.export.export import UNHARMED_SPREADS, Exported, export
+from expert.jobs.export.model_card import Known, model_card
 from expert.model.export_check import TOLERANCE, compare, logits_of
+from expert.run.choose_checkpoint import NothingTrained, choose
+from expert.run.trained import Trained, load_trained, pick_device, read_plan
 from tests.jobs.trained_runs import finished, finished_characters
 
 
@@ -253,7 +253,7 @@ def test_a_disk_that_fills_while_writing_is_told_by_the_name_the_user_gave(tmp_p
     def full(self: object, target: Path, to: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target / "model.safetensors"))
 
-    monkeypatch.setattr("expert.jobs.exporting._Export.write", full)
+    monkeypatch.setattr("expert.jobs.export.export._Export.write", full)
     with pytest.raises(CannotExport) as told:
         exported(finished("lora"), tmp_path / "out")
     assert str(told.value).startswith(f"{tmp_path / 'out'}: cannot be written: No space left")
@@ -266,7 +266,7 @@ def test_a_base_that_cannot_be_read_is_not_called_a_place_that_cannot_be_written
     def locked(self: object, target: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "/elsewhere/model.safetensors")
 
-    monkeypatch.setattr("expert.jobs.exporting._Export.check", locked)
+    monkeypatch.setattr("expert.jobs.export.export._Export.check", locked)
     with pytest.raises(PermissionError, match="elsewhere"):
         exported(finished("lora"), tmp_path / "out")
 
@@ -274,7 +274,7 @@ def test_a_base_that_cannot_be_read_is_not_called_a_place_that_cannot_be_written
 def test_the_folder_that_one_is_in_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    monkeypatch.setattr("expert.jobs.trained.load_trained", None)
+    monkeypatch.setattr("expert.run.trained.load_trained", None)
     for place in (Path(), Path.cwd()):
         with pytest.raises(CannotExport, match="is the folder you are in, which cannot be repl"):
             exported(finished("lora"), place)

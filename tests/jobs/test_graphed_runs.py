@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from expert.jobs import building
-from expert.planning import recording
+from expert.planning.choose import cuda_graphs as recording
+from expert.run import build as building
 from expert.training import learner
 from tests.jobs.runs import base_model, events_of, losses_of, plan_of, run, weights_of, write_expert
 from tests.parallel.again import Again, UndoneUpdate

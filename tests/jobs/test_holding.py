@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from expert.jobs.climb_time import ClimbTime
-from expert.jobs.holding import Timed, hold_against
-from expert.jobs.rig import Begun, RungLost, Seen
-from expert.jobs.rung_windows import Window
-from expert.jobs.rungs import QUICK, Work
+from expert.jobs.benchmark.holding import Timed, hold_against
+from expert.jobs.benchmark.minutes import ClimbTime
+from expert.jobs.benchmark.rig import Begun, RungLost, Seen
+from expert.jobs.benchmark.rung_windows import Window
+from expert.jobs.benchmark.rungs import QUICK, Work
 from tests.insight.ladders import measured
 
 

@@ -8,9 +8,9 @@ import textwrap
 import pytest
 import torch
 
-from expert.jobs import kernel_runs
-from expert.jobs.kernel_arithmetic import TRIALS, difference
-from expert.jobs.kernel_trials import try_kernels
+from expert.jobs.diagnose import kernel_runs
+from expert.jobs.diagnose.kernel_arithmetic import TRIALS, difference
+from expert.jobs.diagnose.kernel_trials import try_kernels
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from expert.jobs.test_sets import NoTestSet
-from expert.jobs.validating import validate
+from expert.jobs.validate.test_sets import NoTestSet
+from expert.jobs.validate.validate import validate
 from tests.jobs.runs import ROWS as RUN_ROWS
 from tests.jobs.runs import run, write_expert
 from tests.jobs.validated_runs import ROWS, TESTS, YES, own_run, written
@@ -39,7 +39,7 @@ def test_rows_are_not_held_out_of_data_that_changed_since_the_run(tmp_path):
 def test_rows_that_are_read_otherwise_than_in_the_run_are_told_from_changed_data(
     tmp_path, monkeypatch
 ):
-    from expert.jobs.preparing import Builder
+    from expert.run.prepare import Builder
 
     folder = own_run(tmp_path)
 

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from expert.core.links import LinkRefused
-from expert.jobs.preparing import prepare
-from expert.jobs.training import train
+from expert.jobs.train import train
+from expert.run.prepare import prepare
 from tests.jobs.runs import base_model, events_of, write_expert
 from tests.jobs.trained_runs import place
 

@@ -9,10 +9,10 @@ from typing import Any
 import pynvml
 import pytest
 
+from expert.jobs.diagnose.kernel_trials import Trials, Tried
+from expert.jobs.diagnose.machine_checks import built_for, check_gpus, check_kernels, check_torch
 from expert.jobs.gpu_memory import gpu_memory
-from expert.jobs.kernel_trials import Trials, Tried
-from expert.jobs.machine_checks import built_for, check_gpus, check_kernels, check_torch
-from expert.planning.machine import Fact, describe_machine
+from expert.planning.machine.machine import Fact, describe_machine
 from tests.planning.fake_nvml import GIB, NO_SUCH_PID, FakeNvml
 
 FACTS: dict[str, Any] = {

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from expert.core.rundir import RunFolder
-from expert.jobs.card_snippet import FOLDER, Asking
-from expert.jobs.exporting import export
-from expert.jobs.model_card import Known, languages, model_card
-from expert.jobs.portable_base import SMOLLM2_HUB, portable_base
-from expert.jobs.sampling import sample
-from expert.jobs.trained import read_plan
+from expert.jobs.export.card_snippet import FOLDER, Asking
+from expert.jobs.export.export import export
+from expert.jobs.export.model_card import Known, languages, model_card
+from expert.jobs.export.portable_base import SMOLLM2_HUB, portable_base
+from expert.jobs.sample.sample import sample
+from expert.run.trained import read_plan
 from tests.jobs.runs import base_model, run, write_expert
 from tests.jobs.trained_runs import finished, finished_characters, place
 

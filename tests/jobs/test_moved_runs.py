@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from expert.jobs.exporting import export
-from expert.jobs.reporting import report
-from expert.jobs.run_places import find_trained
-from expert.jobs.sampling import sample
-from expert.jobs.trained import read_plan
-from expert.jobs.trying import read_again
-from expert.jobs.validating import validate
-from expert.jobs.watching import run_status
+from expert.jobs.diagnose.one_step import read_again
+from expert.jobs.export.export import export
+from expert.jobs.report import report
+from expert.jobs.sample.sample import sample
+from expert.jobs.validate.validate import validate
+from expert.run.follow import run_status
+from expert.run.locate import find_trained
+from expert.run.trained import read_plan
 from tests.jobs.runs import base_model, plan_of, run, write_expert
 from tests.jobs.trained_runs import place
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from expert.jobs.expert_templates import TEMPLATES
-from expert.jobs.new_expert import CannotMake, new_expert
-from expert.jobs.planning import plan
+from expert.jobs.new.new_expert import CannotMake, new_expert
+from expert.jobs.new.templates import TEMPLATES
 from expert.manifest.reader import read_manifest
+from expert.run.plan import plan
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -21,7 +21,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.mark.parametrize("template", sorted(TEMPLATES))
 def test_every_template_reads_strictly_plans_and_its_data_has_nothing_wrong(template, tmp_path):
-    from expert.jobs.datasets import check_dataset
+    from expert.jobs.datasets.datasets import check_dataset
 
     made = new_expert("mine", template=template, into=tmp_path)
     read = read_manifest(made.manifest, strict=True)
@@ -50,7 +50,7 @@ def test_what_commands_leave_in_a_new_expert_is_not_for_git(tmp_path):
 
 
 def test_a_new_expert_trains_as_it_is(tmp_path):
-    from expert.jobs.training import train
+    from expert.jobs.train import train
 
     made = new_expert("mine", template="json", into=tmp_path)
     done = train(made.manifest, overrides=("training.config.max_steps=2",))
@@ -341,7 +341,7 @@ def test_settings_made_for_tiny_are_written_for_tiny_alone(model, settings, tmp_
 
 
 def test_a_manifest_of_tiny_on_another_base_is_warned_of_wherever_it_is_looked_at(tmp_path):
-    from expert.jobs.manifests import check_manifests
+    from expert.jobs.manifest import check_manifests
 
     made = new_expert("mine", into=tmp_path)
     other = ("base_models[0].name=Qwen/Qwen3-0.6B", "training.config.learning_rate=2e-3")
@@ -401,7 +401,7 @@ def test_the_length_is_the_smallest_usual_one_that_cuts_nearly_nothing(words, le
 
 
 def test_what_shorter_lengths_would_cut_is_told_and_holds_in_a_check(tmp_path):
-    from expert.jobs.datasets import check_dataset
+    from expert.jobs.datasets.datasets import check_dataset
 
     rows = [*long_rows(40, 20), *long_rows(60, 700)]
     made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)

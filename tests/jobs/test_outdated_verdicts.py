@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from expert.jobs.export_checks import CannotExport
-from expert.jobs.exporting import export
-from expert.jobs.reporting import report
-from expert.jobs.validating import validate
+from expert.jobs.export.checks import CannotExport
+from expert.jobs.export.export import export
+from expert.jobs.report import report
+from expert.jobs.validate.validate import validate
 from tests.jobs.runs import run
 from tests.jobs.validated_runs import own_run, written
 
@@ -23,7 +23,7 @@ def go_on(folder: Path) -> None:
 
 @pytest.mark.parametrize("least", [0.0, 0.95])
 def test_a_verdict_on_a_run_that_went_on_since_counts_as_none(tmp_path, least):
-    from expert.cli.run_commands import exported_lines
+    from expert.cli.runs import exported_lines
 
     folder = own_run(tmp_path / "own")
     passed = validate(folder, device="cpu", min_accuracy=least).gate.passed

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.data.pack import bins_per_update, pack_best_fit, pack_concat
-from expert.jobs.packing import tried_packing
-from expert.planning.sequences import ROWS_OFF, concatenation_of
+from expert.data.pack.pack import bins_per_update, pack_best_fit, pack_concat
+from expert.data.pack.packing import tried_packing
+from expert.planning.choose.sequences import ROWS_OFF, concatenation_of
 
 
 def packed(lengths: np.ndarray, length: int, examples: int, *, streaming: bool = False):

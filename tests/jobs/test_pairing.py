@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from expert.jobs.climb_time import ClimbTime
-from expert.jobs.pairing import lengths_of, rates_of, time_alone, time_in_turns
-from expert.jobs.rig import Begun
-from expert.jobs.rung_windows import Window
-from expert.jobs.rungs import QUICK
+from expert.jobs.benchmark.minutes import ClimbTime
+from expert.jobs.benchmark.pairing import lengths_of, rates_of, time_alone, time_in_turns
+from expert.jobs.benchmark.rig import Begun
+from expert.jobs.benchmark.rung_windows import Window
+from expert.jobs.benchmark.rungs import QUICK
 
 
 class Machine:

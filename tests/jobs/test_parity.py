@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from expert.jobs import parity_numbers
-from expert.jobs.parity import NoParity, Parity, parity
-from expert.jobs.planning import plan
+from expert.jobs.diagnose import parity_numbers
+from expert.jobs.diagnose.parity import NoParity, Parity, parity
 from expert.manifest.reader import read_manifest
 from expert.model import attention
 from expert.model.load import LoadedModel
+from expert.run.plan import plan
 from tests.jobs.runs import base_model, write_expert
 
 LEAK = "packed = unpacked", "documents are isolated"

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from expert.data import sources as sources_of_rows
-from expert.data.column_survey import survey_rows
-from expert.data.columns import ColumnsNotFound, columns_of
-from expert.data.sources import iterate, resolve_sources
-from expert.jobs.places import FIRST_ROWS, doubts_about
+from expert.data.examples.column_survey import survey_rows
+from expert.data.examples.columns import ColumnsNotFound, columns_of
+from expert.data.read import sources as sources_of_rows
+from expert.data.read.sources import iterate, resolve_sources
 from expert.manifest.reader import read_manifest
+from expert.run.places import FIRST_ROWS, doubts_about
 
 NOWHERE = {"EXPERT_HOME": "/nowhere", "HF_HOME": "/nowhere"}
 ROW = '{"question": "a", "answer": "b"}\n'

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import expert
-from expert.jobs.feeding import data_order
 from expert.planning.run_plan import RunPlan
+from expert.run.feed import data_order
 from tests.jobs.test_preparing import ROWS, an_expert, lines
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "expert-json" / "manifest.json"
@@ -230,7 +230,7 @@ def test_more_rows_than_are_read_are_told_by_their_bytes_or_their_footer(tmp_pat
     import pyarrow as pa
     import pyarrow.parquet
 
-    monkeypatch.setattr("expert.jobs.counting.MOST_READ", 50)
+    monkeypatch.setattr("expert.run.count.MOST_READ", 50)
     (tmp_path / "rows.json").write_text(json.dumps(ROWS), encoding="utf-8")
     made = expert.plan(an_expert(tmp_path, dataset={"path": "rows.json"}))
     assert made.length.rows == pytest.approx(108, rel=0.1)
@@ -240,8 +240,8 @@ def test_more_rows_than_are_read_are_told_by_their_bytes_or_their_footer(tmp_pat
 
 
 def test_prepared_rows_change_the_expected_time_by_their_tokens(tmp_path):
-    from expert.jobs.feeding import data_order, settled_by_data
-    from expert.jobs.preparing import prepare
+    from expert.run.feed import data_order, settled_by_data
+    from expert.run.prepare import prepare
 
     file = an_expert(tmp_path)
     split = prepare(file).train

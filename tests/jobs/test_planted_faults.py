@@ -1,6 +1,6 @@
 """Faults planted in real runs on the CPU, each found by a diagnosis that sees the run folder alone.
 
-The thresholds stand beside the rules; insight/faults.py says which of them these runs taught.
+The thresholds stand beside the rules; insight/findings/table.py says which came from these runs.
 Waiting is planted with sleeps that are many times as long as the tiny model's updates (10 to 100 ms
 on two idle cores; up to 0.7 s were seen on busy ones).
 """
@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from expert.core.errors import ExpertError
-from expert.jobs.diagnosing import Diagnosis, diagnose_run
+from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_run
 from tests.jobs.runs import ROWS, base_model, inject, run, write_expert
 from tests.jobs.trained_runs import finished, finished_characters
 
@@ -41,14 +41,14 @@ def slowed(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, seconds: floa
 
 def slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that takes most of a second for what a batch reads."""
-    from expert.data import feed
+    from expert.data.feed import feed
 
     slowed(monkeypatch, feed, "fill_batch", 0.6)
 
 
 def slow_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that take long to make, in the loop itself."""
-    from expert.data.loader import PreparedRows
+    from expert.data.feed.loader import PreparedRows
 
     slowed(monkeypatch, PreparedRows, "__getitems__", 0.2)
 

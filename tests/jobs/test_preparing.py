@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 import expert
-from expert.data.batches import BatchArrays, BatchShape, fill_batch
-from expert.data.documents import DocumentStore
-from expert.data.encoder import CharacterEncoder
+from expert.data.feed.batches import BatchArrays, BatchShape, fill_batch
 from expert.data.records import DataError
-from expert.jobs.feeding import data_order, settled_by_data
-from expert.jobs.opening import planned_and_open
-from expert.jobs.planning import plan
-from expert.jobs.prepared import PreparedData
-from expert.jobs.preparing import prepare
-from expert.jobs.preparing_all import manifests_below
+from expert.data.tokens.documents import DocumentStore
+from expert.data.tokens.encoder import CharacterEncoder
+from expert.jobs.pretokenize import manifests_below
 from expert.manifest.reader import read_manifest
+from expert.run.feed import data_order, settled_by_data
+from expert.run.open import planned_and_open
+from expert.run.plan import plan
+from expert.run.prepare import prepare
+from expert.run.prepared import PreparedData
 from tests.data.tokenizers import model_folder, small_tokenizer
 from tests.planning.planning import gpu, machine
 

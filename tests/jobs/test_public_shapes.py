@@ -11,9 +11,9 @@ import pytest
 
 import expert
 from expert.core.errors import EXIT_OK, ExpertError
-from expert.jobs.datasets import check_dataset
-from expert.jobs.new_expert import new_expert
-from expert.jobs.preparing import prepare
+from expert.jobs.datasets.datasets import check_dataset
+from expert.jobs.new.new_expert import new_expert
+from expert.run.prepare import prepare
 from tests.jobs.public_shapes import SHAPES, Shape
 
 ALL_ROWS = ("training.dataset.validation_split=0",)

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from expert.insight.finding import Finding
-from expert.jobs.profiling import Span, busy_time, profile, purpose_of, summed
-from expert.jobs.rehearsing import SETTLING, Rehearsed, rehearse
-from expert.jobs.trying import (
+from expert.insight.findings.finding import Finding
+from expert.jobs.diagnose.one_step import (
     Measured,
     NothingToTry,
     Tried,
@@ -23,6 +21,8 @@ from expert.jobs.trying import (
     read_again,
     try_fix,
 )
+from expert.jobs.diagnose.profile import Span, busy_time, profile, purpose_of, summed
+from expert.jobs.rehearse import SETTLING, Rehearsed, rehearse
 from expert.manifest.reader import read_manifest
 from tests.jobs.runs import base_model, losses_of, run, write_expert
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from expert.core.child import Child
-from expert.jobs.rig import Begun, Rig, RungLost, Seat
-from expert.jobs.rungs import QUICK, Work, _seconds_per_update
+from expert.core.process import Child
+from expert.jobs.benchmark.rig import Begun, Rig, RungLost, Seat
+from expert.jobs.benchmark.rungs import QUICK, Work, _seconds_per_update
 from tests.insight.ladders import measured
 
 BEGUN = {"seconds_per_update": 0.1, "updates_learnt": 5, "cores": 2, "threads": 2, "lowered": False}
@@ -160,7 +160,8 @@ for n, line in enumerate(iter(sys.stdin.readline, "")):
 REAL = """
 import os
 from pathlib import Path
-import expert.jobs.building, expert.jobs.rung_server as server, expert.jobs.rungs as rungs
+import expert.run.build
+import expert.jobs.benchmark.rung_server as server, expert.jobs.benchmark.rungs as rungs
 
 def measure(work, say, hear):
     Path({pid!r}).write_text(str(os.getpid()))
@@ -168,7 +169,7 @@ def measure(work, say, hear):
     while (order := hear()).do == "window":
         say({{"window": {window!r}}})
 
-expert.jobs.building.environment = dict
+expert.run.build.environment = dict
 server._import_everything = lambda: None
 rungs.measure = measure
 server.main()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from expert.core.rundir import RunFolderError
-from expert.jobs.run_places import find_expert, find_trained
+from expert.run.locate import find_expert, find_trained
 
 
 def _started(folder: Path) -> Path:

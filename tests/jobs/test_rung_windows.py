@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from expert.jobs.rung_numbers import _steady
-from expert.jobs.rung_windows import Gate, Order, Window
+from expert.jobs.benchmark.rung_numbers import _steady
+from expert.jobs.benchmark.rung_windows import Gate, Order, Window
 
 
 def feed(begin: int = 0, end: int = 100) -> Any:

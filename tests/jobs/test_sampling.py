@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from expert.core.rundir import RunFolder
-from expert.data.encoder import read_special_tokens
 from expert.data.records import DataError, Example, Turn
-from expert.data.text_tools import text_tools
-from expert.jobs import row_kind
-from expert.jobs.choosing import NothingTrained, choose
-from expert.jobs.conversing import Conversation
-from expert.jobs.preparing import prepare
-from expert.jobs.sampling import CannotSample, Work, generate, prompt_text, ready, sample
-from expert.jobs.trained import load_trained, pick_device, read_plan
+from expert.data.template.text_tools import text_tools
+from expert.data.tokens.encoder import read_special_tokens
+from expert.jobs.sample.conversation import Conversation
+from expert.jobs.sample.sample import CannotSample, Work, generate, prompt_text, ready, sample
 from expert.model.chargpt import load_char_gpt
+from expert.run import row_kind
+from expert.run.choose_checkpoint import NothingTrained, choose
+from expert.run.prepare import prepare
+from expert.run.trained import load_trained, pick_device, read_plan
 from tests.data.tokenizers import model_folder
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import finished, finished_characters, place
@@ -183,7 +183,7 @@ def test_an_answer_stops_at_the_end_token():
     with torch.no_grad():  # a head that says nothing but the end
         trained.loaded.causal_lm.get_input_embeddings().weight.zero_()
         trained.loaded.causal_lm.model.norm.weight.zero_()
-    from expert.jobs.sampling import Work, answer, settle_decoding
+    from expert.jobs.sample.sample import Work, answer, settle_decoding
 
     how, _ = settle_decoding(trained.plan, {"max_new_tokens": 9})
     work = Work(seed=0, plain=False, begin=lambda p, plain: None, tell=lambda piece: None)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import expert
-from expert.data.row_keys import RowKeys
-from expert.jobs.checking import check
-from expert.jobs.counting import count_rows
-from expert.jobs.preparing import prepare
+from expert.data.tokens.row_keys import RowKeys
+from expert.jobs.diagnose.check import check
 from expert.manifest.reader import read_manifest
 from expert.planning.run_plan import RunPlan
+from expert.run.count import count_rows
+from expert.run.prepare import prepare
 from tests.jobs.runs import ROWS, base_model, events_of, run, write_expert
 
 NEW = [{"instruction": f"spell {n}", "response": "letters " * n} for n in range(1, 6)]

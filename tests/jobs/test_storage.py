@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from expert.jobs.storage import LEAST_BYTES, ReadSpeed, read_speed
+from expert.jobs.diagnose.storage import LEAST_BYTES, ReadSpeed, read_speed
 
 
 def test_real_bytes_are_read_and_counted(tmp_path):

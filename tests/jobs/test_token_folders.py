@@ -12,11 +12,11 @@ from tokenizers import Tokenizer
 
 import expert
 from expert.data.records import DataError
-from expert.jobs.datasets import check_dataset
-from expert.jobs.finding import find_datasets, read_users
-from expert.jobs.prepared import PreparedData
-from expert.jobs.preparing import prepare
-from expert.jobs.token_folders import CHECKED
+from expert.jobs.datasets.datasets import check_dataset
+from expert.jobs.datasets.finding import find_datasets, read_users
+from expert.run.prepare import prepare
+from expert.run.prepared import PreparedData
+from expert.run.token_folders import CHECKED
 from tests.data.tokenizers import model_folder, small_tokenizer
 from tests.jobs.test_preparing import an_expert, texts_of
 
@@ -312,9 +312,9 @@ def test_rows_that_no_special_token_ends_are_told_of(tmp_path):
 
 
 def test_a_run_is_trained_on_tokens_and_is_not_judged_by_them_unasked(tmp_path):
-    from expert.jobs.held_out import NoTestSet
-    from expert.jobs.training import train
-    from expert.jobs.validating import validate
+    from expert.jobs.train import train
+    from expert.jobs.validate.held_out import NoTestSet
+    from expert.jobs.validate.validate import validate
 
     tiny = Tokenizer.from_file(str(TINY / "tokenizer.json"))
     rows = [{"input_ids": tiny.encode(f"Row {n} says {n}.<|endoftext|>").ids} for n in range(20)]
@@ -333,7 +333,7 @@ def test_a_run_is_trained_on_tokens_and_is_not_judged_by_them_unasked(tmp_path):
 
 
 def test_a_look_before_the_run_warns_of_tokens_that_do_not_fit(tmp_path):
-    from expert.jobs.data_checks import check_data
+    from expert.jobs.diagnose.data_checks import check_data
     from expert.manifest.reader import read_manifest
 
     file = an_expert(tmp_path, pretokenized_cache="mine/tokenized")

@@ -153,8 +153,8 @@ def test_the_last_validation_loss_may_be_from_before_a_resume(tmp_path):
     from types import SimpleNamespace
     from typing import cast
 
-    from expert.jobs.ending import last_eval_loss
-    from expert.jobs.session import Session
+    from expert.run.ending import last_eval_loss
+    from expert.run.session import Session
     from tests.jobs.test_watching import a_run
 
     evals = [

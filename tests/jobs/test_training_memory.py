@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from expert.jobs import judging
-from expert.jobs.training import RunFailed
+from expert.jobs.train import RunFailed
 from expert.model import load as model_load
 from expert.model.attention import KernelUnavailable
 from expert.model.load import LoadedModel
 from expert.parallel.engine import SingleDevice
+from expert.run import evaluate as judging
 from expert.telemetry.late import LateNumbers
 from expert.training import optim
 from expert.training import recorder as recorder_module
@@ -341,8 +341,8 @@ def test_shapes_that_never_settle_end_compilation(base, whole, tmp_path, monkeyp
 
     The compiler is left out; what counts its graphs says that each update made five more.
     """
-    from expert.jobs import building
     from expert.model import blocks
+    from expert.run import build as building
 
     graphs = iter(range(0, 10_000, 5))
     monkeypatch.setattr(recorder_module, "LateNumbers", lambda d: LateNumbers(d, lag=lag))

@@ -16,8 +16,8 @@ import torch
 
 from expert.core.publish import damage
 from expert.core.rundir import RunFolder, RunInUse
-from expert.jobs import checkpoints
 from expert.model import load
+from expert.run import checkpoints
 from expert.training import checkpoint
 from expert.training.checkpoint import CheckpointError, DiskFull
 from expert.training.state import TrainState

@@ -9,11 +9,11 @@ import pytest
 
 from expert.core.errors import ManifestError
 from expert.data.records import DataError
-from expert.jobs.opening import planned_and_open
-from expert.jobs.planning import plan
 from expert.manifest.reader import read_manifest
-from expert.planning.calibration import workload_of
-from expert.planning.memory import H200, estimate
+from expert.planning.memory.calibration import workload_of
+from expert.planning.memory.memory import H200, estimate
+from expert.run.open import planned_and_open
+from expert.run.plan import plan
 from expert.training import pressure
 from expert.training.checkpoint import CheckpointError
 from expert.training.pressure import DataWait
@@ -178,7 +178,7 @@ def test_a_thread_that_feeds_too_slowly_is_told_once(base, tmp_path, monkeypatch
 def test_memory_that_has_to_be_asked_for_again_and_again_counts_as_none(
     base, tmp_path, monkeypatch
 ):
-    from expert.jobs import parts
+    from expert.run import parts
 
     retries = iter([0, 1, 1, 2, 3, 4, 4, 4, 4, 5, 6, 7, 8, 9, 10, 11])
     fields = lambda: {"allocator_retries": next(retries, 11)}  # noqa: E731
@@ -235,7 +235,7 @@ def test_a_column_that_comes_after_the_first_window_of_a_stream_makes_bad_rows(
 ):
     """Streams are looked at through their first window; nothing that comes later is left out in
     silence."""
-    monkeypatch.setattr("expert.data.streaming.WINDOW_ROWS", len(ROWS) - 3)
+    monkeypatch.setattr("expert.data.feed.streaming.WINDOW_ROWS", len(ROWS) - 3)
     manifest = write_stream(tmp_path, base, {})
     late = [{**row, "context": "what it is about"} for row in ROWS[-2:]]
     write = "".join(json.dumps(row) + "\n" for row in [*ROWS[:-2], *late])

@@ -12,9 +12,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from expert.jobs.session import Session
-from expert.jobs.training import RunFailed
+from expert.jobs.train import RunFailed
 from expert.model.load import LoadedModel
+from expert.run.session import Session
 from expert.telemetry import tensorboard
 from expert.telemetry.late import LateNumbers
 from expert.training import recorder as recorder_module

@@ -15,17 +15,17 @@ import torch
 from expert.cli.validate_view import score_sheet
 from expert.core.rundir import RunFolder
 from expert.data.records import Example, Turn
-from expert.jobs.answering import Answer, answer_all
-from expert.jobs.choosing import choose
-from expert.jobs.offered_tools import NoTools
-from expert.jobs.sampling import ready, sample, settle_decoding
-from expert.jobs.test_sets import find_test_set
-from expert.jobs.trained import load_trained, read_plan
-from expert.jobs.validating import _said, validate
-from expert.jobs.written_calls import as_written
-from expert.judging.calls_oracle import CALLS, Marks, check_of
+from expert.jobs.sample.offered_tools import NoTools
+from expert.jobs.sample.sample import ready, sample, settle_decoding
+from expert.jobs.validate.answering import Answer, answer_all
+from expert.jobs.validate.test_sets import find_test_set
+from expert.jobs.validate.validate import _said, validate
+from expert.jobs.validate.written_calls import as_written
 from expert.judging.cases import Case
-from expert.judging.oracle import oracle_for
+from expert.judging.oracles.calls import CALLS, Marks, check_of
+from expert.judging.oracles.oracle import oracle_for
+from expert.run.choose_checkpoint import choose
+from expert.run.trained import load_trained, read_plan
 from tests.data.chat_templates import family, qwen3_source
 from tests.jobs.runs import WORDS, base_model, run, write_expert
 from tests.jobs.trained_runs import place

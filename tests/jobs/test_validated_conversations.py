@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from expert.jobs.export_checks import CannotExport
-from expert.jobs.exporting import export
-from expert.jobs.validating import validate
+from expert.jobs.export.checks import CannotExport
+from expert.jobs.export.export import export
+from expert.jobs.validate.validate import validate
 from expert.judging.score import wilson
 from tests.jobs.validated_runs import YES, as_it_was, learnt, own_run, written
 
@@ -131,7 +131,7 @@ def test_answers_of_no_weight_are_context_and_no_cases(tmp_path):
 
 
 def test_rows_that_were_held_out_and_are_not_asked_are_told():
-    from expert.jobs.validation_notes import notes_on
+    from expert.jobs.validate.notes import notes_on
 
     (note,) = (text for text in notes_on((), "text", left_out=4) if "more held out" in text)
     assert note.startswith("4 rows more held out and not asked")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from expert.jobs.export_checks import CannotExport
-from expert.jobs.exporting import export
-from expert.jobs.validating import validate
+from expert.jobs.export.checks import CannotExport
+from expert.jobs.export.export import export
+from expert.jobs.validate.validate import validate
 from tests.jobs.trained_runs import finished
 from tests.jobs.validated_runs import TESTS, as_it_was, learnt, written
 
@@ -108,7 +108,7 @@ def test_a_bar_that_is_no_number_is_no_pass(tmp_path):
 
 
 def test_the_card_and_the_export_say_how_well_it_answers(tmp_path):
-    from expert.cli.run_commands import exported_lines
+    from expert.cli.runs import exported_lines
 
     found = {
         "gate": {"passed": True, "reasons": []},

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from expert.jobs.exporting import export
-from expert.jobs.validating import CannotValidate, validate
+from expert.jobs.export.export import export
+from expert.jobs.validate.validate import CannotValidate, validate
 from tests.jobs.trained_runs import finished_characters, place
 from tests.jobs.validated_runs import as_it_was, learnt, own_run, written
 
@@ -25,7 +25,7 @@ def learnt_text() -> Path:
 
 @pytest.mark.parametrize("run", [finished_characters, learnt_text])
 def test_plain_text_has_a_loss_and_no_gate_and_may_be_exported(run, tmp_path):
-    from expert.cli.run_commands import exported_lines
+    from expert.cli.runs import exported_lines
 
     done = validate(run(), device="cpu")
     assert done.reached.cases == ()

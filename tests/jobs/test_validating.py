@@ -10,11 +10,11 @@ import pytest
 import expert
 from expert.core.rundir import RunFolder, RunFolderError
 from expert.data.records import DataError
-from expert.jobs.choosing import NothingTrained
-from expert.jobs.test_sets import NoTestSet, data_folder
-from expert.jobs.trained import read_plan
-from expert.jobs.validating import CannotValidate, validate
-from expert.judging.oracle import UnknownDomain
+from expert.jobs.validate.test_sets import NoTestSet, data_folder
+from expert.jobs.validate.validate import CannotValidate, validate
+from expert.judging.oracles.oracle import UnknownDomain
+from expert.run.choose_checkpoint import NothingTrained
+from expert.run.trained import read_plan
 from tests.jobs.runs import base_model, events_of, run, write_expert
 from tests.jobs.trained_runs import finished, place
 from tests.jobs.validated_runs import TESTS, as_it_was, learnt, written
@@ -84,7 +84,7 @@ def test_a_gate_that_few_cases_passed_says_how_little_they_tell():
     ],
 )
 def test_cases_are_few_below_fifty_rows_of_them(verdicts, rows, told):
-    from expert.jobs.validation_notes import few_cases
+    from expert.jobs.validate.notes import few_cases
     from expert.judging.score import score_of
 
     note = few_cases(score_of([True] * verdicts, [str(n % rows) for n in range(verdicts)]))
@@ -158,7 +158,7 @@ def test_the_check_of_a_row_reaches_the_judge(tmp_path):
 
 
 def test_packages_that_are_missing_are_told(monkeypatch):
-    from expert.judging import oracle
+    from expert.judging.oracles import oracle
 
     monkeypatch.setitem(oracle.PACKAGES, "json", ("no_such_package",))
     done = validate(learnt(), device="cpu", limit=2)
@@ -201,7 +201,7 @@ def test_a_test_set_with_other_columns_is_named(tmp_path):
 
 
 def test_a_baseline_that_is_not_there_is_told_before_anything_is_loaded(monkeypatch):
-    monkeypatch.setattr("expert.jobs.test_sets.find_test_set", None)
+    monkeypatch.setattr("expert.jobs.validate.test_sets.find_test_set", None)
     with pytest.raises(RunFolderError, match="nowhere: there is no such folder"):
         validate(learnt(), baseline="nowhere", device="cpu")
 

@@ -26,10 +26,6 @@ def main() -> None:
     import peft  # noqa: F401 - imported here so that the forks need not
     import transformers  # noqa: F401
 
-    import expert.jobs.session
-    import expert.jobs.training
-    import expert.model.load  # noqa: F401
-
     _say({"ready": os.getpid()})
     for line in sys.stdin:
         pid = os.fork()
@@ -42,7 +38,7 @@ def main() -> None:
 
 def _train(work: dict[str, Any]) -> int:
     from expert.core.errors import ExpertError
-    from expert.jobs.training import train
+    from expert.jobs.train import train
     from expert.model.load import LoadedModel
     from expert.training import loop
     from expert.training.step import seed_update

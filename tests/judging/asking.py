@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from expert.judging.cases import Case
-from expert.judging.oracle import Judgement, oracle_for
+from expert.judging.oracles.oracle import Judgement, oracle_for
 
 
 def case_of(expected: str, *, prompt: str = "do it", **check: Any) -> Case:

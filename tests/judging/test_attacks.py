@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from expert.judging.court import Bench, judge_all
-from expert.judging.typecheck import type_errors
+from expert.judging.oracles.typecheck import type_errors
 from tests.judging.asking import case_of
 
 SECRET = "swordfish"
@@ -428,7 +428,7 @@ def test_what_the_system_cannot_close_is_told(monkeypatch):
 
 
 def _judge_in_the_open(self, case, answer, **more):
-    from expert.judging.oracle import right
+    from expert.judging.oracles.oracle import right
 
     self.open = ("network: not closed",)
     return right("equal")
@@ -436,7 +436,7 @@ def _judge_in_the_open(self, case, answer, **more):
 
 def test_a_hostile_row_of_a_test_set_is_judged_by_nobody(home):
     """The whole of `expert validate`, from a file of rows on."""
-    from expert.jobs.validating import validate
+    from expert.jobs.validate.validate import validate
     from tests.jobs.validated_runs import learnt
 
     rows = [

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from expert.judging.calls_oracle import Marks, check_of, marks_of
-from expert.judging.oracle import Judgement
+from expert.judging.oracles.calls import Marks, check_of, marks_of
+from expert.judging.oracles.oracle import Judgement
 from tests.judging.asking import judged
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"town": "K\u00f6ln", "days": 2}}\n</tool_call>'

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from expert.core.child import clean_environment
+from expert.core.process import clean_environment
 from expert.judging.confinement import _ARCHITECTURES, _filter
 
 ALLOW = 0x7FFF0000

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from expert.core.install import pip_install
-from expert.judging import oracle
 from expert.judging.court import Bench, judge_all
 from expert.judging.domain import domain_of, is_strict
-from expert.judging.oracle import UnknownDomain, missing_packages, oracle_for
+from expert.judging.oracles import oracle
+from expert.judging.oracles.oracle import UnknownDomain, missing_packages, oracle_for
 from tests.judging.asking import case_of, judged
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.judging.json_oracle import difference, parse
+from expert.judging.oracles.json_values import difference, parse
 from tests.judging.asking import judged
 
 

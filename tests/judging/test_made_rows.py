@@ -14,8 +14,8 @@ import pytest
 import sqlglot
 from sqlglot import exp
 
-from expert.judging.made_rows import rows_around
-from expert.judging.sqlite_sandbox import Column
+from expert.judging.oracles.made_rows import rows_around
+from expert.judging.oracles.sqlite_sandbox import Column
 from tests.judging.asking import judged
 
 CARS = "CREATE TABLE cars (id INTEGER PRIMARY KEY, name TEXT, color TEXT, age INT, school_id INT)"

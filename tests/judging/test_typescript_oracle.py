@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from expert.judging.court import judge_all
-from expert.judging.typecheck import find_tsc, type_errors
+from expert.judging.oracles.typecheck import find_tsc, type_errors
 from tests.judging.asking import case_of, judged
 
 ADD = "function f(a: number, b: string): string {\n  return b + a;\n}"

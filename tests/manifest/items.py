@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from expert.manifest.document import Item
-from expert.manifest.schema import Manifest
+from expert.manifest.schema.manifest import Manifest
+from expert.manifest.text.document import Item
 
 
 def as_item(data: Any) -> Item:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from expert.core.errors import ExpertError, Problem
-from expert.manifest.document import Format, parse_document
 from expert.manifest.reader import ReadManifest, understand
+from expert.manifest.text.document import Format, parse_document
 
 MANIFESTS = Path(__file__).parent.parent / "manifests"
 REAL_MANIFESTS = Path(__file__).parents[2].parent / "shared" / "data" / "manifests"

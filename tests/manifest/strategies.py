@@ -12,13 +12,13 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
-from expert.manifest.document import Document, parse_document
-from expert.manifest.expectations import resolve, schema
-from expert.manifest.names import CONFIG_ALIASES
+from expert.manifest.check.rules import _SCHEDULE_OPTIONS
+from expert.manifest.migrate.names import CONFIG_ALIASES
 from expert.manifest.reader import understand
-from expert.manifest.rules import _SCHEDULE_OPTIONS
-from expert.manifest.schema import CHAR_GPT, Manifest
-from expert.manifest.write import to_json
+from expert.manifest.schema.expectations import resolve, schema
+from expert.manifest.schema.manifest import CHAR_GPT, Manifest
+from expert.manifest.text.document import Document, parse_document
+from expert.manifest.text.write import to_json
 from tests.manifest.items import as_item
 
 _CHARACTERS = st.characters(exclude_characters="\x00", exclude_categories=["Cs"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from expert.manifest.names import CONFIG_ALIASES, CONFIG_KEYS, DATASET_KEYS, SPECIAL_NAMES
+from expert.manifest.migrate.names import CONFIG_ALIASES, CONFIG_KEYS, DATASET_KEYS, SPECIAL_NAMES
 from expert.manifest.peers.answers import ANSWERS, FAMILIES, answer_to
 from expert.manifest.peers.sections import SECTIONS
 from expert.manifest.peers.switches import SWITCHES

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
 from expert.core.errors import ManifestError
-from expert.manifest.document import read_document
-from expert.manifest.editor_schema import editor_schema
-from expert.manifest.names import (
+from expert.manifest.migrate.names import (
     CONFIG_ALIASES,
     CONFIG_KEYS,
     DATASET_ALIASES,
@@ -24,8 +22,10 @@ from expert.manifest.names import (
     SHAPE_ALIASES,
     SPECIAL_NAMES,
 )
-from expert.manifest.upgrade import upgrade
-from expert.manifest.values import CONFIG_VALUES, MODEL_VALUES
+from expert.manifest.migrate.upgrade import upgrade
+from expert.manifest.schema.editor import editor_schema
+from expert.manifest.schema.values import CONFIG_VALUES, MODEL_VALUES
+from expert.manifest.text.document import read_document
 from tests.manifest.strategies import any_manifest, any_spelling, document_of, manifest_of
 
 ROOT = Path(__file__).parents[2]

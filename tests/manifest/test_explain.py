@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from expert.core.errors import ExpertError
-from expert.manifest.config import TrainingConfig
-from expert.manifest.explain import KeyHelp, UnknownKey, explain
-from expert.manifest.names import (
+from expert.manifest.migrate.names import (
     CONFIG_ALIASES,
     CONFIG_KEYS,
     DATASET_ALIASES,
@@ -16,7 +14,9 @@ from expert.manifest.names import (
     SHAPE_ALIASES,
     SPECIAL_NAMES,
 )
-from expert.manifest.schema import Manifest
+from expert.manifest.schema.config import TrainingConfig
+from expert.manifest.schema.explain import KeyHelp, UnknownKey, explain
+from expert.manifest.schema.manifest import Manifest
 
 
 def paths(key: str | None) -> list[str]:

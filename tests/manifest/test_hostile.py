@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
-from expert.manifest.document import MAX_BYTES, Format, parse_document, read_document
-from expert.manifest.overrides import OverrideError
+from expert.manifest.migrate.overrides import OverrideError
 from expert.manifest.reader import read_manifest, understand
+from expert.manifest.text.document import MAX_BYTES, Format, parse_document, read_document
 from tests.manifest.reading import MINIMAL, files_in
 
 

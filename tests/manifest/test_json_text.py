@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
-from expert.manifest.document import Item
-from expert.manifest.json_text import parse_json
+from expert.manifest.text.document import Item
+from expert.manifest.text.json_text import parse_json
 
 SCALARS = (
     st.none()

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from expert.manifest.expectations import schema
-from expert.manifest.names import (
+from expert.manifest.migrate.names import (
     ADAM_BETAS,
     AMP_NAMES,
     BASE_MODEL_KEYS,
@@ -25,7 +24,8 @@ from expert.manifest.names import (
     SPECIAL_NAMES,
     home_of,
 )
-from expert.manifest.schema import Manifest
+from expert.manifest.schema.expectations import schema
+from expert.manifest.schema.manifest import Manifest
 from tests.manifest.reading import MINIMAL, error_of, notices_of, problems_of, read, read_data
 
 # Two values of every key that may be written another way; both right, and not the default.

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from expert.core.errors import EXIT_USAGE, ExpertError
-from expert.manifest.overrides import OverrideError, parse_override
-from expert.manifest.schema import Manifest
+from expert.manifest.migrate.overrides import OverrideError, parse_override
+from expert.manifest.schema.manifest import Manifest
 from tests.manifest.reading import MINIMAL, error_of, notices_of, read
 
 OLD = "base_model: {name: X}\nadapters: [{type: lora, r: 8}, {r: 4}]\ndataset: a.jsonl\n"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from expert.manifest.expectations import resolve, schema
+from expert.manifest.schema.expectations import resolve, schema
 from tests.manifest.reading import MINIMAL, problems_of, read
 
 # What a manifest needs so that only the broken key is wrong, by the model that holds the key.

@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 
-from expert.manifest import rules
+from expert.manifest.check import rules
 from tests.manifest.reading import MANIFESTS, MINIMAL, error_of, notices_of, read
 
 CHAR = "base_model: {name: char-gpt, architecture: {heads: 6, width: 384}}\ndataset: shakespeare\n"

@@ -8,15 +8,20 @@ from typing import Any
 import pytest
 
 from expert.core.errors import ManifestError, Problem
-from expert.manifest.config import TrainingConfig
-from expert.manifest.dataset import DatasetSpec, Decoding
-from expert.manifest.document import parse_document
-from expert.manifest.names import CONFIG_ALIASES, DATASET_ALIASES, LOOSE_DATASET_KEYS, SPECIAL_NAMES
+from expert.manifest.check.problems import unknown_keys
+from expert.manifest.check.slips import edit_distance, neighbour_of, slip_of
+from expert.manifest.migrate.names import (
+    CONFIG_ALIASES,
+    DATASET_ALIASES,
+    LOOSE_DATASET_KEYS,
+    SPECIAL_NAMES,
+)
 from expert.manifest.notices import Notice
-from expert.manifest.problems import unknown_keys
 from expert.manifest.reader import read_manifest
-from expert.manifest.schema import BaseModelSpec, Manifest, Training
-from expert.manifest.slips import edit_distance, neighbour_of, slip_of
+from expert.manifest.schema.config import TrainingConfig
+from expert.manifest.schema.dataset import DatasetSpec, Decoding
+from expert.manifest.schema.manifest import BaseModelSpec, Manifest, Training
+from expert.manifest.text.document import parse_document
 
 DOCUMENTS = Path(__file__).parents[2]
 KNOWN = sorted(

@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from expert.manifest.document import Item, parse_document
 from expert.manifest.reader import understand
-from expert.manifest.write import (
+from expert.manifest.text.document import Item, parse_document
+from expert.manifest.text.write import (
     WIDTH,
     to_json,
     to_yaml,

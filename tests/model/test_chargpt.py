@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from expert.manifest.schema import CharGptShape
+from expert.manifest.schema.manifest import CharGptShape
 from expert.model.attention import document_mask
 from expert.model.chargpt import CharGpt, load_char_gpt, sampled, save_char_gpt
 from expert.model.errors import ModelError

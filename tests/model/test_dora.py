@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from expert.model import adapters
-from expert.model.dora import faster_class, row_norms, settle_dora
 from expert.model.load import LoadedModel, load_model
+from expert.model.lora.dora import faster_class, row_norms, settle_dora
 from expert.model.saving import load_trainable, save_trained
 from tests.model.models import (
     adapter_plan,

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from expert.jobs.answer_steps import FixedSteps, GrowingSteps, Speaker
+from expert.jobs.sample.answer_steps import FixedSteps, GrowingSteps, Speaker
 from expert.model.fixed_cache import (
     ANSWERING,
     _answering_attention,

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
-from expert.model import lora
-from expert.model.dora import settle_dora
 from expert.model.load import LoadedModel, load_model
-from expert.model.lora import added_class, settle_lora
+from expert.model.lora import lora
+from expert.model.lora.dora import settle_dora
+from expert.model.lora.lora import added_class, settle_lora
 from tests.model.models import (
     WIDTH,
     adapter_plan,

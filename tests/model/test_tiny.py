@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from expert.planning.resolve import BUILT_IN
+from expert.planning.models.resolve import BUILT_IN
 
 TINY = BUILT_IN / "tiny"
 pytestmark = pytest.mark.skipif(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pynvml
 
-from expert.planning.machine import Machine, describe_machine
+from expert.planning.machine.machine import Machine, describe_machine
 
 GIB = 2**30
 NO_SUCH_PID = 2**22 + 7  # above Linux's largest pid

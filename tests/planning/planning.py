@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from expert.manifest.document import parse_document
 from expert.manifest.reader import ReadManifest, understand
-from expert.planning.machine import Fact, Gpu, GpuProcess, Machine, unknown
+from expert.manifest.text.document import parse_document
+from expert.planning.machine.machine import Fact, Gpu, GpuProcess, Machine, unknown
+from expert.planning.machine.target import Target, choose_target
 from expert.planning.plan import make_plan
 from expert.planning.run_plan import RunPlan
 from expert.planning.situation import Kept
 from expert.planning.survey import Survey
-from expert.planning.target import Target, choose_target
 
 GIB = 2**30
 NOWHERE = Path("nowhere")

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from expert.planning.calibration import (
+from expert.planning.machine.host import package_version
+from expert.planning.memory.calibration import (
     Calibrations,
     MemoryProbe,
     calibrations_of,
@@ -18,11 +19,10 @@ from expert.planning.calibration import (
     shape_key,
     workload_of,
 )
-from expert.planning.host import package_version
-from expert.planning.known_models import find_known_model
-from expert.planning.memory import H200, autocast_bytes, estimate, resting_bytes
-from expert.planning.shapes import ModelShape
-from expert.planning.workload import Workload
+from expert.planning.memory.memory import H200, autocast_bytes, estimate, resting_bytes
+from expert.planning.memory.workload import Workload
+from expert.planning.models.known_models import find_known_model
+from expert.planning.models.shapes import ModelShape
 from tests.planning.planning import decision, manifest, plan
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from expert.planning.cards import CARDS, Card, card_named, find_card, suggest_cards
+from expert.planning.machine.cards import CARDS, Card, card_named, find_card, suggest_cards
 
 every_card = pytest.mark.parametrize("card", CARDS, ids=lambda card: card.slug)
 MIB = 2**20

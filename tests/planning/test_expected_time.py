@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from expert.core.words import duration_range
-from expert.manifest.schema import CharGptShape
-from expert.planning.cards import find_card
-from expert.planning.expected_time import (
+from expert.core.text import duration_range
+from expert.manifest.schema.manifest import CharGptShape
+from expert.planning.choose.expected_time import (
     RunShape,
     cpu_rate,
     expected_time,
@@ -23,9 +22,10 @@ from expert.planning.expected_time import (
     known_rate,
     scaled,
 )
-from expert.planning.known_models import find_known_model
-from expert.planning.resolve import char_gpt_shape
-from expert.planning.workload import Workload, flops_per_token
+from expert.planning.machine.cards import find_card
+from expert.planning.memory.workload import Workload, flops_per_token
+from expert.planning.models.known_models import find_known_model
+from expert.planning.models.resolve import char_gpt_shape
 
 RECORDS = Path(__file__).parents[2] / "docs" / "benchmarks"
 
@@ -182,8 +182,8 @@ def test_less_work_is_faster_and_slower_kernels_are_slower_at_the_slow_end():
 
 
 def test_recorded_rates_of_a_cpu_lie_in_its_range():
-    from expert.manifest.schema import BaseModelSpec
-    from expert.planning.resolve import resolve_model
+    from expert.manifest.schema.manifest import BaseModelSpec
+    from expert.planning.models.resolve import resolve_model
 
     tiny = resolve_model(BaseModelSpec(name="tiny"), Path()).shape
     assert tiny is not None

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from expert.planning.cards import card_named
-from expert.planning.machine import Machine, describe_machine
-from expert.planning.memory import estimate
+from expert.planning.machine.cards import card_named
+from expert.planning.machine.machine import Machine, describe_machine
+from expert.planning.memory.memory import estimate
 from tests.planning.test_memory import workload_of
 
 ROOT = Path(__file__).parents[2]

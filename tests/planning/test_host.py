@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from expert.planning import host
-from expert.planning.machine import Fact
+from expert.planning.machine import host
+from expert.planning.machine.machine import Fact
 from tests.planning.fake_nvml import GIB
 
 # --- cores ---------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from expert.planning.known_models import KNOWN_MODELS, find_known_model
+from expert.planning.models.known_models import KNOWN_MODELS, find_known_model
 
 PUBLISHED_PARAMETERS = {
     "HuggingFaceTB/SmolLM2-135M": 134_515_008,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from expert.manifest.config import TrainingConfig
+from expert.manifest.schema.config import TrainingConfig
 from expert.planning import ladder
 from expert.planning.ladder import BASELINE, RUNGS, Ground, as_overrides, changes, not_here
 from expert.planning.run_plan import RunPlan

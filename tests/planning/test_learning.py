@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from expert.planning.sequences import NoRoomForText
+from expert.planning.choose.sequences import NoRoomForText
 from tests.planning.planning import decision, manifest, plan
 
 RELEASED = {"type": "lora", "r": 8, "alpha": 8, "dropout": 0.05, "target_modules": ["q_proj"]}

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from expert.planning.machine import describe_machine, machine_as_dict
+from expert.planning.machine.machine import describe_machine, machine_as_dict
 from tests.planning.fake_nvml import GIB, NO_SUCH_PID, FakeNvml, describe, process
 
 
@@ -40,7 +40,7 @@ def test_the_dict_is_json_with_a_value_and_a_source_for_every_fact():
 
 def test_importing_the_module_brings_in_nothing_heavy():
     code = (
-        "import sys, expert.planning.machine;"
+        "import sys, expert.planning.machine.machine;"
         "print(*{'torch', 'psutil', 'pynvml', 'importlib.metadata'} & set(sys.modules))"
     )
     done = subprocess.run(

@@ -8,7 +8,7 @@ import psutil
 import pynvml
 import pytest
 
-from expert.planning.machine import Fact, GpuProcess, describe_machine, machine_as_dict
+from expert.planning.machine.machine import Fact, GpuProcess, describe_machine, machine_as_dict
 from tests.planning.fake_nvml import GIB, NO_SUCH_PID, FakeNvml, FakeNVMLError, describe, process
 
 # --- cards ---------------------------------------------------------------------------------------

@@ -13,10 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from expert.planning.known_models import KNOWN_MODELS, find_known_model
-from expert.planning.memory import GIB, estimate, loss_bytes, loss_chunk_rows, workspace_bytes
-from expert.planning.shapes import ModelShape
-from expert.planning.workload import Workload, flops_per_token
+from expert.planning.memory.memory import (
+    GIB,
+    estimate,
+    loss_bytes,
+    loss_chunk_rows,
+    workspace_bytes,
+)
+from expert.planning.memory.workload import Workload, flops_per_token
+from expert.planning.models.known_models import KNOWN_MODELS, find_known_model
+from expert.planning.models.shapes import ModelShape
 
 MEASURED = Path(__file__).parents[2] / "docs" / "benchmarks" / "memory-h200.json"
 SHAPES = {

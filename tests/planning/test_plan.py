@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from expert.manifest.config import TrainingConfig
-from expert.planning.cards import CARDS
+from expert.manifest.schema.config import TrainingConfig
+from expert.planning.machine.cards import CARDS
 from expert.planning.plan import UnknownModel
 from expert.planning.run_plan import RunPlan
 from tests.manifest.strategies import any_manifest

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from expert.planning.machine import Fact
+from expert.planning.machine.machine import Fact
 from tests.planning.planning import decision, machine, manifest, plan, remarks
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from expert.manifest.schema import BaseModelSpec, CharGptShape
-from expert.planning import resolve as resolving
-from expert.planning.resolve import (
+from expert.manifest.schema.manifest import BaseModelSpec, CharGptShape
+from expert.planning.models import resolve as resolving
+from expert.planning.models.resolve import (
     ModelNotBuiltIn,
     NotATextModel,
     basename,

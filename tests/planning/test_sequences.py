@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from expert.planning.sequences import concatenation_of, packing_of
+from expert.planning.choose.sequences import concatenation_of, packing_of
 from expert.planning.survey import PackedRows, Survey
 from tests.planning.planning import decision, manifest, plan
 

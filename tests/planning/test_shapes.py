@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from expert.planning.known_models import find_known_model
-from expert.planning.shapes import PROJECTIONS, ModelShape, UnknownShape, shape_from_config
+from expert.planning.models.known_models import find_known_model
+from expert.planning.models.shapes import PROJECTIONS, ModelShape, UnknownShape, shape_from_config
 
 LLAMA_32_1B = {
     "model_type": "llama",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.manifest.dataset import DatasetSpec, Task
+from expert.manifest.schema.dataset import DatasetSpec, Task
 from expert.planning import survey as survey_module
 from expert.planning.survey import Survey, local_path, survey_data, survey_file
 

@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 
-from expert.planning.machine import Fact
-from expert.planning.presets import char_gpt_batch, verdicts
+from expert.planning.machine.machine import Fact
+from expert.planning.machine.target import UnknownTarget, choose_target
+from expert.planning.models.presets import char_gpt_batch, verdicts
 from expert.planning.situation import Kept
-from expert.planning.target import UnknownTarget, choose_target
 from tests.planning.planning import GIB, gpu, machine, manifest, plan
 
 CHARACTER_MODEL = {

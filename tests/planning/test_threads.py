@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.planning.threads import Threads, choose_threads, threads_as_before
+from expert.planning.machine.threads import Threads, choose_threads, threads_as_before
 
 
 def chosen(

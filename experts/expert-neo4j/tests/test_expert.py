@@ -23,8 +23,8 @@ def questions(count: int):
 
 def test_the_generator_and_the_database_read_every_question_alike():
     pytest.importorskip("ladybug", reason="pip install -e '.[validate]'")
-    from expert.judging.cypher_oracle import Graph
-    from expert.judging.cypher_statements import parse
+    from expert.judging.oracles.cypher import Graph
+    from expert.judging.oracles.cypher_statements import parse
 
     for schema, question, graph in questions(18):
         with Graph(MAKE.setup(schema, graph)) as database:

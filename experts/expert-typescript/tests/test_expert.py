@@ -23,7 +23,7 @@ def type_of(value: object) -> str:
 
 def test_every_answer_parses_and_broken_syntax_does_not():
     pytest.importorskip("tree_sitter_typescript", reason="pip install -e '.[validate]'")
-    from expert.judging.typescript_oracle import NotTypeScript, tokens
+    from expert.judging.oracles.typescript import NotTypeScript, tokens
 
     for row in make_rows(MAKE.draw, 60, "train", 1):
         tokens(row.output)

@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING
 from expert.cli.display import Sheet, show_bars, show_sheet, write_line
 from expert.cli.run_view import PreparingView, say
 from expert.cli.words import duration
-from expert.insight.ladder import MARKS, STAND, Ladder, RungResult, compare, doubts_about, outcome
-from expert.insight.ladder_table import COLUMNS, gain_words, headline, how_measured, table_rows
-from expert.jobs.benchmarking import Watcher
+from expert.insight.ladder.ladder import (
+    MARKS,
+    STAND,
+    Ladder,
+    RungResult,
+    compare,
+    doubts_about,
+    outcome,
+)
+from expert.insight.ladder.table import COLUMNS, gain_words, headline, how_measured, table_rows
+from expert.jobs.benchmark.benchmark import Watcher
 
 if TYPE_CHECKING:
     from rich.console import Console

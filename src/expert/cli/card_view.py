@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 
 from expert.cli.display import Sheet
-from expert.planning.cards import CARDS
+from expert.planning.machine.cards import CARDS
 
 
 def cards_sheet() -> Sheet:

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 from expert.cli.display import Sheet, show_bars, show_sheet
 from expert.cli.run_view import say
-from expert.core.words import duration, gib, loss
+from expert.core.text import duration, gib, loss
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.insight.finding import Finding
-    from expert.jobs.checking import Check
-    from expert.jobs.kernel_trials import Tried as TriedKernel
-    from expert.jobs.parity import Parity
-    from expert.jobs.profiling import Profile
-    from expert.jobs.trying import Measured, Tried
+    from expert.insight.findings.finding import Finding
+    from expert.jobs.diagnose.check import Check
+    from expert.jobs.diagnose.kernel_trials import Tried as TriedKernel
+    from expert.jobs.diagnose.one_step import Measured, Tried
+    from expert.jobs.diagnose.parity import Parity
+    from expert.jobs.diagnose.profile import Profile
 
 MARKS = {"error": "✗ error", "warning": "! warning", "note": "· note", "good": "✓ good"}
 STATES = {"equal": "✓ equal", "differs": "✗ differs", "left out": "· left out"}

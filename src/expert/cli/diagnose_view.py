@@ -12,10 +12,10 @@ from expert.insight.wording import percent, span, times
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.insight.anatomy import RunTimes, StepAnatomy
-    from expert.insight.bound import Verdict
-    from expert.insight.finding import Finding
-    from expert.jobs.diagnosing import Diagnosis
+    from expert.insight.findings.finding import Finding
+    from expert.insight.step.anatomy import RunTimes, StepAnatomy
+    from expert.insight.step.bound import Verdict
+    from expert.jobs.diagnose.diagnose import Diagnosis
 
 MARKS = {"error": "✗ error", "warning": "! warning", "note": "· note", "good": "✓ good"}
 PHASE_NAMES = {

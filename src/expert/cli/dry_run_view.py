@@ -21,11 +21,11 @@ def show_dry_run(
     read: ReadManifest, plan: RunPlan, resume: str | None, console: Console, *, as_json: bool
 ) -> None:
     """Shows what a run would do; the exit code says whether it would fit."""
-    from expert.cli.manifest_commands import show_notices
+    from expert.cli.manifest import show_notices
     from expert.cli.plan_view import show_plan
     from expert.cli.row_view import show_rows
     from expert.core.visible import visible
-    from expert.jobs.showing import JSON_TOKENS, SCREEN_TOKENS, first_row_of
+    from expert.jobs.datasets.showing import JSON_TOKENS, SCREEN_TOKENS, first_row_of
 
     data = would_prepare(read, plan)
     run = _would_resume(plan, resume)
@@ -62,9 +62,9 @@ def show_dry_run(
 def would_prepare(read: ReadManifest, plan: RunPlan) -> dict[str, Any]:
     """Where the rows of a run would come from and where their tokens go; nothing is read."""
     from expert.cli.words import gib
-    from expert.data.sources import Source
-    from expert.data.tokenised import columns_in
-    from expert.jobs.token_folders import named_sources
+    from expert.data.read.sources import Source
+    from expert.data.tokens.tokenised import columns_in
+    from expert.run.token_folders import named_sources
 
     asked = named_sources(read, fetch=False)
     found = asked.first
@@ -94,7 +94,7 @@ def would_prepare(read: ReadManifest, plan: RunPlan) -> dict[str, Any]:
 
 
 def _would_resume(plan: RunPlan, resume: str | None) -> str | None:
-    from expert.jobs.run_places import run_to_resume
+    from expert.run.locate import run_to_resume
 
     if resume != "auto":
         return resume

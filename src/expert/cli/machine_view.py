@@ -7,8 +7,8 @@ from typing import Any
 
 from expert.cli.display import Sheet
 from expert.cli.words import gib
-from expert.planning.machine import Fact, Gpu, GpuProcess, Machine
-from expert.planning.nvml import NOT_SPLIT
+from expert.planning.machine.machine import Fact, Gpu, GpuProcess, Machine
+from expert.planning.machine.nvml import NOT_SPLIT
 
 Row = tuple[str, str, str]
 

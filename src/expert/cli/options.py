@@ -56,7 +56,7 @@ def named_file(place: Path | None) -> Path | None:
     """The file that is meant, and a line that says which where a folder was named."""
     from expert.cli.display import make_console
     from expert.cli.run_view import say
-    from expert.manifest.document import manifest_in
+    from expert.manifest.text.document import manifest_in
 
     if place is None or not place.is_dir():
         return place

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from expert.cli.display import Sheet, show_bars, show_sheet
 from expert.cli.words import gib, value_in_words
-from expert.core.words import duration_range
+from expert.core.text import duration_range
 from expert.planning.run_plan import RunPlan
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from expert.cli.words import count
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.data.pack_index import PackStatistics
-    from expert.jobs.prepared import PreparedData, PreparedSplit
-    from expert.jobs.preparing import Tell
-    from expert.jobs.preparing_all import Outcome
+    from expert.data.pack.pack_index import PackStatistics
+    from expert.jobs.pretokenize import Outcome
+    from expert.run.prepare import Tell
+    from expert.run.prepared import PreparedData, PreparedSplit
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def show_outcomes(outcomes: Sequence[Outcome], console: Console) -> None:
 
 
 def _facts(split: PreparedSplit) -> dict[str, str]:
-    from expert.data.statistics import DocumentStatistics, percentiles
+    from expert.data.tokens.statistics import DocumentStatistics, percentiles
 
     total = DocumentStatistics()
     for prepared in split.folders:
@@ -129,7 +129,7 @@ def _padding_avoided(packed: PackStatistics) -> str:
 
 
 def _show_histogram(split: PreparedSplit, console: Console) -> None:
-    from expert.data.statistics import EDGES, DocumentStatistics
+    from expert.data.tokens.statistics import EDGES, DocumentStatistics
 
     total = DocumentStatistics()
     for prepared in split.folders:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from expert.core.text import counted
 from expert.core.visible import visible
-from expert.core.words import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from expert.data.shown_rows import ShownRow, ShownSegment
+    from expert.data.inspect.shown_rows import ShownRow, ShownSegment
 
 BRACKETS = (("⟦", "⟧"), ("⟪", "⟫"), ("⦃", "⦄"), ("⸨", "⸩"), ("⟬", "⟭"))
 """Around what is trained on: the first pair of which neither stands in any of the rows."""

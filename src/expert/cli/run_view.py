@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from expert.cli.display import Sheet
 from expert.cli.event_lines import Line
 from expert.cli.event_words import bytes_in_words, three_digits, worded
-from expert.cli.progress_view import ProgressView
+from expert.cli.progress import ProgressView
 from expert.cli.words import count, counted, duration, loss
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.jobs.preparing import Tell
-    from expert.jobs.watching import RunStatus
+    from expert.run.follow import RunStatus
+    from expert.run.prepare import Tell
 
 SECONDS_BETWEEN_LINES = 5.0
 """Where nobody watches, preparing says so often how far it is."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from expert.core.errors import ExpertError
 
 if TYPE_CHECKING:
-    from expert.jobs.sampling import Sample
+    from expert.jobs.sample.sample import Sample
 
 NEW = "/new"
 MARK = "> "

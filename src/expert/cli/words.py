@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from expert.core.words import count, counted, duration, gib, loss, value_in_words
+from expert.core.text import count, counted, duration, gib, loss, value_in_words
 
 __all__ = ["count", "counted", "duration", "gib", "loss", "value_in_words"]

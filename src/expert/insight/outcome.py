@@ -10,9 +10,9 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from expert.core.words import loss
-from expert.insight.anatomy import number
-from expert.insight.evidence import Evidence
+from expert.core.text import loss
+from expert.insight.findings.evidence import Evidence
+from expert.insight.step.anatomy import number
 
 OVERFITTED = 1.05
 """The last validation loss over the best; evaluations of a few hundred rows differ by 1 to 2 %."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.events import Event, read_events
-from expert.core.judged_weights import outdated
+from expert.core.judged import outdated
 from expert.core.rundir import RunFolder, RunFolderError
 
 

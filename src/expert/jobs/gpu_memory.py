@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from types import ModuleType
 
-from expert.planning.nvml import Gpu, describe_gpus
+from expert.planning.machine.nvml import Gpu, describe_gpus
 
 
 @dataclass(frozen=True, kw_only=True)

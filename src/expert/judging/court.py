@@ -18,12 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from expert.core.child import Child
+from expert.core.process import Child
 from expert.judging.cases import Case
-from expert.judging.oracle import Judgement, right, unknown, wrong
-from expert.judging.typecheck import find_tsc, type_errors
-from expert.judging.typescript_oracle import TYPES, program_of
-from expert.planning.host import cores_available
+from expert.judging.oracles.oracle import Judgement, right, unknown, wrong
+from expert.judging.oracles.typecheck import find_tsc, type_errors
+from expert.judging.oracles.typescript import TYPES, program_of
+from expert.planning.machine.host import cores_available
 
 SECONDS = 15.0
 """For one answer. Queries have 2 s each, and importing a parser takes a second or two."""

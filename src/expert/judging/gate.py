@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from expert.core.words import loss
+from expert.core.text import loss
 from expert.judging.judge_command import MIN_SCORE
 from expert.judging.score import Score
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.judging.cases import Case
-from expert.judging.oracle import Judgement
+from expert.judging.oracles.oracle import Judgement
 
 SECONDS = 600.0
 MIN_SCORE = 0.5

@@ -10,16 +10,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from expert.core.errors import ManifestError, Problem
-from expert.manifest.document import Document, Item, is_comment, read_document
-from expert.manifest.expectations import allows_null, below, schema
-from expert.manifest.migrate import complete_layout, migrate
-from expert.manifest.names import CONFIG
+from expert.manifest.check.problems import broken_places, schema_problems, unknown_keys
+from expert.manifest.check.rules import Findings, check_rules
+from expert.manifest.migrate.migrate import complete_layout, migrate
+from expert.manifest.migrate.names import CONFIG
+from expert.manifest.migrate.overrides import apply_overrides
 from expert.manifest.notices import Notice
-from expert.manifest.overrides import apply_overrides
-from expert.manifest.problems import broken_places, schema_problems, unknown_keys
-from expert.manifest.rules import Findings, check_rules
-from expert.manifest.schema import Manifest
-from expert.manifest.values import convert_values
+from expert.manifest.schema.expectations import allows_null, below, schema
+from expert.manifest.schema.manifest import Manifest
+from expert.manifest.schema.values import convert_values
+from expert.manifest.text.document import Document, Item, is_comment, read_document
 
 
 @dataclass(frozen=True)

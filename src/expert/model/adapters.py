@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from expert.model.dora import settle_dora
 from expert.model.errors import ModelError
-from expert.model.lora import settle_lora
+from expert.model.lora.dora import settle_dora
+from expert.model.lora.lora import settle_lora
 from expert.model.quantised import QUANTISED
 from expert.planning.run_plan import AdapterPlan
 

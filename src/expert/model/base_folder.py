@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from expert.manifest.schema import CHAR_GPT
+from expert.manifest.schema.manifest import CHAR_GPT
 from expert.model.errors import ModelError
-from expert.planning.resolve import hub_id_of, is_hub_id, refuse_media
+from expert.planning.models.resolve import hub_id_of, is_hub_id, refuse_media
 from expert.planning.run_plan import ModelPlan
 
 _MODEL = "base_models[].name"

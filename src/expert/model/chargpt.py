@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from expert.core.files import write_text_atomically
-from expert.manifest.schema import CHAR_GPT, CharGptShape
+from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape
 from expert.model.errors import ModelError
 
 CONFIG, WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "vocabulary.json"

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from expert.core.quiet import quiet_bitsandbytes, quiet_onednn
-from expert.manifest.schema import CHAR_GPT, CharGptShape
+from expert.manifest.schema.manifest import CHAR_GPT, CharGptShape
 from expert.model.adapters import ADAPTERS, AdaLoraRanks, add_adapter
 from expert.model.attention import (
     IMPLEMENTATIONS,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from expert.model.loss_kernel import losses_and_gradients, triton_installed
-from expert.planning.memory import loss_chunk_rows
+from expert.planning.memory.memory import loss_chunk_rows
 
 Kernel = Literal["torch", "triton"]
 

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from expert.core.install import pip_install
-from expert.model.added_product import gradients_of_low, start
 from expert.model.errors import ModelError
+from expert.model.lora.added_product import gradients_of_low, start
 
 QUANTISED = ("int4", "int8")
 _WHERE = "base_models[].quantization"

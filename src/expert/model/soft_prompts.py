@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from expert.core.files import write_text_atomically
-from expert.manifest.schema import SoftPrompt
+from expert.manifest.schema.manifest import SoftPrompt
 from expert.model.errors import ModelError
 
 

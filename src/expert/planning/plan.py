@@ -9,12 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from expert.core.errors import ExpertError
-from expert.manifest.schema import CHAR_GPT, BaseModelSpec, Manifest
-from expert.planning.batching import settle_fit
-from expert.planning.calibration import calibrations_file, calibrations_of
-from expert.planning.decisions import Ledger
-from expert.planning.host import package_version
-from expert.planning.kernels import (
+from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, Manifest
+from expert.planning.choose.batching import settle_fit
+from expert.planning.choose.cuda_graphs import choose_graphs
+from expert.planning.choose.kernels import (
     choose_attention,
     choose_compile,
     choose_optimizer,
@@ -22,31 +20,33 @@ from expert.planning.kernels import (
     choose_switches,
     choose_tf32,
 )
-from expert.planning.learning import (
+from expert.planning.choose.learning import (
     settle_adapter,
     settle_model,
     settle_optimisation,
     settle_watching,
     warn_of_cadences_longer_than_the_run,
 )
-from expert.planning.length import (
+from expert.planning.choose.length import (
     likely_seconds,
     settle_arithmetic,
     settle_disk,
     settle_length,
     settle_time,
 )
-from expert.planning.measurements import find_best, measurements_file, read_rates
-from expert.planning.planned_time import settle_expected_time
-from expert.planning.recording import choose_graphs
-from expert.planning.resolve import basename, resolve_model
+from expert.planning.choose.planned_time import settle_expected_time
+from expert.planning.choose.sequences import settle_sequences, settle_update, settle_widths
+from expert.planning.choose.starting_points import made_for_tiny
+from expert.planning.decisions import Ledger
+from expert.planning.machine.host import package_version
+from expert.planning.machine.target import Target
+from expert.planning.memory.calibration import calibrations_file, calibrations_of
+from expert.planning.memory.measurements import find_best, measurements_file, read_rates
+from expert.planning.memory.workload import Workload
+from expert.planning.models.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan
-from expert.planning.sequences import settle_sequences, settle_update, settle_widths
 from expert.planning.situation import Kept, Situation
-from expert.planning.starting_points import made_for_tiny
 from expert.planning.survey import Survey, survey_data
-from expert.planning.target import Target
-from expert.planning.workload import Workload
 
 PREFETCHED_BATCHES = 4
 STREAMING_WORKERS = 4

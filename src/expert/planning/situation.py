@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from expert.manifest.config import TrainingConfig
-from expert.manifest.schema import CHAR_GPT, Adapter, BaseModelSpec, Manifest
-from expert.planning.calibration import Calibrations
+from expert.manifest.schema.config import TrainingConfig
+from expert.manifest.schema.manifest import CHAR_GPT, Adapter, BaseModelSpec, Manifest
 from expert.planning.decisions import Ledger, Source
-from expert.planning.measurements import MeasuredRate
-from expert.planning.resolve import ResolvedModel, basename
+from expert.planning.machine.target import Target
+from expert.planning.memory.calibration import Calibrations
+from expert.planning.memory.measurements import MeasuredRate
+from expert.planning.models.resolve import ResolvedModel, basename
 from expert.planning.survey import Survey
-from expert.planning.target import Target
 
 KEPT = "as the run that is resumed has it"
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
 
-from expert.manifest.dataset import DatasetSpec
-from expert.manifest.names import CORPORA
+from expert.manifest.migrate.names import CORPORA
+from expert.manifest.schema.dataset import DatasetSpec
 
 # Bytes of a JSONL file per token, measured with SmolLM2's tokenizer: 3.6 on JSON answers, 4.0 on
 # SQL questions. It only sizes a plan; preparing the data counts exactly.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from expert.planning.machine import Gpu, visible_gpus
+from expert.planning.machine.machine import Gpu, visible_gpus
 
 if TYPE_CHECKING:
     import torch

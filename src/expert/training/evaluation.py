@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from expert.core.errors import ExpertError
-from expert.core.words import counted
+from expert.core.text import counted
 from expert.parallel.engine import SingleDevice
 
 

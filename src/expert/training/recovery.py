@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from expert.manifest.schema import CHAR_GPT
+from expert.manifest.schema.manifest import CHAR_GPT
 from expert.planning.decisions import Decision
 from expert.planning.run_plan import RunPlan
 

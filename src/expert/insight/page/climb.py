@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from expert.insight.ladder import MARKS, STAND, Ladder, RungResult
-from expert.insight.ladder_table import COLUMNS, headline, how_measured, table_rows
+from expert.insight.ladder.ladder import MARKS, STAND, Ladder, RungResult
+from expert.insight.ladder.table import COLUMNS, headline, how_measured, table_rows
 from expert.insight.page.blocks import Bar, Bars, Figure, Folded, Grid, Lines, Section, Words
 from expert.insight.page.facts import RunFacts
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from expert.core.words import count, duration, gib, loss
+from expert.core.text import count, duration, gib, loss
+from expert.insight.ladder.same_data import not_comparable
 from expert.insight.page.blocks import (
     Block,
     Figure,
@@ -21,7 +22,6 @@ from expert.insight.page.facts import RunFacts, number
 from expert.insight.page.learning import MIN_SMOOTHED, has_values, spans_far
 from expert.insight.page.story import told_value
 from expert.insight.page.thinning import running_total, smoothed
-from expert.insight.same_data import not_comparable
 
 COLOURS = (1, 2, 3, 4, 5, 6)
 NOT_COMPARED = ("decisions", "remarks")

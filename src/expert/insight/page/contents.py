@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from expert import __version__
-from expert.insight.bound import Verdict
-from expert.insight.finding import Finding, worst_first
-from expert.insight.ladder import Ladder
-from expert.insight.ladder_table import headline
+from expert.insight.findings.finding import Finding, worst_first
+from expert.insight.ladder.ladder import Ladder
+from expert.insight.ladder.table import headline
 from expert.insight.outcome import Outcome
 from expert.insight.page.blocks import MADE_BY, Page, Section, Tone
 from expert.insight.page.climb import ladder_section
@@ -24,6 +23,7 @@ from expert.insight.page.prepared import prepared
 from expert.insight.page.speed import speed
 from expert.insight.page.story import story
 from expert.insight.page.surroundings import surroundings
+from expert.insight.step.bound import Verdict
 
 STATES = {
     "running": "The run is going on; this page shows it as it stood when the page was made.",

@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from expert.core.events import Event
-from expert.insight.anatomy import SITTINGS, Anatomy, Line, finite, numbers
 from expert.insight.page.blocks import Point
 from expert.insight.record import RunRecord
+from expert.insight.step.anatomy import SITTINGS, Anatomy, Line, finite, numbers
 
 number = finite
 

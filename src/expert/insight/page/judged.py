@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from expert.core.words import counted, loss
+from expert.core.text import counted, loss
 from expert.insight.page.blocks import Block, Card, Cards, Example, Folded, Section, Words
 from expert.insight.page.facts import RunFacts, listed, mapping, number
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from expert.core.words import count, counted, duration, gib, loss
-from expert.insight.finding import Finding, worst_first
+from expert.core.text import count, counted, duration, gib, loss
+from expert.insight.findings.finding import Finding, worst_first
 from expert.insight.page.blocks import Block, Card, Cards, Folded, Grid, Section, Words
 from expert.insight.page.facts import RunFacts, listed, mapping, number
 from expert.insight.page.judged import by_loss

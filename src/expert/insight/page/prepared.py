@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.recorded_paths import found_again
-from expert.core.words import count
+from expert.core.text import count
 from expert.insight.page.blocks import (
     Block,
     Card,

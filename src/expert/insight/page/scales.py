@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from expert.core.words import duration
+from expert.core.text import duration
 from expert.insight.page.blocks import Unit
 
 LEVELS = (1, 2, 2.5, 5, 10)

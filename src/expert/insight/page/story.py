@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from expert.core.events import Event
-from expert.core.words import gib, value_in_words
+from expert.core.text import gib, value_in_words
 from expert.insight.page.blocks import (
     Block,
     Figure,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from expert.core.words import gib
+from expert.core.text import gib
 from expert.insight.page.blocks import Block, Folded, Grid, Section, Words
 from expert.insight.page.facts import RunFacts, mapping, number
 from expert.insight.page.prepared import read_small_json

@@ -12,10 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from expert.core.errors import Problem
-from expert.manifest.document import Item, is_comment, shown
-from expert.manifest.moving import Entries, Migration
-from expert.manifest.names import CONFIG_ALIASES, CONFIG_KEYS, LOOSE_DATASET_KEYS, SPECIAL_NAMES
+from expert.manifest.migrate.moving import Entries, Migration
+from expert.manifest.migrate.names import (
+    CONFIG_ALIASES,
+    CONFIG_KEYS,
+    LOOSE_DATASET_KEYS,
+    SPECIAL_NAMES,
+)
 from expert.manifest.notices import Kind, notice
+from expert.manifest.text.document import Item, is_comment, shown
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from expert.core.errors import Problem
-from expert.manifest.document import Item, shown
-from expert.manifest.moving import Entries, Migration
+from expert.manifest.migrate.moving import Entries, Migration
 from expert.manifest.notices import notice
 from expert.manifest.peers.answers import answer_keys
 from expert.manifest.peers.data_sets import (
@@ -16,6 +15,7 @@ from expert.manifest.peers.data_sets import (
     roles,
     title_of,
 )
+from expert.manifest.text.document import Item, shown
 
 # Any of them beside micro_batch_size says that the file is one of Axolotl's.
 SIGNS = (

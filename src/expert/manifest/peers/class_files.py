@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from expert.core.errors import Problem
-from expert.manifest.document import Item, shown
-from expert.manifest.moving import Entries, Migration
+from expert.manifest.migrate.moving import Entries, Migration
 from expert.manifest.notices import notice
+from expert.manifest.text.document import Item, shown
 
 # --- LitGPT --------------------------------------------------------------------------------------
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from expert.core.errors import Problem
-from expert.manifest.document import Item, shown
-from expert.manifest.moving import Entries, Migration
+from expert.manifest.migrate.moving import Entries, Migration
 from expert.manifest.notices import notice
+from expert.manifest.text.document import Item, shown
 
 ROLES = frozenset(
     {

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from expert.core.errors import Problem
-from expert.manifest.document import Item, shown
-from expert.manifest.moving import Migration
+from expert.manifest.migrate.moving import Migration
 from expert.manifest.notices import notice
 from expert.manifest.peers.data_sets import (
     MESSAGES,
@@ -19,6 +18,7 @@ from expert.manifest.peers.data_sets import (
     put_rows,
     roles,
 )
+from expert.manifest.text.document import Item, shown
 
 SIGNS = ("finetuning_type", "stage", "cutoff_len", "dataset_dir", "quantization_bit", "lora_target")
 INFO = "dataset_info.json"

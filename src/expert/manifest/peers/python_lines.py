@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import re
 
-from expert.manifest.document import Item, shown
-from expert.manifest.moving import Migration
+from expert.manifest.migrate.moving import Migration
 from expert.manifest.notices import notice
+from expert.manifest.text.document import Item, shown
 
 _TYPE = r"(?:typing\.)?[A-Za-z_][\w.]*(?:\[[^=]*\])?(?:\s*\|\s*[A-Za-z_][\w.]*(?:\[[^=]*\])?)*"
 _LINE = re.compile(rf"({_TYPE})\s*=\s*(\S.*)")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from expert.manifest.document import Item, is_comment
-from expert.manifest.moving import Entries, Migration
-from expert.manifest.names import CONFIG_ALIASES
+from expert.manifest.migrate.moving import Entries, Migration
+from expert.manifest.migrate.names import CONFIG_ALIASES
 from expert.manifest.notices import notice
+from expert.manifest.text.document import Item, is_comment
 
 _LORA = {"r": "rank", "lora_r": "rank"}
 SECTIONS: Mapping[str, Mapping[str, str]] = {

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 
 from expert.core.errors import Problem
-from expert.manifest.document import Item, shown
-from expert.manifest.moving import Entries, Migration, first_base_model
+from expert.manifest.migrate.moving import Entries, Migration, first_base_model
 from expert.manifest.notices import notice
+from expert.manifest.text.document import Item, shown
 
 OTHER_METHODS = ("dpo", "ppo", "kto", "rm", "orpo", "ipo", "simpo", "grpo", "gdpo", "rloo")
 """Values of `stage` and `rl` that name no supervised fine-tuning."""

@@ -1,0 +1,69 @@
+"""Rows that the manifest's own checks leave out, each with its reason."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from expert.core.install import pip_install
+from expert.data.records import DataError, Example
+from expert.manifest.schema.dataset import RowChecks
+
+
+class RowFilter:
+    """Says why an example is left out, or nothing. It remembers what it has seen for duplicates."""
+
+    def __init__(self, checks: RowChecks | None) -> None:
+        self.checks = checks or RowChecks()
+        self._seen: set[bytes] = set()
+
+    def reason(self, example: Example) -> str:
+        checks = self.checks
+        said = (turn for turn in example.turns if turn.role == "assistant")
+        answer = example.text or " ".join(turn.text or turn.extra for turn in said)
+        if len(answer) < checks.min_length:
+            return f"answer shorter than {checks.min_length} characters"
+        if checks.max_length is not None and len(answer) > checks.max_length:
+            return f"answer longer than {checks.max_length} characters"
+        if (checks.validate_json or checks.validate_schema) and not _is_json(answer):
+            return "answer is not JSON"
+        if checks.validate_schema and not _is_schema(json.loads(answer)):
+            return "answer is no JSON Schema"
+        if checks.deduplicate and self._seen_before(example):
+            return "occurred before"
+        return ""
+
+    def _seen_before(self, example: Example) -> bool:
+        said = (f"{turn.role}\0{turn.text}{turn.extra}{turn.learn}" for turn in example.turns)
+        parts = [example.text, example.tools, *said]
+        digest = hashlib.blake2b("\0".join(parts).encode("utf-8"), digest_size=16).digest()
+        seen = digest in self._seen
+        self._seen.add(digest)
+        return seen
+
+
+def _is_schema(value: Any) -> bool:
+    try:
+        from jsonschema import SchemaError
+        from jsonschema.validators import validator_for
+    except ImportError:
+        raise DataError(
+            "training.dataset.validation.validate_schema needs the package 'jsonschema'  "
+            f"({pip_install('validate')})"
+        ) from None
+    if not isinstance(value, dict):
+        return False
+    try:
+        validator_for(value).check_schema(value)
+    except (SchemaError, RecursionError):
+        return False
+    return True
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

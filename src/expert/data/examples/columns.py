@@ -1,0 +1,457 @@
+"""Which column of a data set holds which part of an example: as the manifest says, or by name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from expert.core.text import counted
+from expert.data.examples.column_survey import (
+    CONVERSATION,
+    LIST,
+    MEDIA,
+    MESSAGE,
+    MESSAGES,
+    OBJECT,
+    PART,
+    TRUTH,
+    ColumnSurvey,
+)
+from expert.data.examples.preferences import (
+    ALL,
+    PREFERRED,
+    chosen_and_rejected,
+    label_of,
+    refused_label,
+    refused_pairs,
+)
+from expert.data.records import DataError
+from expert.manifest.check.slips import neighbour_of
+from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
+
+Kind = Literal["instruction", "messages", "text", "multi_task"]
+
+# In the order in which they are tried where the manifest names no column.
+USUAL_REQUESTS = ("instruction", "prompt", "question", "text", "sql_prompt")
+USUAL_ANSWERS = ("response", "output", "answer", "completion", "text", "cypher", "sql")
+# Names that may as well stand for something else, after those that do not.
+INSTRUCTION_COLUMNS = (*USUAL_REQUESTS, "query", "request", "user", "human")
+RESPONSE_COLUMNS = (*USUAL_ANSWERS, "reply", "assistant", "query")
+SPEAKERS = frozenset({"user", "human"})
+"""Such a column holds what was said only beside "assistant"; else it may say who it was."""
+INPUT_COLUMNS = ("input", "context", "schema", "sql_context")
+SYSTEM_COLUMNS = ("system", "system_prompt", "system_message")
+MESSAGE_COLUMNS = ("messages", "conversations")
+TOOL_COLUMNS = ("tools", "functions")
+MEDIA_COLUMNS = frozenset(
+    {
+        *("image", "images", "image_url", "image_urls", "image_path", "image_paths", "img"),
+        *("video", "videos", "audio", "audios", "pixel_values"),
+    }
+)
+CHANGES_WHAT_IS_SAID = frozenset(
+    {
+        *(*INPUT_COLUMNS, *SYSTEM_COLUMNS, *MESSAGE_COLUMNS, *TOOL_COLUMNS, *USUAL_REQUESTS),
+        *("history", "weight", "loss_weight", "reasoning", "reasoning_content", "thinking"),
+    }
+)
+"""Columns that are worth a warning where rows fill them and nothing is read from them."""
+MESSAGES_READ = 3
+"""Changes with how messages are understood: what was prepared before is made anew."""
+_OPTIONAL = ("input", "system", "tools")
+"""Parts that a row may lack: in a stream they may come after the first window."""
+
+
+class ColumnsNotFound(DataError):
+    """A file whose columns do not hold what is looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What the rows of a data set are, and which column holds which part; "": none does."""
+
+    kind: Kind
+    instruction: str = ""
+    input: str = ""
+    response: str = ""
+    system: str = ""
+    text: str = ""
+    messages: str = ""
+    tools: str = ""
+    history: str = ""
+    label: str = ""
+    """Says of each row whether its answer is good; the others are left out."""
+    json_values: bool = False
+    """Lists and objects are trained on as JSON text."""
+    structured: bool = False
+    """A column of an exchange holds messages or parts, lists or objects in some rows. They were
+    trained on as JSON text once: tokens that were prepared so are not used any more."""
+
+    def __str__(self) -> str:
+        """What decides how a row is read: prepared tokens are kept by it. Parts that came later
+        stand in it only where they are used."""
+        names = ("kind", "instruction", "input", "response", "system", "text", "messages")
+        later = ("tools", "history", "label", "json_values", "structured")
+        shown = (*names, *(name for name in later if getattr(self, name)))
+        told = [f"{name}={getattr(self, name)!r}" for name in shown]
+        told += [f"read={MESSAGES_READ}"] if self.kind == "messages" else []
+        return f"Columns({', '.join(told)})"
+
+    def used(self) -> dict[str, str]:
+        """Which part of an example is in which column."""
+        parts = (
+            *("system", "history", "instruction", "input", "response", "tools"),
+            *("messages", "text", "label"),
+        )
+        return {part: getattr(self, part) for part in parts if getattr(self, part)}
+
+    def unused(self, seen: ColumnSurvey) -> dict[str, int]:
+        """The columns that nothing is read from, with the number of rows that fill each."""
+        taken = set(self.used().values())
+        filled = {name: seen.filled(name) for name in seen.names if name not in taken}
+        return {name: rows for name, rows in filled.items() if rows}
+
+    def told(self, seen: ColumnSurvey) -> str:
+        """Which columns are read and which are not, in words."""
+        used = ", ".join(f"{part}: {column}" for part, column in self.used().items())
+        unused = (f"{n} (in {counted(rows, 'row')})" for n, rows in self.unused(seen).items())
+        left = ", ".join(unused)
+        return f"{used}; not used: {left}" if left else used
+
+    def worth_a_warning(self, seen: ColumnSurvey) -> str:
+        """What to say of unused columns whose names promise a part of what is said; else ""."""
+        named = [
+            f"{name} (filled in {rows:,} of {counted(seen.rows, 'row')})"
+            for name, rows in self.unused(seen).items()
+            if name.strip().lower() in CHANGES_WHAT_IS_SAID
+        ]
+        if not named:
+            return ""
+        return (
+            f"not trained on: {', '.join(named)}  (name the columns to use in "
+            "training.dataset.field_mapping)"
+        )
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the manifest says of the columns."""
+
+    mapping: FieldMapping | None = None
+    text_field: str | None = None
+    preference_rows: str | None = None
+    json_values: bool = False
+
+    @classmethod
+    def by(cls, spec: DatasetSpec) -> Asked:
+        return cls(spec.field_mapping, spec.text_field, spec.preference_rows, spec.json_values)
+
+
+def understand_columns(seen: ColumnSurvey, asked_for: Asked | None = None) -> Columns:
+    """The kind of rows and their columns: as the manifest says, otherwise by their names."""
+    asked_for = asked_for or Asked()
+    _refuse_media(seen)
+    asked = _asked_columns(seen, asked_for.mapping, asked_for.text_field)
+    if "text" in asked:
+        return Columns("text", text=asked["text"])
+    preferred = _preferred(seen, asked, asked_for.preference_rows)
+    found = _messages_columns(seen, asked) or _of_readings(seen, asked, asked_for.json_values)
+    if found is None:
+        raise _not_understood(seen.names, _by_plain_name(seen.names), asked)
+    _refuse_single_messages(found, seen)
+    read = (found.instruction, found.input, found.response, found.system)
+    structured = found.kind == "instruction" and any(
+        seen.holds(column, PART, MESSAGE, LIST, OBJECT) for column in read if column
+    )
+    return replace(found, label=preferred, json_values=asked_for.json_values, structured=structured)
+
+
+def columns_of(seen: ColumnSurvey, spec: DatasetSpec) -> Columns:
+    """The columns of rows as the manifest's data set says; what is wrong with them names the
+    file."""
+    try:
+        return understand_columns(seen, Asked.by(spec))
+    except DataError as error:
+        raise ColumnsNotFound(f"{seen.file}: {error}") from None
+
+
+def _refuse_media(seen: ColumnSurvey) -> None:
+    """Rows with pictures or sound: without them their texts would be answers to nothing."""
+    for name in seen.names:
+        rows = seen.filled(name)
+        if rows and (name.strip().lower() in MEDIA_COLUMNS or seen.holds(name, MEDIA)):
+            raise DataError(
+                f"the column {name!r} holds images, video or audio (filled in {rows:,} of "
+                f"{counted(seen.rows, 'row')}); only text is trained on  (choose rows without "
+                "media; where the text alone makes sense, remove the column and the rows that "
+                "refer to it)"
+            )
+
+
+def _refuse_single_messages(found: Columns, seen: ColumnSurvey) -> None:
+    """Trees of messages have one message in a row, answers and requests alike."""
+    known = _by_plain_name(seen.names)
+    if found.kind == "text" and {"role", "parent_id"} <= known.keys():
+        raise DataError(
+            "each row is a single message of a tree of conversations (columns role and parent_id) "
+            "and would be trained on alone, requests too  (join the messages of each conversation "
+            "into one row with a column messages)"
+        )
+
+
+def _preferred(seen: ColumnSurvey, asked: dict[str, str], rows: str | None) -> str:
+    """Of rows that say which answer is good: the column with the good answers joins those that are
+    asked for, or the column that says so is returned. Refused where nobody asked for one half."""
+    known = _by_plain_name(seen.names)
+    pair = chosen_and_rejected(known)
+    if pair and "response" not in asked:
+        if rows != PREFERRED:
+            raise refused_pairs(*pair)
+        asked["response"] = pair[0]
+        if not asked.keys() & {"instruction", "messages"}:
+            _find_request(seen, known, asked, pair[0])
+        return ""
+    is_answer = known.keys() & {*MESSAGE_COLUMNS, *RESPONSE_COLUMNS} - {"text"}
+    label = label_of(known)
+    if rows == ALL or not label or not (is_answer or asked) or not seen.holds_only(label, TRUTH):
+        return ""
+    if rows != PREFERRED:
+        raise refused_label(label)
+    return label
+
+
+def _find_request(
+    seen: ColumnSurvey, known: Mapping[str, str], asked: dict[str, str], chosen: str
+) -> None:
+    """Where the request of a pair stands: in a column of its own, before the pair, or in it."""
+    for name in (*MESSAGE_COLUMNS, "input"):
+        column = known.get(name)
+        if column and seen.holds(column, MESSAGES, CONVERSATION):
+            asked["messages"] = column
+            return
+    request = _first((*INSTRUCTION_COLUMNS, "input"), known)
+    if not request:
+        asked["messages"] = chosen
+        del asked["response"]
+    elif seen.holds(chosen, MESSAGES):
+        asked["messages"] = request
+
+
+def _messages_columns(seen: ColumnSurvey, asked: Mapping[str, str]) -> Columns | None:
+    """Conversations, in the column that was asked for or in one of a usual name."""
+    if "instruction" in asked:
+        return None
+    is_asked = _first(INSTRUCTION_COLUMNS, _by_plain_name(seen.names))
+    if "response" in asked and "messages" not in asked and is_asked:
+        return None
+    for known in ({name: name for name in seen.names}, _by_plain_name(seen.names)):
+        by_name = (known[name] for name in MESSAGE_COLUMNS if name in known)
+        lists = (n for n in by_name if not seen.filled(n) or seen.holds(n, MESSAGES, LIST))
+        column = asked.get("messages") or next(lists, "")
+        if column:
+            tools = next((known[name] for name in TOOL_COLUMNS if name in known), "")
+            return Columns(
+                "messages",
+                messages=column,
+                response=asked.get("response", ""),
+                system=asked.get("system") or _first(SYSTEM_COLUMNS, known),
+                tools=asked.get("tools") or tools,
+            )
+    return None
+
+
+def _of_readings(seen: ColumnSurvey, asked: Mapping[str, str], json_values: bool) -> Columns | None:
+    """Requests and answers, or plain text.
+
+    The strictest reading that finds something counts: what is understood by usual names, as they
+    are usually written, must not be understood otherwise because more is tried after it. A column
+    in which something is said comes before one with parsed structures; those are tried last.
+    """
+    written, plain = {name: name for name in seen.names}, _by_plain_name(seen.names)
+    for readable in (True, False):
+        for known, requests, answers in (
+            (written, USUAL_REQUESTS, USUAL_ANSWERS),
+            (plain, USUAL_REQUESTS, USUAL_ANSWERS),
+            (plain, INSTRUCTION_COLUMNS, RESPONSE_COLUMNS),
+        ):
+            found = _multi_task_columns(known, asked, seen)
+            if found:
+                return found
+            if readable and not json_values:
+                kept = {name: column for name, column in known.items() if seen.readable(column)}
+            else:
+                kept = dict(known)
+            found = _instruction_columns(kept, asked, requests, answers)
+            if found:
+                return _with_history(found, known, seen)
+    return None
+
+
+def _first(names: Sequence[str], known: Mapping[str, str]) -> str:
+    return next((known[name] for name in names if name in known), "")
+
+
+def _by_plain_name(names: Iterable[str]) -> dict[str, str]:
+    """The columns by their names in small letters without blanks around them, in their order; of
+    two that are alike then, the one that is written so, else the first."""
+    known: dict[str, str] = {}
+    for name in names:
+        plain = name.strip().lower()
+        if plain not in known or name == plain:
+            known[plain] = name
+    return known
+
+
+def _asked_columns(
+    seen: ColumnSurvey, mapping: FieldMapping | None, text_field: str | None
+) -> dict[str, str]:
+    """Parts of an example that the manifest gives a column, all of which exist."""
+    names = seen.names
+    mapped = {} if mapping is None else mapping.model_dump(include=set(FieldMapping.model_fields))
+    # A part mapped to its own name is the default written out: the automatic choice still applies.
+    asked = {
+        part: column
+        for part, column in mapped.items()
+        if column and not (part == column and column not in names)
+    }
+    if text_field is not None and asked.setdefault("text", text_field) != text_field:
+        raise DataError(
+            f"training.dataset: text_field is {text_field!r} and field_mapping.text is "
+            f"{asked['text']!r}  (keep one of them)"
+        )
+    for part, column in asked.items():
+        if column not in names and (seen.whole or part not in _OPTIONAL):
+            key = f"field_mapping.{part}" if mapped.get(part) else "text_field"
+            near = near_column(column, names)
+            meant = f"did you mean {near!r}? " if near else ""
+            raise DataError(
+                f"training.dataset.{key}: there is no column {column!r}  "
+                f"({meant}{columns_found(names)})"
+            )
+    _refuse_contradictions(asked, names)
+    return asked
+
+
+def _refuse_contradictions(asked: Mapping[str, str], names: Iterable[str]) -> None:
+    """Parts that exclude each other, and a column that was to be two parts."""
+    whole = {"text": {"messages", "instruction", "response"}, "messages": {"instruction"}}
+    for part, excluded in whole.items():
+        if part in asked and asked.keys() & excluded:
+            raise DataError(
+                "training.dataset.field_mapping: either text, or messages, or instruction and "
+                f"response  ({columns_found(names)})"
+            )
+    for part, column in asked.items():
+        twice = next((n for n, other in asked.items() if other == column and n != part), None)
+        if twice:
+            fix = "training.dataset.field_mapping.messages is for a column with whole conversations"
+            raise DataError(
+                f"training.dataset.field_mapping: {part} and {twice} are both {column!r}  ({fix})"
+            )
+
+
+def _multi_task_columns(
+    known: Mapping[str, str], asked: Mapping[str, str], seen: ColumnSurvey
+) -> Columns | None:
+    """Rows of several tasks, whose input is an object with parts of its own."""
+    response = asked.get("response") or known.get("output", "")
+    if "instruction" in {*known, *asked} or "input" not in known or not response:
+        return None
+    is_task = "task" in known and "response" not in asked
+    if not is_task and not seen.holds(known["input"], OBJECT):
+        return None
+    system = asked.get("system") or _first(SYSTEM_COLUMNS, known)
+    return Columns("multi_task", input=known["input"], response=response, system=system)
+
+
+def _instruction_columns(
+    known: Mapping[str, str],
+    asked: Mapping[str, str],
+    requests: Sequence[str],
+    answers: Sequence[str],
+) -> Columns | None:
+    """Request and answer, or plain text; None where one of the two is missing and no text is."""
+    instruction, response = _exchange_columns(known, asked, requests, answers)
+    if instruction and response:
+        taken = {instruction, response}
+        return Columns(
+            "instruction",
+            instruction=instruction,
+            input=_choose("input", INPUT_COLUMNS, known, asked, taken),
+            response=response,
+            system=asked.get("system") or _first(SYSTEM_COLUMNS, known),
+        )
+    if "text" in known and not asked:
+        return Columns("text", text=known["text"])
+    return None
+
+
+def _with_history(columns: Columns, known: Mapping[str, str], seen: ColumnSurvey) -> Columns:
+    """Earlier exchanges stand in a list; a text of that name is not a conversation."""
+    column = known.get("history", "")
+    listed = not seen.filled(column) or seen.holds(column, LIST, MESSAGES)
+    if columns.kind != "instruction" or not column or not listed:
+        return columns
+    return replace(columns, history=column)
+
+
+def _exchange_columns(
+    known: Mapping[str, str],
+    asked: Mapping[str, str],
+    requests: Sequence[str],
+    answers: Sequence[str],
+) -> tuple[str, str]:
+    """The columns with the request and with the answer, "" for one that is not there."""
+    given = {column for part, column in asked.items() if part != "system"}
+    doubtful = {known[name] for name in SPEAKERS & known.keys() if "assistant" not in known}
+    instruction = _choose("instruction", requests, known, asked, given | doubtful)
+    response = _choose("response", answers, known, asked, given | {instruction})
+    if not instruction and response:
+        instruction = _choose("instruction", ("input",), known, asked, given)
+    return instruction, response
+
+
+def _choose(
+    part: str,
+    candidates: Sequence[str],
+    known: Mapping[str, str],
+    asked: Mapping[str, str],
+    taken: Collection[str],
+) -> str:
+    there = (known[name] for name in candidates if name in known)
+    return asked.get(part) or next((name for name in there if name not in taken), "")
+
+
+def _not_understood(
+    names: Collection[str], known: Mapping[str, str], asked: Mapping[str, str]
+) -> DataError:
+    if "input_ids" in names:
+        return DataError(
+            f"the rows are tokens already; {columns_found(names)}  (set "
+            "training.dataset.use_pretokenized: true, or name the rows they were made from)"
+        )
+    candidates = (INSTRUCTION_COLUMNS, RESPONSE_COLUMNS)
+    columns = _exchange_columns(known, asked, *candidates)
+    missing = [
+        f"no column holds the {what} (looked for {', '.join(looked_for)})"
+        for what, column, looked_for in zip(("request", "answer"), columns, candidates, strict=True)
+        if not column
+    ]
+    return DataError(
+        f"{' and '.join(missing)}; {columns_found(names)}  (name them in "
+        "training.dataset.field_mapping: instruction and response, or text where the rows are "
+        "already formatted)"
+    )
+
+
+def near_column(column: str, names: Iterable[str]) -> str | None:
+    """The column whose name is nearly this one."""
+    by_letters = {name.lower(): name for name in names}
+    near = neighbour_of(column.lower(), by_letters)
+    return by_letters[near] if near is not None else None
+
+
+def columns_found(names: Iterable[str]) -> str:
+    """The columns that there are, in words."""
+    return f"columns found: {', '.join(names) or 'none'}"

@@ -1,0 +1,308 @@
+"""Rows of many shapes, understood as one: what is said in a row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from expert.data.examples.columns import Columns, Kind, columns_found
+from expert.data.examples.messages import (
+    conversation,
+    decoded_messages,
+    is_message,
+    is_messages,
+    is_text_part,
+    kind_of,
+    known_role,
+    text_of_part,
+    turns_in,
+)
+from expert.data.examples.preferences import is_preferred
+from expert.data.examples.tools import tools_of
+from expert.data.records import BadRow, Dropped, Example, Role, Row, Turn
+from expert.data.template.marked_text import UnfitRow, marked_turns, transcript_turns
+
+METADATA_OF_A_TASK = frozenset({"instruction", "error_type"})
+RAW_CHARACTERS = 500
+
+
+def example_of(row: Row, columns: Columns) -> Example | BadRow | Dropped:
+    """The example in a row, or why there is none."""
+    try:
+        if columns.label and not is_preferred(row.values.get(columns.label), columns.label):
+            return Dropped(f"{columns.label} is false")
+        return _READERS[columns.kind](row.values, columns)
+    except UnfitRow as fault:
+        return BadRow(row.file, row.line, str(fault), raw=_beginning(row.values))
+
+
+def _beginning(values: Mapping[str, Any]) -> str:
+    text = json.dumps(dict(values), ensure_ascii=False, default=str)
+    return text[:RAW_CHARACTERS]
+
+
+def _instruction_example(values: Mapping[str, Any], columns: Columns) -> Example:
+    request = values.get(columns.instruction)
+    answer = values.get(columns.response)
+    asked, answered = _messages_in(request), _messages_in(answer)
+    if asked is not None or answered is not None:
+        return _prompt_completion_example(values, columns, asked, answered)
+    if type(answer) is not str:
+        answer = _needed(values, columns.response, columns)
+    if not answer or answer.isspace():
+        raise UnfitRow(f"column {columns.response!r}: the answer is empty")
+    if type(request) is not str:
+        request = _needed(values, columns.instruction, columns)
+    material = _optional(values, columns.input, columns)
+    if material:
+        request = _with_input(request, columns.input, material)
+    if not request or request.isspace():
+        raise UnfitRow(f"column {columns.instruction!r}: the request is empty")
+    system = _optional(values, columns.system, columns)
+    if columns.history and values.get(columns.history):
+        said = _history(values[columns.history], columns.history)
+        return conversation([*said, Turn("user", request), Turn("assistant", answer)], system)
+    return _exchange(system, request, answer)
+
+
+def _messages_in(value: Any) -> Sequence[Any] | None:
+    """The messages of a value: a list of them, or one alone. A text is a text, whatever it holds:
+    an answer may well be JSON."""
+    if type(value) is str:
+        return None
+    if is_message(value):
+        return [value]
+    return value if is_messages(value) else None
+
+
+def _history(pairs: Any, column: str) -> list[Turn]:
+    """Earlier requests and answers, which are trained on like the last one."""
+    if is_messages(pairs):
+        return turns_in(pairs, column)
+    turns = []
+    for number, pair in enumerate(pairs if isinstance(pairs, list | tuple) else [pairs], 1):
+        told = list(pair) if isinstance(pair, list | tuple) else []
+        if len(told) != 2 or not all(isinstance(text, str) for text in told):
+            raise UnfitRow(f"{column}[{number}]: is not a pair of a request and an answer")
+        turns += [Turn("user", told[0]), Turn("assistant", told[1])]
+    return turns
+
+
+def _exchange(system: str, request: str, answer: str) -> Example:
+    turns = (Turn("user", request), Turn("assistant", answer))
+    return Example((Turn("system", system), *turns)) if system else Example(turns)
+
+
+def _with_input(request: str, column: str, material: str) -> str:
+    """The request with the material under a label; without a request, the material alone."""
+    if not request or request.isspace():
+        return material
+    name = column.lower()
+    if "CREATE TABLE" in material or "schema" in name:
+        label = "Schema"
+    else:
+        label = "Context" if "context" in name else "Input"
+    return f"{request}\n\n{label}:\n{material}"
+
+
+def _prompt_completion_example(
+    values: Mapping[str, Any],
+    columns: Columns,
+    asked: Sequence[Any] | None,
+    answered: Sequence[Any] | None,
+) -> Example:
+    """A request and an answer, one of which at least is a list of messages."""
+    before = _turns_or_text(values, columns.instruction, "user", asked, columns)
+    after = _turns_or_text(values, columns.response, "assistant", answered, columns)
+    if after[-1].role != "assistant":
+        raise UnfitRow(f"column {columns.response!r}: the last message is not an answer")
+    system = _optional(values, columns.system, columns)
+    turns = _joined_once(before, after, columns.instruction, columns.response)
+    material = _optional(values, columns.input, columns)
+    if material:
+        raise UnfitRow(
+            f"column {columns.input!r}: it cannot be put into a conversation  (write it into the "
+            "message it belongs to)"
+        )
+    return conversation(turns, system)
+
+
+def _turns_or_text(
+    values: Mapping[str, Any],
+    column: str,
+    role: Role,
+    messages: Sequence[Any] | None,
+    columns: Columns,
+) -> list[Turn]:
+    if messages is not None:
+        return turns_in(messages, column)
+    return [Turn(role, _needed(values, column, columns))]
+
+
+def _joined_once(
+    before: list[Turn], after: list[Turn], asked_in: str, answered_in: str
+) -> list[Turn]:
+    """What was said before and the answer. Some data sets have the whole conversation in the column
+    of the answer as well: then it counts once, and what was asked must be in it."""
+    users = [turn.text.strip() for turn in after if turn.role == "user"]
+    if not users:
+        return [*before, *after]
+    if any(turn.role == "user" and turn.text.strip() not in users for turn in before):
+        raise UnfitRow(f"column {answered_in!r}: it holds another conversation than {asked_in!r}")
+    has_system = any(turn.role == "system" for turn in after)
+    return [*([] if has_system else [t for t in before if t.role == "system"]), *after]
+
+
+def _messages_example(values: Mapping[str, Any], columns: Columns) -> Example:
+    value = values.get(columns.messages)
+    tools = values.get(columns.tools) if columns.tools else None
+    if isinstance(value, Mapping) and is_messages(value.get("messages")):
+        tools = value.get("tools") if tools is None else tools
+        value = value["messages"]
+    turns = _turns_of(value, values, columns)
+    if columns.response:
+        given = values.get(columns.response)
+        said = decoded_messages(given) if isinstance(given, str) else _messages_in(given)
+        after = _turns_or_text(values, columns.response, "assistant", said, columns)
+        turns = _joined_once(turns, after, columns.messages, columns.response)
+    offered = tools_of(tools, columns.tools or columns.messages) if tools is not None else ""
+    return conversation(turns, _optional(values, columns.system, columns), offered)
+
+
+def _turns_of(value: Any, values: Mapping[str, Any], columns: Columns) -> list[Turn]:
+    """The turns of a conversation: a list of messages, as it is or as JSON, or a transcript; a
+    plain text is a request where its answer has a column of its own."""
+    column = columns.messages
+    if isinstance(value, str):
+        messages = decoded_messages(value)
+        if messages is not None:
+            return turns_in(messages, column)
+        marked = marked_turns(value) or transcript_turns(value)
+        if marked:
+            return [Turn(_marked_role(name), text) for name, text in marked]
+        if columns.response:
+            return [Turn("user", value)]
+    if not isinstance(value, list | tuple):
+        if value is None:
+            raise UnfitRow(_absence(values, column))
+        raise UnfitRow(f"column {column!r} holds {kind_of(value)}, not messages")
+    return turns_in(value, column)
+
+
+def _text_example(values: Mapping[str, Any], columns: Columns) -> Example:
+    text = values.get(columns.text)
+    if type(text) is not str:
+        if text is None:
+            raise UnfitRow(_absence(values, columns.text))
+        raise UnfitRow(f"column {columns.text!r} holds {kind_of(text)}, not text")
+    if not text or text.isspace():
+        raise UnfitRow(f"column {columns.text!r}: the text is empty")
+    marked = marked_turns(text)
+    if marked is None:
+        return Example(text=text)
+    return conversation(
+        Turn(role, body) for role, body in ((_marked_role(name), body) for name, body in marked)
+    )
+
+
+def _marked_role(name: str) -> Role:
+    role = known_role(name)
+    if role == "tool" or name == "function_call":
+        raise UnfitRow(
+            "tools in marked text are not understood  (write such rows as messages, with "
+            "tool_calls and the role tool)"
+        )
+    return role
+
+
+def _multi_task_example(values: Mapping[str, Any], columns: Columns) -> Example:
+    """Rows of tasks are structured by their format: what is in their parts is JSON where it is not
+    text."""
+    columns = replace(columns, json_values=True)
+    answer = _needed(values, columns.response, columns)
+    if not answer or answer.isspace():
+        raise UnfitRow(f"column {columns.response!r}: the answer is empty")
+    given = values.get(columns.input)
+    if isinstance(given, Mapping):
+        request = _labelled(given, columns)
+    else:
+        request = _needed(values, columns.input, columns)
+    if not request or request.isspace():
+        raise UnfitRow(f"column {columns.input!r}: the request is empty")
+    return _exchange(_optional(values, columns.system, columns), request, answer)
+
+
+def _labelled(parts: Mapping[str, Any], columns: Columns) -> str:
+    """The instruction, then everything else under the name it has in the row."""
+    blocks = [_optional(parts, "instruction", columns)]
+    for name in parts:
+        text = "" if name in METADATA_OF_A_TASK else _optional(parts, name, columns)
+        if text:
+            blocks.append(f"{name.replace('_', ' ').capitalize()}:\n{text}")
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _needed(values: Mapping[str, Any], column: str, columns: Columns) -> str:
+    value = values.get(column)
+    if value is None:
+        raise UnfitRow(_absence(values, column))
+    return _as_text(value, column, columns)
+
+
+def _absence(values: Mapping[str, Any], column: str) -> str:
+    if column in values:
+        return f"column {column!r} is null"
+    return f"column {column!r} is missing; {columns_found(values)}"
+
+
+def _optional(values: Mapping[str, Any], column: str, columns: Columns) -> str:
+    """The text of a column that may be absent, null or blank: then ""."""
+    value = values.get(column) if column else None
+    text = "" if value is None else _as_text(value, column, columns)
+    return "" if text.isspace() else text
+
+
+def _as_text(value: Any, column: str, columns: Columns) -> str:
+    """Text as it is, numbers as JSON writes them, known shapes by what they say; lists and objects
+    as JSON where the manifest asks for that."""
+    if type(value) is str:
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _as_json(value, column)
+    if is_text_part(value):
+        return text_of_part(value, f"column {column!r}")
+    if _messages_in(value) is not None:
+        raise UnfitRow(
+            f"column {column!r} holds messages, not text  (training.dataset.field_mapping.messages "
+            "names a column with whole conversations)"
+        )
+    if isinstance(value, list | tuple) and value and all(map(is_text_part, value)):
+        return "".join(text_of_part(part, f"column {column!r}") for part in value)
+    held = f"column {column!r} holds {kind_of(value)}, not text"
+    if isinstance(value, bool):
+        raise UnfitRow(f"{held}; write what the model is to answer in words")
+    if not isinstance(value, dict | list | tuple):
+        raise UnfitRow(held)
+    if not columns.json_values:
+        raise UnfitRow(
+            f"{held}  (name another column in training.dataset.field_mapping; to train on it as "
+            "JSON text: training.dataset.json_values: true)"
+        )
+    return _as_json(value, column)
+
+
+def _as_json(value: Any, column: str) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError):
+        raise UnfitRow(f"column {column!r} holds {kind_of(value)}, not text") from None
+
+
+_READERS: dict[Kind, Callable[[Mapping[str, Any], Columns], Example]] = {
+    "instruction": _instruction_example,
+    "messages": _messages_example,
+    "text": _text_example,
+    "multi_task": _multi_task_example,
+}

@@ -1,0 +1,242 @@
+"""The messages of a row as turns: roles, weights, thoughts and tools of the usual formats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from expert.data.examples.tools import call_in_text, calls_in
+from expert.data.records import Example, Role, Turn
+from expert.data.template.marked_text import UnfitRow
+
+ROLES: dict[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+    "ipython": "tool",
+}
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Fields with what was thought before an answer."""
+TRAINED = ("weight", "loss_weight", "train", "trainable", "loss")
+"""Fields that say whether an answer is trained on, as OpenAI, Axolotl and others have them."""
+UNDERSTOOD = frozenset(
+    {
+        *("role", "from", "content", "value", *TRAINED, *THOUGHTS),
+        *("name", "tool_call_id", "tool_calls", "function_call"),
+    }
+)
+# Fields that say what is trained on, or hold a part of what was said, in a way that is not built.
+NOT_BUILT = frozenset(
+    {
+        *("train_detail", "loss_mask", "loss_scale", "mask", "masked"),
+        *("image", "images", "audio", "video", "videos", "refusal"),
+    }
+)
+_TEXT_FIELDS = ("text", "value", "content")
+_SAID = frozenset({"content", "value", "tool_calls", "function_call"})
+_YES_OR_NO = ("train", "trainable", "loss")
+
+
+def unused_fields(messages: Any) -> list[str]:
+    """Fields of messages that nothing is read from, each once."""
+    given = messages if isinstance(messages, list | tuple) else ()
+    names = (name for message in given if isinstance(message, Mapping) for name in message)
+    return [name for name in dict.fromkeys(names) if name not in UNDERSTOOD]
+
+
+def is_message(value: Any) -> bool:
+    """{role, content} or {from, value}: who says something, and what."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("role", value.get("from")), str):
+        return False
+    return not _SAID.isdisjoint(value)
+
+
+def is_messages(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 0 and all(map(is_message, value))
+
+
+def is_text_part(value: Any) -> bool:
+    """{"type": "text", "text": …}, as contents of several parts have it."""
+    return isinstance(value, Mapping) and value.get("type") == "text"
+
+
+def decoded_messages(text: str) -> list[Any] | None:
+    """Messages that a text holds as JSON, as CSV has to; None where it is anything else."""
+    start = text[:2]
+    if not start.startswith("[") or start[1:].strip() not in ("", "{"):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if is_messages(value) else None
+
+
+def text_of_part(part: Mapping[str, Any], where: str) -> str:
+    """What a part of type "text" says."""
+    text = next((part[name] for name in _TEXT_FIELDS if name in part), None)
+    if not isinstance(text, str):
+        raise UnfitRow(f"{where}: a part of type 'text' without text")
+    return text
+
+
+def turns_in(messages: Sequence[Any], column: str) -> list[Turn]:
+    """Every message as a turn; UnfitRow says what cannot be learnt."""
+    return [_turn(message, f"{column}[{number}]") for number, message in enumerate(messages, 1)]
+
+
+def _turn(message: Any, where: str) -> Turn:
+    if not isinstance(message, Mapping):
+        raise UnfitRow(f"{where} is {kind_of(message)}, not a message")
+    name = message.get("role", message.get("from"))
+    role = known_role(name, where)
+    content = message.get("content", message.get("value"))
+    plain = role != "tool" and name != "function_call"
+    if plain and type(content) is str and len(message) == 2:  # most messages are no more than that
+        return Turn(role, content)
+    _refuse_fields(message, where)
+    extra = ""
+    if role == "assistant":
+        extra = (
+            call_in_text(content, where) if name == "function_call" else calls_in(message, where)
+        )
+    elif role == "tool":
+        given = {key: message[key] for key in ("name", "tool_call_id") if message.get(key)}
+        extra = json.dumps(given, ensure_ascii=False, default=str)
+    elif message.get("tool_calls") or message.get("function_call"):
+        raise UnfitRow(f"{where}: tool calls of the role {name!r}; only an assistant makes them")
+    if name == "function_call" or (extra and content is None):
+        text = ""
+    else:
+        text = content if type(content) is str else _joined(content, where)
+    return Turn(
+        role, _with_thoughts(message, text, role, where), _learnt(message, role, where), extra
+    )
+
+
+def known_role(name: Any, where: str = "") -> Role:
+    """The role that a name stands for."""
+    role = ROLES.get(name) if isinstance(name, str) else None
+    if role is None:
+        at = f"{where}: " if where else ""
+        raise UnfitRow(f"{at}unknown role {name!r}  (known: {', '.join(ROLES)})")
+    return role
+
+
+def _refuse_fields(message: Mapping[str, Any], where: str) -> None:
+    for field in message:
+        if field in NOT_BUILT and message[field] not in (None, "", [], {}):
+            raise UnfitRow(
+                f"{where}: the field {field!r} is not understood; only text is learnt, and weight "
+                "or train say which answers  (take it out of the rows)"
+            )
+
+
+def _learnt(message: Mapping[str, Any], role: Role, where: str) -> bool:
+    """Whether an answer is trained on: `weight` of OpenAI, `train` of Axolotl and the like."""
+    given = {name: message[name] for name in TRAINED if message.get(name) is not None}
+    for name, value in given.items():
+        if isinstance(value, str) or value not in (0, 1):
+            allowed = "true or false" if name in _YES_OR_NO else "1, or 0 to leave the answer out"
+            raise UnfitRow(f"{where}: {name} {value!r}; it is {allowed}")
+    if len(set(map(bool, given.values()))) > 1:
+        told = ", ".join(f"{name} {value!r}" for name, value in given.items())
+        raise UnfitRow(f"{where}: {told} contradict each other")
+    if role != "assistant" and any(given.get(name) for name in _YES_OR_NO):
+        raise UnfitRow(
+            f"{where}: train is true, and only answers are trained on one by one  "
+            "(train_on_prompt: true trains on everything)"
+        )
+    return role != "assistant" or all(given.values())
+
+
+def _with_thoughts(message: Mapping[str, Any], text: str, role: Role, where: str) -> str:
+    """The answer with what was thought before it, as Qwen3's template writes it."""
+    thoughts = [message[name] for name in THOUGHTS if message.get(name)]
+    if not thoughts:
+        return text
+    if role != "assistant" or len(thoughts) > 1 or not isinstance(thoughts[0], str):
+        raise UnfitRow(f"{where}: thoughts are one text, of an assistant")
+    if "</think>" in text:
+        raise UnfitRow(f"{where}: thoughts in a field of their own and in the content")
+    inner, said = thoughts[0].strip("\n"), text.lstrip("\n")
+    return f"<think>\n{inner}\n</think>\n\n{said}"
+
+
+def _joined(content: Any, where: str) -> str:
+    """The text of a message whose content is a list of parts."""
+    if is_text_part(content):
+        return text_of_part(content, where)
+    if not isinstance(content, list | tuple):
+        what = "has no content" if content is None else f"the content is {kind_of(content)}"
+        raise UnfitRow(f"{where}: {what}")
+    texts = []
+    for part in content:
+        text = part
+        if isinstance(part, Mapping):
+            text = text_of_part(part, where) if is_text_part(part) else part.get("text")
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            raise UnfitRow(f"{where}: a part of type {kind!r}; only text is trained on")
+        texts.append(text)
+    return "".join(texts)
+
+
+def conversation(turns: Iterable[Turn], system: str = "", tools: str = "") -> Example:
+    """The turns as an example; a conversation that no template can write is refused. What one side
+    says in two turns becomes one, with a blank line between."""
+    said: list[Turn] = []
+    for turn in turns:
+        if turn.role == "user" and said and said[-1].role == "user":
+            both = (text for text in (said[-1].text, turn.text) if text.strip())
+            said[-1] = Turn("user", "\n\n".join(both))
+        elif turn.role != "system" or turn.text.strip():
+            said.append(turn)
+    if system and not (said and said[0].role == "system"):
+        said.insert(0, Turn("system", system))
+    before = Turn("system", "")
+    for number, turn in enumerate(said, 1):
+        _check_turn(turn, before, number)
+        before = turn
+    answers = [turn.learn for turn in said if turn.role == "assistant"]
+    if not answers:
+        raise UnfitRow("there is no assistant turn")
+    if not any(answers):
+        raise UnfitRow("no assistant turn is learnt: weight 0 or train: false in every one")
+    return Example(tuple(said), tools=tools)
+
+
+def _check_turn(turn: Turn, before: Turn, number: int) -> None:
+    if turn.role == "system":
+        if number > 1:
+            raise UnfitRow(f"turn {number}: a system turn that is not the first")
+    elif turn.role == "tool":
+        if before.role != "tool" and not (before.role == "assistant" and before.extra):
+            raise UnfitRow(f"turn {number}: a tool answers, and nobody has called it")
+    elif (not turn.text or turn.text.isspace()) and not turn.extra:
+        raise UnfitRow(f"turn {number} ({turn.role}) is empty")
+    elif turn.role == "assistant" and before.role == "assistant":
+        raise UnfitRow(f"turn {number}: two answers in a row")
+    elif turn.role == "assistant" and before.role == "system":
+        raise UnfitRow(
+            f"turn {number}: an answer to no user turn  (take it out of the rows, or put what was "
+            "asked before it)"
+        )
+
+
+def kind_of(value: Any) -> str:
+    """A value of a row in words."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    words = {str: "text", dict: "an object", list: "a list", int: "a number", float: "a number"}
+    return words.get(type(value), f"a {type(value).__name__}")

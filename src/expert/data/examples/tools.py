@@ -1,0 +1,144 @@
+"""Tools in conversations: what a row says of them as JSON, and how ChatML writes them.
+
+ChatML here is that of Qwen and Hermes: tools in the system turn between <tools> tags, calls in the
+answer between <tool_call> tags, what a tool gives back in a user turn between <tool_response> tags.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from expert.data.records import Example, Turn
+from expert.data.template.marked_text import UnfitRow
+
+_PREFACE = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n{}\n"
+    "</tools>\n\nFor each function call, return a json object with function name and arguments "
+    "within <tool_call></tool_call> XML tags:\n<tool_call>\n"
+    '{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>'
+)
+
+
+def tools_of(value: Any, column: str) -> str:
+    """The tools of a row as JSON, each as OpenAI writes them; "" where there are none."""
+    where = f"column {column!r}"
+    tools = _parsed(value, where) if isinstance(value, str) and value.strip() else value
+    if tools is None or tools in ("", [], {}):
+        return ""
+    if not isinstance(tools, list | tuple):
+        raise UnfitRow(f"{where}: is no list of tools")
+    found = []
+    for number, tool in enumerate(tools, 1):
+        given = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+            raise UnfitRow(f"{where}: tool {number} has no name")
+        whole = tool if "function" in tool else {"type": "function", "function": tool}
+        found.append(whole)
+    return _text(found)
+
+
+def calls_in(message: Mapping[str, Any], where: str) -> str:
+    """The calls of an assistant's message as the fields of a template; "" where there are none."""
+    calls = message.get("tool_calls")
+    if not calls and message.get("function_call"):
+        calls = [message["function_call"]]
+    if not calls:
+        return ""
+    if not isinstance(calls, list | tuple):
+        raise UnfitRow(f"{where}: tool_calls is no list")
+    return _text({"tool_calls": [_call(call, where) for call in calls]})
+
+
+def call_in_text(value: Any, where: str) -> str:
+    """As `calls_in`, of a message whose whole text is a call, or a list of them, as JSON."""
+    calls = _parsed(value, where) if isinstance(value, str) else value
+    calls = [calls] if isinstance(calls, Mapping) else calls
+    return calls_in({"tool_calls": calls}, where)
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    given = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(given, Mapping) or not isinstance(given.get("name"), str):
+        raise UnfitRow(f"{where}: a tool call has no name")
+    arguments = given.get("arguments", {})
+    if isinstance(arguments, str):  # as OpenAI has them: JSON in a text
+        arguments = _parsed(arguments or "{}", f"{where}: the arguments of {given['name']}")
+    if not isinstance(arguments, Mapping):
+        raise UnfitRow(f"{where}: the arguments of {given['name']} are no JSON object")
+    made = {"type": "function", "function": {"name": given["name"], "arguments": arguments}}
+    return {**made, "id": call["id"]} if call.get("id") else made
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise UnfitRow(f"{where}: is no JSON") from None
+
+
+def _text(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UnfitRow(f"tools cannot be written as JSON: {error}") from None
+
+
+def has_tools(example: Example) -> bool:
+    """Whether there is more in a conversation than what is said."""
+    return bool(example.tools) or any(turn.extra for turn in example.turns)
+
+
+def calls_of(turn: Turn) -> list[dict[str, Any]]:
+    """The functions that a turn calls, with their arguments."""
+    calls = json.loads(turn.extra).get("tool_calls", []) if turn.extra else []
+    return [call["function"] for call in calls]
+
+
+def drops_words_beside_calls(example: Example, text: str) -> bool:
+    """Whether a text of the example lacks what an answer says beside its calls; thoughts apart."""
+    said = (turn.text.rpartition("</think>")[2] for turn in example.turns if calls_of(turn))
+    return any(words.strip() not in text for words in said)
+
+
+def tool_names(turns: Sequence[Turn], tools: str) -> Iterator[str]:
+    """Names of the tools that are offered, and of those that are called."""
+    yield from (tool["function"]["name"] for tool in json.loads(tools or "[]"))
+    yield from (call["name"] for turn in turns for call in calls_of(turn))
+
+
+def in_chatml(example: Example) -> tuple[Turn, ...]:
+    """The conversation in turns of system, user and assistant alone."""
+    turns = list(example.turns)
+    if example.tools:
+        listed = "\n".join(_text(tool) for tool in json.loads(example.tools))
+        preface = _PREFACE.format(listed)
+        if turns[0].role == "system":
+            preface = f"{turns.pop(0).text}\n\n{preface}"
+        turns.insert(0, Turn("system", preface))
+    found: list[Turn] = []
+    for place, turn in enumerate(turns):
+        if turn.role == "tool":
+            given = f"<tool_response>\n{turn.text}\n</tool_response>"
+            if place and turns[place - 1].role == "tool":
+                found[-1] = Turn("user", f"{found[-1].text}\n{given}")
+            else:
+                found.append(Turn("user", given))
+        elif turn.extra:
+            found.append(Turn("assistant", with_calls(turn), turn.learn))
+        else:
+            found.append(turn)
+    return tuple(found)
+
+
+def with_calls(turn: Turn) -> str:
+    """What is said in a turn, and its calls below, as ChatML writes them."""
+    written: Sequence[str] = [
+        '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'.format(
+            call["name"], _text(call["arguments"])
+        )
+        for call in calls_of(turn)
+    ]
+    return "\n".join([*([turn.text] if turn.text else []), *written])

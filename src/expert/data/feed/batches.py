@@ -1,0 +1,292 @@
+"""Bins of documents as the arrays that a model reads, always of the same shape.
+
+Labels are shifted here: the label of a place is the token that follows it in the same document,
+if that token is learnt. Nobody downstream shifts them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expert.data.pack.pack_index import PackIndex
+
+IGNORED = -100
+"""The label of a place from which nothing is learnt."""
+
+Numbers = NDArray[np.integer[Any]]
+Places = NDArray[np.int32]
+Bins = Sequence[int] | Numbers
+
+
+class Documents(Protocol):
+    """Tokens of documents and which of them are learnt."""
+
+    def gather(
+        self, documents: Numbers, starts: Numbers, stops: Numbers, *, out: Places, places: Numbers
+    ) -> tuple[Places, Numbers]:
+        """Copy tokens `starts` to `stops` of each document to its place in `out`. What comes back:
+        pairs of start and stop of the learnt tokens of all documents, those of each in order and
+        apart from each other, and how many pairs are whose."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """The one shape of every batch of a run."""
+
+    rows: int
+    length: int
+    """Places in a row, and so the longest that a document can be."""
+    max_documents: int
+    """Documents there are boundaries for, the padding at the end of a row counted as one."""
+
+    @property
+    def places(self) -> int:
+        return self.rows * self.length
+
+    @classmethod
+    def for_index(cls, index: PackIndex, rows: int, *, multiple: int = 8) -> BatchShape:
+        """As few boundaries as hold the fullest `rows` bins, each with padding."""
+        most = int(np.sort(np.diff(index.bin_offsets))[-rows:].sum()) + rows
+        return cls(rows, index.length, -(-most // multiple) * multiple)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCounts:
+    """What a batch holds; the counts of an update are the sum over its batches."""
+
+    targets: int = 0
+    """Places with a label: what the loss is divided by."""
+    real_tokens: int = 0
+    """Tokens of documents: no padding, no soft prompt."""
+    examples: int = 0
+
+    def __add__(self, other: BatchCounts) -> BatchCounts:
+        return BatchCounts(
+            self.targets + other.targets,
+            self.real_tokens + other.real_tokens,
+            self.examples + other.examples,
+        )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class BatchArrays:
+    """One packed batch, its rows end to end; filled over and over, so it can be pinned memory."""
+
+    shape: BatchShape
+    tokens: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    """Counted from 0 in each document, soft prompt included."""
+    boundaries: NDArray[np.int32]
+    """Where each document begins, then the number of places up to a constant length."""
+    soft_mask: NDArray[np.bool_]
+    """Places of the soft prompt."""
+    target_places: NDArray[np.int32]
+    """Places with a label, in order, then the last place, which never has one."""
+
+    @classmethod
+    def allocate(cls, shape: BatchShape) -> BatchArrays:
+        """Arrays in ordinary memory."""
+        return cls(
+            shape,
+            tokens=np.empty(shape.places, np.int32),
+            labels=np.empty(shape.places, np.int32),
+            positions=np.empty(shape.places, np.int32),
+            boundaries=np.empty(shape.max_documents + 1, np.int32),
+            soft_mask=np.empty(shape.places, np.bool_),
+            target_places=np.empty(shape.places, np.int32),
+        )
+
+    def shorter(self, length: int) -> BatchArrays:
+        """The beginning of the same memory as rows of so many places."""
+        shape = BatchShape(self.shape.rows, length, self.shape.max_documents)
+        flat = {
+            name: getattr(self, name)[: shape.places]
+            for name in ("tokens", "labels", "positions", "soft_mask", "target_places")
+        }
+        return BatchArrays(shape, boundaries=self.boundaries, **flat)
+
+
+def fill_batch(
+    out: BatchArrays, index: PackIndex, bins: Bins, store: Documents, *, pad_id: int
+) -> BatchCounts:
+    """Fill every array with the documents of `bins`, a bin to a row; rows left over are padding.
+
+    Padding at the end of a row is a document of its own without labels, so no document ever sees
+    another one, and none is longer than a row.
+    """
+    shape = out.shape
+    numbers = np.asarray(bins, dtype=np.int64)
+    too_long = index.length > shape.length and index.longest_of(numbers) > shape.length
+    if len(bins) > shape.rows or too_long:
+        what = f"{len(bins)} bins of {index.length} places"
+        raise ValueError(f"{what} do not go into {shape.rows} rows of {shape.length}")
+    row_starts = np.arange(shape.rows + 1) * shape.length
+    out.tokens.fill(pad_id)
+    ends, counts = _fill_rows(out, row_starts[: len(numbers)], index, numbers, store, shape.places)
+    edges = np.unique(np.concatenate((row_starts, ends)))
+    if len(edges) > len(out.boundaries):
+        what = f"{len(edges) - 1} documents in a batch"
+        raise ValueError(f"{what} that has boundaries for {shape.max_documents}")
+    out.boundaries.fill(shape.places)
+    out.boundaries[: len(edges)] = edges
+    _count_positions(out.positions, edges)
+    return counts
+
+
+class _Flat(Protocol):
+    """The flat arrays that documents are written to."""
+
+    @property
+    def tokens(self) -> NDArray[np.int32]: ...
+    @property
+    def labels(self) -> NDArray[np.int32]: ...
+    @property
+    def soft_mask(self) -> NDArray[np.bool_]: ...
+    @property
+    def target_places(self) -> NDArray[np.int32]: ...
+
+
+def _fill_rows(
+    out: _Flat,
+    row_starts: Numbers,
+    index: PackIndex,
+    numbers: NDArray[np.int64],
+    store: Documents,
+    places: int,
+) -> tuple[Numbers, BatchCounts]:
+    """Write the documents of each bin from its row's start on, all but padding and positions, into
+    the first `places` of the arrays. What comes back: where each document ends, and the counts."""
+    soft = index.soft_tokens
+    in_bin = index.bin_offsets[numbers + 1] - index.bin_offsets[numbers]
+    pieces = _counted_from(index.bin_offsets[numbers], in_bin)
+    documents, starts, stops = (
+        column[pieces] for column in (index.piece_document, index.piece_start, index.piece_stop)
+    )
+    ends = np.zeros(len(pieces) + 1, np.int64)
+    np.cumsum(stops - starts + soft, out=ends[1:])
+    before_row = ends[np.cumsum(in_bin) - in_bin]
+    shifts = np.repeat(row_starts - before_row, in_bin)
+    begins = ends[:-1] + shifts + soft
+    spans, many = store.gather(documents, starts, stops, out=out.tokens, places=begins)
+    # A learnt token is the label of the place before it, if that is in the same piece.
+    first = np.maximum(spans[:, 0], np.repeat(starts + 1, many))
+    learnt = np.maximum(np.minimum(spans[:, 1], np.repeat(stops, many)) - first, 0)
+    targets = _counted_from(first + np.repeat(begins - starts - 1, many), learnt)
+    out.target_places[: len(targets)] = targets
+    out.target_places[len(targets) : places] = places - 1
+    out.labels[:places] = IGNORED
+    out.labels[targets] = out.tokens[targets + 1]
+    out.soft_mask[:places] = False
+    if soft:
+        out.soft_mask[_counted_from(begins - soft, np.full(len(begins), soft))] = True
+    limits: Any = (starts, stops)  # the sum is the same for arrays as for numbers
+    examples = int(np.sum(index.examples_in(*limits)))
+    real = int(ends[-1]) - soft * len(pieces)
+    return ends[1:] + shifts, BatchCounts(len(targets), real, examples)
+
+
+def _counted_from(firsts: Numbers, counts: Numbers) -> NDArray[np.int64]:
+    """Stretches of numbers that rise by one, end to end: so many from each of `firsts` on."""
+    stops = np.cumsum(counts)
+    total = int(stops[-1]) if len(stops) else 0
+    numbers: NDArray[np.int64] = np.arange(total)
+    numbers += np.repeat(firsts - (stops - counts), counts)
+    return numbers
+
+
+def _count_positions(positions: NDArray[np.int32], edges: Numbers) -> None:
+    """Count from 0 between each two edges: rise by one, and fall back where a document begins."""
+    positions.fill(1)
+    positions[0] = 0
+    positions[edges[1:-1]] = 1 - np.diff(edges)[:-1]
+    np.cumsum(positions, out=positions)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PaddedArrays:
+    """Room for one padded batch of up to `rows` rows; filled over and over."""
+
+    rows: int
+    length: int
+    tokens: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    attention_mask: NDArray[np.bool_]
+    soft_mask: NDArray[np.bool_]
+    target_places: NDArray[np.int32]
+
+    @classmethod
+    def allocate(cls, rows: int, length: int) -> PaddedArrays:
+        """Arrays in ordinary memory."""
+        places = rows * length
+        return cls(
+            rows,
+            length,
+            tokens=np.empty(places, np.int32),
+            labels=np.empty(places, np.int32),
+            positions=np.empty(places, np.int32),
+            attention_mask=np.empty(places, np.bool_),
+            soft_mask=np.empty(places, np.bool_),
+            target_places=np.empty(places, np.int32),
+        )
+
+
+class PaddedBatch(NamedTuple):
+    """A document to a row, padded on the right. Views of the arrays that were filled."""
+
+    tokens: NDArray[np.int32]
+    labels: NDArray[np.int32]
+    positions: NDArray[np.int32]
+    attention_mask: NDArray[np.bool_]
+    """True where a row has a token or its soft prompt."""
+    soft_mask: NDArray[np.bool_]
+    target_places: NDArray[np.int32]
+    """Flat: places of this batch with a label, in order, then its last place, which has none."""
+    counts: BatchCounts
+
+
+def fill_padded_batch(
+    out: PaddedArrays,
+    index: PackIndex,
+    bins: Bins,
+    store: Documents,
+    *,
+    pad_id: int,
+    to_longest: bool = True,
+) -> PaddedBatch:
+    """Rows of one document each, padded to the longest of them or else to the full length."""
+    offsets = index.bin_offsets
+    if len(bins) > out.rows or index.length > out.length:
+        what = f"{len(bins)} bins of {index.length} places"
+        raise ValueError(f"{what} do not go into {out.rows} rows of {out.length}")
+    numbers = np.asarray(bins, dtype=np.int64)
+    if np.any(offsets[numbers + 1] - offsets[numbers] != 1):
+        raise ValueError("a padded row holds one document; these bins are packed")
+    pieces = offsets[numbers]
+    sizes = index.piece_stop[pieces] - index.piece_start[pieces] + index.soft_tokens
+    width = int(sizes.max(initial=1)) if to_longest else out.length
+
+    def rows(flat: NDArray[Any]) -> NDArray[Any]:
+        return flat[: len(numbers) * width].reshape(len(numbers), width)
+
+    rows(out.tokens).fill(pad_id)
+    starts = np.arange(len(numbers)) * width
+    _, counts = _fill_rows(out, starts, index, numbers, store, len(numbers) * width)
+    rows(out.positions)[:] = np.arange(width)
+    np.less(rows(out.positions), sizes[:, None], out=rows(out.attention_mask))
+    return PaddedBatch(
+        rows(out.tokens),
+        rows(out.labels),
+        rows(out.positions),
+        rows(out.attention_mask),
+        rows(out.soft_mask),
+        out.target_places[: len(numbers) * width],
+        counts,
+    )

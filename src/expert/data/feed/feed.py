@@ -1,0 +1,339 @@
+"""Updates for the model, always ready: a thread fills a ring of buffers ahead of the card.
+
+A buffer holds all batches of one update. It is filled in page-locked memory, copied to the card
+with one call on a stream of its own, and filled again when the model has done with it. Nothing is
+read back from the card. On a CPU the model reads the buffer itself.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from expert.data.feed.batches import BatchArrays, BatchCounts, BatchShape, Documents, fill_batch
+from expert.data.feed.order import Update, micro_batches
+from expert.data.pack.pack_index import PackIndex
+
+ALIGNMENT = 16  # int32 numbers: every array of a buffer begins on a 64-byte line
+POLL_SECONDS = 0.2
+TRIMMED_TO = 64
+"""Rows that need not all be of one length are cut to multiples of so many places."""
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class Batch:
+    """What the model reads at once. Valid until the next update is taken."""
+
+    tokens: Tensor
+    labels: Tensor
+    """Shifted already: the token that follows a place, or IGNORED."""
+    positions: Tensor
+    boundaries: Tensor
+    soft_mask: Tensor | None
+    target_places: Tensor
+    """Flat places with a label, `targets` of them, then one that has none."""
+    counts: BatchCounts
+    whole_rows: bool
+    """Every row is one document, so that plain causal attention is right."""
+    bins: tuple[int, ...]
+
+    @property
+    def targets(self) -> int:
+        return self.counts.targets
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class FedUpdate:
+    """The batches of one update, and what making them took."""
+
+    update: Update
+    batches: tuple[Batch, ...]
+    made_seconds: float | None = None
+    """How long somebody worked on them; None where processes did."""
+    copied: tuple[Any, Any] | None = None
+    """Events with timing around the copy to the card, where somebody gave them."""
+
+    @property
+    def counts(self) -> BatchCounts:
+        return sum((batch.counts for batch in self.batches), BatchCounts())
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class UpdateWork:
+    """Which bins an update is made of, and where they lie."""
+
+    update: Update
+    index: PackIndex
+    store: Documents
+
+
+class _Layout:
+    """Where the arrays of one batch lie in a block of int32 numbers."""
+
+    def __init__(self, shape: BatchShape, *, soft: bool) -> None:
+        self.shape = shape
+        self.soft = soft
+        sizes = {
+            "tokens": shape.places,
+            "labels": shape.places,
+            "positions": shape.places,
+            "target_places": shape.places,
+            "boundaries": shape.max_documents + 1,
+            "soft_mask": -(-shape.places // 4) if soft else 0,
+        }
+        self._slices: dict[str, slice] = {}
+        end = 0
+        for name, size in sizes.items():
+            self._slices[name] = slice(end, end + size)
+            end += -(-size // ALIGNMENT) * ALIGNMENT
+        self.size = end
+
+    def arrays(self, block: NDArray[np.int32]) -> BatchArrays:
+        """Views of a block in ordinary or page-locked memory, to be filled."""
+        parts = {name: block[where] for name, where in self._slices.items()}
+        flags = parts.pop("soft_mask")
+        soft_mask = np.zeros(self.shape.places, np.bool_)  # never sent where there is no prompt
+        if self.soft:
+            soft_mask = flags.view(np.bool_)[: self.shape.places]
+        return BatchArrays(shape=self.shape, soft_mask=soft_mask, **parts)
+
+    def tensors(self, block: Tensor) -> dict[str, Tensor | None]:
+        """The same views of a block on the card, in rows."""
+        parts = {name: block[where] for name, where in self._slices.items()}
+        rows, length = self.shape.rows, self.shape.length
+        soft_mask = None
+        if self.soft:
+            flat = parts["soft_mask"].view(torch.uint8)[: self.shape.places]
+            soft_mask = flat.view(torch.bool).view(rows, length)
+        return {
+            "tokens": parts["tokens"].view(rows, length),
+            "labels": parts["labels"].view(rows, length),
+            "positions": parts["positions"].view(rows, length),
+            "boundaries": parts["boundaries"],
+            "target_places": parts["target_places"],
+            "soft_mask": soft_mask,
+        }
+
+
+class _Slot:
+    """A buffer for one update, here and on the card."""
+
+    def __init__(self, layout: _Layout, batches: int, device: torch.device, *, pin: bool) -> None:
+        cuda = device.type == "cuda"
+        self.host = torch.zeros(batches, layout.size, dtype=torch.int32, pin_memory=pin and cuda)
+        self.device = torch.empty_like(self.host, device=device) if cuda else self.host
+        blocks: NDArray[np.int32] = self.host.numpy()
+        self.arrays = [layout.arrays(block) for block in blocks]
+        self.tensors = [layout.tensors(block) for block in self.device]
+        event: Any = torch.cuda.Event
+        self.sent = event() if cuda else None
+        self.released = event() if cuda else None
+        if self.released is not None:
+            # The memory may have been somebody's whose work is still queued on the model's stream.
+            self.released.record(torch.cuda.current_stream(device))
+        self.copied: tuple[Any, Any] | None = None
+
+    def send(self, batches: int, stream: Any, new_event: Callable[[], Any] | None) -> None:
+        """Copy what was filled, after whatever the model still does with the old content."""
+        if self.sent is None:
+            return
+        self.copied = (new_event(), new_event()) if new_event else None
+        with torch.cuda.stream(stream):
+            stream.wait_event(self.released)
+            if self.copied:
+                self.copied[0].record(stream)
+            self.device[:batches].copy_(self.host[:batches], non_blocking=True)
+            if self.copied:
+                self.copied[1].record(stream)
+            self.sent.record(stream)
+
+    def wait_until_sent(self) -> None:
+        """Wait until the buffer here may be filled again; the thread waits, not the model."""
+        if self.sent is not None:
+            self.sent.synchronize()
+
+    def take(self) -> None:
+        """From here on the model's stream may read the content."""
+        if self.sent is not None:
+            torch.cuda.current_stream().wait_event(self.sent)
+
+    def release(self) -> None:
+        """What the model was told to do so far is the last that reads the content."""
+        if self.released is not None:
+            self.released.record(torch.cuda.current_stream())
+
+
+def _in_shorter_rows(tensors: dict[str, Tensor | None], length: int) -> dict[str, Tensor | None]:
+    """The same memory as rows of so many places; views are made only where they differ, since this
+    is done while the card waits for its next update."""
+    rows, whole = tensors["tokens"].shape  # type: ignore[union-attr]
+    if length == whole:
+        return tensors
+    found = dict(tensors)
+    for name in ("tokens", "labels", "positions", "soft_mask"):
+        tensor = tensors[name]
+        if tensor is not None:
+            found[name] = tensor.flatten()[: rows * length].view(rows, length)
+    places = tensors["target_places"]
+    found["target_places"] = None if places is None else places[: rows * length]
+    return found
+
+
+class _Filled(NamedTuple):
+    slot: _Slot
+    update: Update
+    lengths: list[int]
+    counts: list[BatchCounts]
+    bins: list[NDArray[np.int64]]
+    seconds: float
+
+
+class PackedFeed:
+    """The updates of `works`, in order, each in batches of one fixed shape."""
+
+    def __init__(
+        self,
+        works: Iterable[UpdateWork],
+        shape: BatchShape,
+        *,
+        batches_per_update: int,
+        device: torch.device,
+        pad_id: int,
+        soft: bool = False,
+        whole_rows: bool = False,
+        ready_ahead: int = 2,
+        pin: bool = True,
+        trim: bool = False,
+        new_event: Callable[[], Any] | None = None,
+    ) -> None:
+        """`trim`: rows are as long as the fullest of a batch, not all of one length."""
+        self._new_event = new_event
+        self._trim = trim
+        self._works = iter(works)
+        self._shape = shape
+        self._pad_id = pad_id
+        self._whole_rows = whole_rows
+        layout = _Layout(shape, soft=soft)
+        # One in the model's hands, and as many ready as hold `ready_ahead` batches.
+        count = 1 + max(1, -(-ready_ahead // batches_per_update))
+        slots = [_Slot(layout, batches_per_update, device, pin=pin) for _ in range(count)]
+        self._free: queue.SimpleQueue[_Slot] = queue.SimpleQueue()
+        for slot in slots:
+            self._free.put(slot)
+        self._ready: queue.SimpleQueue[_Filled | BaseException | None] = queue.SimpleQueue()
+        stream: Any = torch.cuda.Stream
+        self._stream = stream(device) if device.type == "cuda" else None
+        self._device = device
+        self._closed = threading.Event()
+        self._held: _Slot | None = None
+        self._thread = threading.Thread(target=self._run, name="expert-feed", daemon=True)
+
+    def __enter__(self) -> PackedFeed:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closed.set()
+        self._thread.join()
+        if self._stream is not None:
+            self._stream.synchronize()  # a copy under way still writes to memory about to be freed
+
+    def __iter__(self) -> Iterator[FedUpdate]:
+        while True:
+            self._release()
+            filled = self._ready.get()
+            if filled is None:
+                return
+            if isinstance(filled, BaseException):
+                raise filled
+            yield self._handed_over(filled)
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._held.release()
+            self._free.put(self._held)
+            self._held = None
+
+    def _handed_over(self, filled: _Filled) -> FedUpdate:
+        slot = filled.slot
+        slot.take()
+        self._held = slot
+        batches = tuple(
+            Batch(
+                **_in_shorter_rows(tensors, length),  # type: ignore[arg-type]
+                counts=counts,
+                whole_rows=self._whole_rows,
+                bins=tuple(bins.tolist()),
+            )
+            for tensors, length, counts, bins in zip(
+                slot.tensors, filled.lengths, filled.counts, filled.bins, strict=False
+            )
+        )
+        return FedUpdate(
+            update=filled.update,
+            batches=batches,
+            made_seconds=filled.seconds,
+            copied=slot.copied,
+        )
+
+    def _run(self) -> None:
+        """In the thread: fill buffer after buffer; an error is handed over."""
+        try:
+            if self._device.type == "cuda" and self._device.index is not None:
+                torch.cuda.set_device(self._device)
+            began = time.perf_counter()
+            for work in self._works:
+                found = time.perf_counter() - began
+                slot = self._next_free()
+                if slot is None:
+                    return
+                slot.wait_until_sent()
+                self._ready.put(self._fill(slot, work, found))
+                began = time.perf_counter()
+            self._ready.put(None)
+        except BaseException as error:  # noqa: BLE001 - raised again where updates are taken
+            self._ready.put(error)
+
+    def _next_free(self) -> _Slot | None:
+        while not self._closed.is_set():
+            try:
+                return self._free.get(timeout=POLL_SECONDS)
+            except queue.Empty:
+                continue
+        return None
+
+    def _fill(self, slot: _Slot, work: UpdateWork, found_seconds: float) -> _Filled:
+        began = time.perf_counter()
+        bins = micro_batches(work.update.bins, self._shape.rows)
+        lengths = [self._length(work.index, some) for some in bins]
+        counts = [
+            fill_batch(out.shorter(length), work.index, some, work.store, pad_id=self._pad_id)
+            for out, length, some in zip(slot.arrays, lengths, bins, strict=False)
+        ]
+        if len(counts) < len(bins):
+            raise ValueError(f"{len(bins)} batches in an update with room for {len(slot.arrays)}")
+        seconds = found_seconds + time.perf_counter() - began
+        slot.send(len(counts), self._stream, self._new_event)
+        return _Filled(slot, work.update, lengths, counts, bins, seconds)
+
+    def _length(self, index: PackIndex, bins: NDArray[np.int64]) -> int:
+        """Places in the rows of a batch."""
+        if not self._trim:
+            return self._shape.length
+        needed = -(-index.longest_of(bins) // TRIMMED_TO) * TRIMMED_TO
+        return min(self._shape.length, max(TRIMMED_TO, needed))

@@ -1,0 +1,270 @@
+"""Padded batches through torch's DataLoader: rows alone, grouped by length or not.
+
+Also the way most people begin, kept as an honest baseline: rows are tokenised when they are asked
+for, one after the other, and nothing is prepared.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from expert.data.feed.batches import (
+    BatchCounts,
+    Bins,
+    Documents,
+    PaddedArrays,
+    fill_padded_batch,
+)
+from expert.data.feed.feed import Batch, FedUpdate
+from expert.data.feed.order import DataOrder, Update, micro_batches
+from expert.data.pack.pack import Overlong, pack_none
+from expert.data.pack.pack_index import PackIndex
+from expert.data.records import DataError, Row, Segment
+from expert.data.tokens.documents import DocumentStore
+from expert.data.tokens.encoder import EncodedBatch, Encoder
+from expert.data.tokens.flat_documents import FlatDocuments, shard_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """How the DataLoader works, as the manifest says."""
+
+    workers: int = 0
+    prefetch: int = 2
+    persistent: bool = False
+    pin: bool = False
+
+
+class PaddedTensors(NamedTuple):
+    """One padded batch on its way from a worker."""
+
+    tokens: Tensor
+    labels: Tensor
+    positions: Tensor
+    soft_mask: Tensor
+    target_places: Tensor
+    counts: tuple[int, int, int]
+
+    def pin_memory(self) -> PaddedTensors:
+        """The same batch in page-locked memory; the DataLoader's thread asks for it."""
+        tensors = {name: getattr(self, name).pin_memory() for name in self._fields[:-1]}
+        return PaddedTensors(**tensors, counts=self.counts)
+
+
+def padded_tensors(
+    index: PackIndex, bins: Bins, store: Documents, *, pad_id: int, width: int | None = None
+) -> PaddedTensors:
+    """The documents of `bins`, a row each, padded to the longest, or to `width` where given."""
+    arrays = PaddedArrays.allocate(len(bins), width or index.length)
+    made = fill_padded_batch(arrays, index, bins, store, pad_id=pad_id, to_longest=width is None)
+    tensors = {
+        name: torch.from_numpy(np.ascontiguousarray(getattr(made, name)))
+        for name in PaddedTensors._fields[:-1]
+    }
+    counts = made.counts
+    return PaddedTensors(**tensors, counts=(counts.targets, counts.real_tokens, counts.examples))
+
+
+class PreparedRows(Dataset[Any]):
+    """Prepared documents, a padded batch at a time; every worker maps the files for itself."""
+
+    def __init__(self, folders: Sequence[Path], index_file: Path, *, pad_id: int) -> None:
+        self._folders = tuple(folders)
+        self._index_file = index_file
+        self._pad_id = pad_id
+        self._opened: tuple[PackIndex, DocumentStore] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}  # maps of files do not travel
+
+    def __getitems__(self, bins: list[int]) -> PaddedTensors:
+        if self._opened is None:
+            self._opened = PackIndex.open(self._index_file), DocumentStore(*self._folders)
+        index, store = self._opened
+        return padded_tensors(index, bins, store, pad_id=self._pad_id)
+
+
+class RowsTokenisedLate(Dataset[Any]):
+    """Rows as text, tokenised one by one when they are asked for: the slow way, for comparison."""
+
+    def __init__(
+        self,
+        rows: Sequence[Row],
+        segments_of: Callable[[Row], Any],
+        encoder: Encoder,
+        *,
+        length: int,
+        soft_tokens: int = 0,
+        pad_id: int,
+    ) -> None:
+        self._rows = rows
+        self._segments_of = segments_of
+        self._encoder = encoder
+        self._length = length
+        # A row is a row here: what does not fit is cut, also where preparing would split it.
+        self._overlong: Overlong = "cut"
+        self._soft_tokens = soft_tokens
+        self._pad_id = pad_id
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, number: int) -> EncodedBatch:
+        row = self._rows[number]
+        made = self._segments_of(row)
+        if not isinstance(made, list) or not all(isinstance(part, Segment) for part in made):
+            raise DataError(f"{row.place}: cannot be used: {made}")
+        return self._encoder.encode([made])
+
+    def together(self, documents: list[EncodedBatch]) -> PaddedTensors:
+        """The collate function: rows of a batch padded to the longest."""
+        store = FlatDocuments([shard_of(document) for document in documents])
+        index = pack_none(
+            store.lengths, self._length, overlong=self._overlong, soft_tokens=self._soft_tokens
+        )
+        return padded_tensors(index, range(index.bins), store, pad_id=self._pad_id)
+
+
+def as_it_is(batch: Any) -> Any:
+    """What a dataset that makes whole batches needs for a collate function."""
+    return batch
+
+
+class MicroBatches(Sampler[list[int]]):
+    """The bins of each batch of one epoch; the epoch's updates are laid in before it begins."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self._rows = rows
+        self.updates: list[Update] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for update in self.updates:
+            for bins in micro_batches(update.bins, self._rows):
+                yield bins.tolist()
+
+
+class _Loader(DataLoader[Any]):
+    def check_worker_number_rationality(self) -> None:
+        """The plan says already that there are more workers than cores."""
+
+
+def data_loader(dataset: Dataset[Any], options: LoaderOptions, **more: Any) -> DataLoader[Any]:
+    """Torch's DataLoader with the workers that were asked for."""
+    return _Loader(
+        dataset,
+        num_workers=options.workers,
+        prefetch_factor=options.prefetch if options.workers else None,
+        # Its own generator: taking an iterator would otherwise move torch's global one.
+        generator=torch.Generator(),
+        **more,
+    )
+
+
+class PaddedFeed:
+    """The updates of an order, each in padded batches whose width varies."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        order: DataOrder,
+        *,
+        done: int,
+        total: int,
+        rows: int,
+        device: torch.device,
+        options: LoaderOptions,
+        soft: bool = False,
+        skipped: Container[int] = (),
+    ) -> None:
+        self._skipped = skipped
+        self._order = order
+        self._done, self._total = done, total
+        self._rows = rows
+        self._device = device
+        self._soft = soft
+        self._sampler = MicroBatches(rows)
+        together = dataset.together if isinstance(dataset, RowsTokenisedLate) else as_it_is
+        self._loader = data_loader(
+            dataset,
+            options,
+            batch_sampler=self._sampler,
+            collate_fn=together,
+            persistent_workers=options.persistent and options.workers > 0,
+            pin_memory=options.pin and device.type == "cuda",
+        )
+
+    def __enter__(self) -> PaddedFeed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._sampler.updates = []
+
+    def __iter__(self) -> Iterator[FedUpdate]:
+        left = self._order.updates(self._done, self._total)
+        for updates in _by_epoch(update for update in left if update.done not in self._skipped):
+            self._sampler.updates = updates
+            batches = iter(self._loader)
+            for update in updates:
+                yield self._taken(update, batches)
+
+    def _taken(self, update: Update, batches: Iterator[PaddedTensors]) -> FedUpdate:
+        began = time.perf_counter()
+        bins = micro_batches(update.bins, self._rows)
+        taken = [next(batches) for _ in bins]
+        waited = time.perf_counter() - began
+        made = tuple(
+            on_device(tensors, some, self._device, soft=self._soft)
+            for tensors, some in zip(taken, bins, strict=True)
+        )
+        return FedUpdate(
+            update=update,
+            batches=made,
+            made_seconds=waited if self._loader.num_workers == 0 else None,
+        )
+
+
+def on_device(
+    made: PaddedTensors, bins: NDArray[np.int64], device: torch.device, *, soft: bool
+) -> Batch:
+    """A padded batch where the model is. Its rows are documents, padding behind them included."""
+    rows, width = made.tokens.shape
+    edges = torch.arange(0, rows * width + 1, width, dtype=torch.int32)
+    targets, real_tokens, examples = made.counts
+
+    def sent(tensor: Tensor) -> Tensor:
+        return tensor.to(device, non_blocking=True)
+
+    return Batch(
+        tokens=sent(made.tokens),
+        labels=sent(made.labels),
+        positions=sent(made.positions),
+        boundaries=sent(edges),
+        soft_mask=sent(made.soft_mask) if soft else None,
+        target_places=sent(made.target_places),
+        counts=BatchCounts(targets, real_tokens, examples),
+        whole_rows=True,
+        bins=tuple(bins.tolist()),
+    )
+
+
+def _by_epoch(updates: Iterator[Update]) -> Iterator[list[Update]]:
+    """Updates gathered epoch by epoch: one pass of the DataLoader each."""
+    epoch: list[Update] = []
+    for update in updates:
+        if epoch and epoch[-1].epoch != update.epoch:
+            yield epoch
+            epoch = []
+        epoch.append(update)
+    if epoch:
+        yield epoch

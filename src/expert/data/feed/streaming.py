@@ -1,0 +1,242 @@
+"""Rows that are read while training: tokenised and packed a window at a time, never all at once.
+
+A window is a run of rows of bounded size. What becomes of it depends on nothing but the seed, the
+epoch and its number, so the place in a stream is three numbers, and more workers change nothing:
+they share the windows out between them and the DataLoader takes them in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset, get_worker_info
+
+from expert.core.text import counted
+from expert.data.feed.batches import BatchShape
+from expert.data.feed.feed import UpdateWork
+from expert.data.feed.loader import LoaderOptions, data_loader
+from expert.data.feed.order import Draw, Update, shuffled
+from expert.data.pack.pack import bins_per_update
+from expert.data.pack.pack_index import PackIndex
+from expert.data.records import BadRow, DataError, Dropped, Row, Segment
+from expert.data.tokens.encoder import EncodedBatch, Encoder
+from expert.data.tokens.flat_documents import FlatDocuments, shard_of
+
+WINDOW_ROWS = 4096
+WINDOW_CHARACTERS = 8_000_000
+SPARE_BOUNDARIES = 1.5
+"""Later windows may have shorter rows than the first; fuller bins than this are divided."""
+
+Segments = list[Segment] | BadRow | Dropped
+Pack = Callable[[FlatDocuments, int], PackIndex]
+"""Documents and a seed to bins."""
+
+
+class Window(NamedTuple):
+    """A run of rows, tokenised."""
+
+    documents: EncodedBatch
+    bad: list[BadRow]
+    dropped: int
+
+
+class Place(NamedTuple):
+    """Where a stream goes on: the next update to take."""
+
+    epoch: int = 0
+    window: int = 0
+    step: int = 0
+
+
+class StreamedRows(IterableDataset[Window]):
+    """The windows of one pass over the rows, from `first` on; each worker tokenises its share."""
+
+    def __init__(
+        self,
+        open_rows: Callable[[], Iterator[Row | BadRow]],
+        segments_of: Callable[[Row], Segments],
+        encoder: Encoder,
+        *,
+        first: int = 0,
+        window_rows: int = WINDOW_ROWS,
+    ) -> None:
+        self._open_rows = open_rows
+        self._segments_of = segments_of
+        self._encoder = encoder
+        self._window_rows = window_rows
+        self.first = first
+
+    def __iter__(self) -> Iterator[Window]:
+        worker = get_worker_info()
+        mine, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        for number, rows in enumerate(self._cut()):
+            if number >= self.first and (number - self.first) % workers == mine:
+                yield self._tokenised(rows)
+
+    def _cut(self) -> Iterator[list[Row | BadRow]]:
+        """Runs of so many rows, or of so many characters where rows are long."""
+        rows: list[Row | BadRow] = []
+        characters = 0
+        for row in self._open_rows():
+            rows.append(row)
+            characters += _characters(row.values) if isinstance(row, Row) else 0
+            if len(rows) >= self._window_rows or characters >= WINDOW_CHARACTERS:
+                yield rows
+                rows, characters = [], 0
+        if rows:
+            yield rows
+
+    def _tokenised(self, rows: list[Row | BadRow]) -> Window:
+        documents: list[list[Segment]] = []
+        bad: list[BadRow] = []
+        dropped = 0
+        for row in rows:
+            made = row if isinstance(row, BadRow) else self._segments_of(row)
+            if isinstance(made, BadRow):
+                bad.append(made)
+            elif isinstance(made, Dropped):
+                dropped += 1
+            else:
+                documents.append(made)
+        return Window(self._encoder.encode(documents), bad, dropped)
+
+
+def _characters(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(_characters(part) for part in value.values())
+    return sum(_characters(part) for part in value) if isinstance(value, list) else 8
+
+
+@dataclass(frozen=True)
+class StreamShape:
+    """What the first window says about the whole stream; it holds until the end."""
+
+    bins_per_update: int
+    boundaries_per_bin: int
+    whole_rows: bool
+
+    def batch_shape(self, rows: int, length: int) -> BatchShape:
+        return BatchShape(rows, length, rows * (self.boundaries_per_bin + 1))
+
+    def batches_per_update(self, rows: int) -> int:
+        """Batches that hold any update: windows are cut evenly, so one bin more is possible."""
+        return -(-(2 * self.bins_per_update) // rows)
+
+
+class Stream:
+    """Updates from rows that are read as they are needed."""
+
+    def __init__(
+        self,
+        rows: StreamedRows,
+        pack: Pack,
+        *,
+        examples_per_update: int,
+        seed: int,
+        options: LoaderOptions,
+        max_bad_rows: int = 0,
+    ) -> None:
+        self._rows = rows
+        self._pack = pack
+        self._seed = seed
+        self._options = options
+        self._max_bad_rows = max_bad_rows
+        self._bad_rows = 0
+        self.first_rows = self.first_unlearnt = 0
+        """Rows of the first window, and those of them that are left out when it is packed."""
+        self.shape = self._look_ahead(examples_per_update)
+
+    def _look_ahead(self, examples_per_update: int) -> StreamShape:
+        self._rows.first = 0
+        first = next(iter(self._rows), None)
+        if first is None or not len(first.documents.lengths):
+            self._judge(first.bad if first else [])
+            raise DataError("the stream has no rows that can be used")
+        if not len(first.documents.spans):
+            raise DataError(
+                "there is nothing to learn in the first rows of the stream: no token of them is an "
+                "answer  (check the columns with expert dataset check)"
+            )
+        index = self._pack(FlatDocuments([shard_of(first.documents)]), self._seed)
+        if not index.bins:
+            raise DataError(
+                f"the first {counted(len(first.documents.lengths), 'row')} of the stream: nothing "
+                f"that is learnt comes before max_seq_length {index.length}  (a larger "
+                "training.config.max_seq_length)"
+            )
+        self.first_rows = len(first.documents.lengths)
+        self.first_unlearnt = index.overlong.unlearnt
+        pieces = int(np.diff(index.bin_offsets).max())
+        whole = pieces == 1 and index.rule == "none"
+        return StreamShape(
+            bins_per_update(index, examples_per_update),
+            1 if whole else int(pieces * SPARE_BOUNDARIES) + 1,
+            whole,
+        )
+
+    def works(
+        self, *, done: int, place: Place, epochs: float, total: int | None
+    ) -> Iterator[UpdateWork]:
+        """The updates from `place` on, `done` of them being behind us."""
+        for epoch in range(place.epoch, -int(-epochs // 1)):
+            here = place if epoch == place.epoch else Place(epoch)
+            for work in self._epoch(here):
+                if total is not None and done >= total:
+                    return
+                yield replace(work, update=replace(work.update, done=done))
+                done += 1
+
+    def _epoch(self, place: Place) -> Iterator[UpdateWork]:
+        self._rows.first = place.window
+        self._bad_rows = 0  # the same rows come again in every epoch
+        loader = data_loader(self._rows, self._options, batch_size=None)
+        for number, window in enumerate(loader, start=place.window):
+            self._judge(window.bad)
+            skipped = place.step if number == place.window else 0
+            if len(window.documents.lengths):
+                yield from self._window(place.epoch, number, window.documents, skipped)
+
+    def _window(
+        self, epoch: int, number: int, documents: EncodedBatch, skipped: int
+    ) -> Iterator[UpdateWork]:
+        """The updates of a window: its bins in random order, cut as evenly as they go."""
+        store = FlatDocuments([shard_of(documents)])
+        turn = epoch << 32 | number
+        index = divided(self._pack(store, self._seed), self.shape.boundaries_per_bin)
+        if not index.bins:  # nothing in this window is learnt
+            return
+        order = shuffled(index.bins, seed=self._seed, draw=Draw.WINDOW, number=turn)
+        count = max(1, round(index.bins / self.shape.bins_per_update))
+        for step, bins in enumerate(np.array_split(order, count)):
+            if step >= skipped:
+                yield UpdateWork(Update(0, epoch, step, bins, window=number), index, store)
+
+    def _judge(self, bad: list[BadRow]) -> None:
+        self._bad_rows += len(bad)
+        if self._bad_rows > self._max_bad_rows:
+            shown = "\n".join(f"  - {row}" for row in bad[:10])
+            words = "a row" if self._bad_rows == 1 else f"{self._bad_rows} rows"
+            raise DataError(
+                f"{words} of the stream cannot be used\n{shown}\n"
+                "  (mend the data, or tolerate some: --set training.dataset.max_bad_rows=100)"
+            )
+
+
+def divided(index: PackIndex, most: int) -> PackIndex:
+    """The same pieces with at most `most` in a bin; fuller bins become several."""
+    counts = np.diff(index.bin_offsets)
+    if counts.max(initial=0) <= most:
+        return index
+    inside = [np.arange(begin, end, most) for begin, end in _runs(index.bin_offsets)]
+    offsets = np.concatenate([*inside, index.bin_offsets[-1:]])
+    return replace(index, bin_offsets=offsets)
+
+
+def _runs(offsets: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    return zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)

@@ -1,0 +1,423 @@
+"""What a look at all examples finds: repeats, rows of one split in another, leftovers of templates.
+
+An example is kept as three digests of 16 bytes, where it stands, and its numbers of tokens: 68
+bytes, whatever its length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from expert.core.text import counted
+from expert.data.examples.tools import drops_words_beside_calls, has_tools
+from expert.data.records import BadRow, Example, Segment, place_of
+from expert.data.tokens.encoder import EncodedBatch
+from expert.data.tokens.statistics import percentiles
+
+DIGEST_BYTES = 16
+SHOWN_ROWS = 100
+SHOWN_PAIRS = 5
+SHOWN_OF_A_KIND = 5
+SHOWN_KINDS = 20
+COLUMNS = ("whole", "near", "prompt", "line", "length", "learnt", "kept")
+NO_PROMPT = bytes(DIGEST_BYTES)
+"""The digest of a prompt that is not there: plain text has none."""
+
+# How an example occurs in another split, the gravest first.
+SAME = "same prompt and answer"
+NEARLY = "same request and answer; system text, case or spacing differ"
+SAME_PROMPT = "same prompt, another answer"
+LEAKS = (SAME, NEARLY, SAME_PROMPT)
+
+MARKERS = (
+    *("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"),
+    *("<|endoftext|>", "<|begin_of_text|>", "<|start_header_id|>", "<|eot_id|>"),
+    *("<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]", "<<SYS>>", "<</SYS>>"),
+    *("### Instruction:", "### Response:"),
+)
+_MARKER = re.compile("|".join(map(re.escape, MARKERS)))
+_TRANSCRIPT = re.compile(
+    r"\s*(?:User|Human|Question|Q) ?:.*?\n\s*(?:Assistant|AI|Bot|Answer|A) ?:",
+    re.DOTALL | re.IGNORECASE,
+)
+# What was to be filled in before training: {{name}}, and where an image or a sound stood.
+_PLACEHOLDER = re.compile(
+    r"\{\{\s*[A-Za-z_][\w.]*\s*\}\}|<\|?(?:image|video|audio|img)(?:_\d+|_pad)?\|?>"
+)
+_EMPTY_ANSWER = re.compile(
+    r"the answer is empty$|^turn \d+ \(assistant\) is empty$|^there is no assistant turn$"
+)
+
+# Numbers and what is quoted: "turn 3", "unknown role 'narrator'".
+_DIFFERS = re.compile(r"0x[0-9a-f]+|[0-9][0-9.,]*|'[^']*'")
+
+Digests = npt.NDArray[np.bytes_]
+Numbers = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleDigests:
+    """What an example is recognised by."""
+
+    whole: bytes
+    near: bytes
+    """Without the system text, in lower case, every gap one space."""
+    prompt: bytes
+
+
+def digests_of(example: Example) -> ExampleDigests:
+    """Three digests: of everything, of what matters of it, and of the prompt alone."""
+    if not example.turns:
+        return ExampleDigests(
+            _digest(["", example.text]), _digest(["", _plain(example.text)]), NO_PROMPT
+        )
+    whole = [part for turn in example.turns for part in (turn.role, turn.text + turn.extra)]
+    said = [turn for turn in example.turns if turn.role != "system"]
+    near = [part for turn in said for part in (turn.role, _plain(turn.text))]
+    answers = [at for at, turn in enumerate(example.turns) if turn.role == "assistant"]
+    answer = answers[-1] if answers else len(example.turns)
+    every = [*whole, example.tools] if example.tools else whole
+    return ExampleDigests(_digest(every), _digest(near), _digest(whole[: 2 * answer]))
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def _digest(parts: Sequence[str]) -> bytes:
+    # Lengths between the parts: ["ab", "c"] and ["a", "bc"] are different examples.
+    text = "".join(f"{len(part)}\0{part}" for part in parts)
+    data = text.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def markers_in(example: Example) -> list[str]:
+    """Markers of prompt templates in what is said, each once, in the order of their places."""
+    texts = [example.text, *(turn.text for turn in example.turns)]
+    return list(dict.fromkeys(marker for text in texts for marker in _MARKER.findall(text)))
+
+
+def is_transcript(example: Example) -> bool:
+    """Whether a plain text is a conversation whose requests would be trained on like answers."""
+    return bool(_TRANSCRIPT.match(example.text))
+
+
+def placeholders_in(example: Example) -> list[str]:
+    """Placeholders that nobody filled in, each once."""
+    texts = [example.text, *(turn.text for turn in example.turns)]
+    return list(dict.fromkeys(found for text in texts for found in _PLACEHOLDER.findall(text)))
+
+
+def is_empty_answer(bad: BadRow, response_column: str) -> bool:
+    """Whether a row is bad because nothing is answered in it."""
+    if response_column and bad.reason == f"column {response_column!r} is null":
+        return True
+    return bool(_EMPTY_ANSWER.search(bad.reason))
+
+
+def learnt_tokens(batch: EncodedBatch, first: int | None = None) -> Numbers:
+    """Learnt tokens of every document of a batch, or those among its `first` tokens that another
+    one comes before."""
+    spans = batch.spans.reshape(-1, 2)
+    if first is not None:
+        spans = np.clip(spans, 1, max(1, first))
+    owners = np.repeat(np.arange(len(batch.lengths)), batch.span_counts // 2)
+    sums = np.bincount(owners, weights=spans[:, 1] - spans[:, 0], minlength=len(batch.lengths))
+    return sums.astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Examples of a split as columns."""
+
+    files: tuple[str, ...]
+    whole: Digests
+    near: Digests
+    prompt: Digests
+    file: Numbers
+    line: Numbers
+    length: Numbers
+    learnt: Numbers
+    kept: Numbers
+    """Learnt tokens that are left when a row longer than there is room for is cut."""
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    def place(self, number: int) -> str:
+        return place_of(self.files[self.file[number]], int(self.line[number]))
+
+    def take(self, numbers: npt.NDArray[np.integer[Any]]) -> Documents:
+        """Only these examples, in this order."""
+        return Documents(
+            files=self.files,
+            whole=self.whole[numbers],
+            near=self.near[numbers],
+            prompt=self.prompt[numbers],
+            file=self.file[numbers],
+            line=self.line[numbers],
+            length=self.length[numbers],
+            learnt=self.learnt[numbers],
+            kept=self.kept[numbers],
+        )
+
+
+class DocumentCollector:
+    """Takes examples one by one and gives them back as columns."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, int] = {}
+        self._digests = (bytearray(), bytearray(), bytearray())
+        self._numbers = tuple(array("i") for _ in range(5))
+
+    def add(self, example: Example, file: str, line: int) -> None:
+        found = digests_of(example)
+        for column, digest in zip(
+            self._digests, (found.whole, found.near, found.prompt), strict=True
+        ):
+            column += digest
+        self._numbers[0].append(self._files.setdefault(file, len(self._files)))
+        self._numbers[1].append(line)
+
+    def add_tokens(self, batch: EncodedBatch, room: int | None = None) -> None:
+        """Lengths of the examples added since the last batch; `room`: what is cut at."""
+        longest = int(batch.lengths.max(initial=0))
+        kept = learnt_tokens(batch, longest if room is None else room)
+        for column, numbers in zip(
+            self._numbers[2:], (batch.lengths, learnt_tokens(batch), kept), strict=True
+        ):
+            column.frombytes(numbers.astype(np.int32).tobytes())
+
+    def documents(self) -> Documents:
+        digests = [np.frombuffer(bytes(c), f"S{DIGEST_BYTES}") for c in self._digests]
+        numbers = [np.frombuffer(c.tobytes(), np.int32) for c in self._numbers]
+        return Documents(tuple(self._files), *digests, *numbers)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """How many examples occur a second time, and where the first few of them stand."""
+
+    count: int
+    shown: tuple[tuple[str, str], ...]
+    """(the example, what it repeats), as file:line."""
+
+
+def duplicates(documents: Documents) -> Pairs:
+    """Examples that occurred before in the same split."""
+    order = np.argsort(documents.whole, kind="stable")
+    values = documents.whole[order]
+    starts = np.ones(len(values), np.bool_)
+    starts[1:] = values[1:] != values[:-1]
+    first_of = order[np.maximum.accumulate(np.where(starts, np.arange(len(values)), 0))]
+    repeats = sorted(zip(order[~starts].tolist(), first_of[~starts].tolist(), strict=True))
+    shown = [(documents.place(n), documents.place(f)) for n, f in repeats[:SHOWN_PAIRS]]
+    return Pairs(len(repeats), tuple(shown))
+
+
+def leaks(train: Documents, other: Documents) -> dict[str, Pairs]:
+    """Examples of another split that training sees too: each once, under its gravest kind."""
+    found = {}
+    left = np.ones(len(other), np.bool_)
+    columns = zip(
+        LEAKS,
+        (train.whole, train.near, train.prompt),
+        (other.whole, other.near, other.prompt),
+        strict=True,
+    )
+    for kind, known, asked in columns:
+        first = _first_places(known, asked)
+        hit = left & (first >= 0) & (asked != NO_PROMPT)
+        numbers = np.flatnonzero(hit)
+        shown = [(other.place(n), train.place(int(first[n]))) for n in numbers[:SHOWN_PAIRS]]
+        found[kind] = Pairs(len(numbers), tuple(shown))
+        left &= ~hit
+    return found
+
+
+def _first_places(known: Digests, asked: Digests) -> npt.NDArray[np.int64]:
+    """Where each digest occurs first among the known ones; -1: nowhere."""
+    if not len(known):
+        return np.full(len(asked), -1, np.int64)
+    order = np.argsort(known, kind="stable")
+    at = np.minimum(np.searchsorted(known, asked, sorter=order), len(known) - 1)
+    places = order[at]
+    return np.where(known[places] == asked, places, -1)
+
+
+def length_summary(documents: Documents, room: int | None, overlong: str = "cut") -> dict[str, Any]:
+    """Examples, tokens, the learnt share, percentiles, the share longer than `room`, and what is
+    lost of those."""
+    lengths = documents.length
+    tokens = int(lengths.sum(dtype=np.int64))
+    learnt = int(documents.learnt.sum(dtype=np.int64))
+    half, nine, nineteen, almost = percentiles(lengths)
+    longer = lengths > room if room is not None else np.zeros(len(lengths), np.bool_)
+    over = None if room is None else int(longer.sum())
+    beyond = lengths[longer].astype(np.int64) - (room or 0 if overlong == "cut" else 0)
+    stays = ~longer if overlong == "drop" else np.ones(len(lengths), np.bool_)
+    unlearnt = int((stays & (documents.kept == 0)).sum())
+    return {
+        "examples": len(documents),
+        "tokens": tokens,
+        "learnt_tokens": learnt,
+        "learnt_share": learnt / tokens if tokens else 0.0,
+        "p50": half,
+        "p90": nine,
+        "p95": nineteen,
+        "p99": almost,
+        "longest": int(lengths.max(initial=0)),
+        "over_long": over,
+        "over_long_share": over / max(1, len(documents)) if over is not None else None,
+        "tokens_lost": int(beyond.sum()) if overlong != "split" else 0,
+        "unlearnt": unlearnt,
+        "left": int(stays.sum()) - unlearnt,
+    }
+
+
+def joined(parts: Sequence[Documents]) -> Documents:
+    """Examples of several sources one after the other."""
+    files: dict[str, int] = {}
+    for part in parts:
+        for name in part.files:
+            files.setdefault(name, len(files))
+    numbers = [np.array([files[name] for name in part.files], np.int32) for part in parts]
+    file = [renamed[part.file] for renamed, part in zip(numbers, parts, strict=True)]
+
+    def column(name: str) -> Any:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    columns = {name: column(name) for name in COLUMNS}
+    return Documents(files=tuple(files), file=np.concatenate(file).astype(np.int32), **columns)
+
+
+@dataclass
+class KindOfBadRows:
+    """Rows that are bad for one reason: how many, the first of them, and where more stand."""
+
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+
+    def note(self, bad: BadRow) -> None:
+        self.count += 1
+        if len(self.first) < SHOWN_OF_A_KIND:
+            self.first.append(str(bad))
+        elif len(self.places) < SHOWN_ROWS:
+            self.places.append(str(abs(bad.line)))
+
+    def lines(self) -> list[str]:
+        more = self.count - len(self.first)
+        rest = ", …" if more > len(self.places) else ""
+        told = f"… and {more:,} more of this kind, at {', '.join(self.places)}{rest}"
+        return [*self.first, *([told] if more else [])]
+
+
+@dataclass
+class SplitReport:
+    """What was read for a split, and what it amounts to."""
+
+    name: str
+    rows: int = 0
+    bad_rows: int = 0
+    first_bad_rows: list[str] = field(default_factory=list)
+    kinds_of_bad_rows: dict[str, KindOfBadRows] = field(default_factory=dict)
+    """By their reason without what differs from row to row."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    empty_answers: int = 0
+    remnants: dict[str, int] = field(default_factory=dict)
+    first_remnants: list[tuple[str, str]] = field(default_factory=list)
+    """(marker, file:line)"""
+    transcripts: int = 0
+    """Plain texts that are conversations."""
+    silent_calls: int = 0
+    """Examples whose answers say something beside a call that the template does not write."""
+    first_silent_calls: list[str] = field(default_factory=list)
+    lengths: dict[str, Any] = field(default_factory=dict)
+    duplicates: Pairs | None = None
+    leaks: dict[str, Pairs] = field(default_factory=dict)
+    not_learnt: str = ""
+    """What there is to say of examples of which nothing is learnt; "" where there are none."""
+    split_off: bool = False
+    """Its examples were drawn from the training rows, and counted there while reading."""
+
+    def note_bad(self, bad: BadRow, response_column: str) -> None:
+        self.bad_rows += 1
+        self.empty_answers += is_empty_answer(bad, response_column)
+        if len(self.first_bad_rows) < SHOWN_ROWS:
+            self.first_bad_rows.append(str(bad))
+        kind = self.kinds_of_bad_rows.setdefault(_DIFFERS.sub("…", bad.reason), KindOfBadRows())
+        kind.note(bad)
+
+    def bad_row_lines(self) -> list[str]:
+        """Bad rows for a person: every kind with its first rows, the most frequent kind first."""
+        kinds = sorted(self.kinds_of_bad_rows.values(), key=lambda kind: -kind.count)
+        found = [line for kind in kinds[:SHOWN_KINDS] for line in kind.lines()]
+        rest = sum(kind.count for kind in kinds[SHOWN_KINDS:])
+        return [*found, *([f"… and {rest:,} more"] if rest else [])]
+
+    def note_remnants(self, example: Example, place: str) -> None:
+        self.transcripts += is_transcript(example)
+        for marker in (*markers_in(example), *placeholders_in(example)):
+            self.remnants[marker] = self.remnants.get(marker, 0) + 1
+            if sum(shown == marker for shown, _ in self.first_remnants) < SHOWN_PAIRS:
+                self.first_remnants.append((marker, place))
+
+    def note_silent_calls(self, example: Example, segments: Sequence[Segment], place: str) -> None:
+        if not has_tools(example):
+            return
+        if drops_words_beside_calls(example, "".join(segment.text for segment in segments)):
+            self.silent_calls += 1
+            if len(self.first_silent_calls) < SHOWN_PAIRS:
+                self.first_silent_calls.append(place)
+
+    def warnings(self) -> list[str]:
+        """What a person should look at; lines that begin with blanks belong to the one before."""
+        found = []
+        if self.empty_answers:
+            found.append(f"{self.name}: {counted(self.empty_answers, 'row')} without an answer")
+        kinds = sorted(self.remnants.items(), key=lambda each: -each[1])
+        for marker, number in kinds[:SHOWN_KINDS]:
+            places = [place for shown, place in self.first_remnants if shown == marker]
+            kind = "placeholder" if _PLACEHOLDER.fullmatch(marker) else "template remnant"
+            found.append(
+                f"{self.name}: {kind} {marker} in {counted(number, 'example')}"
+                + (f": {', '.join(places)}" if places else "")
+            )
+        if len(kinds) > SHOWN_KINDS:
+            found.append(f"{self.name}: {len(kinds) - SHOWN_KINDS} more such markers")
+        if self.transcripts:
+            found.append(
+                f"{self.name}: {counted(self.transcripts, 'example')} of plain text written as a "
+                "conversation (User: … Assistant: …): the requests are trained on like the "
+                "answers; rows with messages, or with a request and an answer, train on answers"
+            )
+        if self.silent_calls:
+            found.append(
+                f"{self.name}: {counted(self.silent_calls, 'example')} with words beside a call, "
+                "which the model's own template leaves out: they are not learnt: "
+                f"{', '.join(self.first_silent_calls)}"
+            )
+        repeats = {"earlier in the split": self.duplicates}
+        repeats |= {f"in train ({kind})": pairs for kind, pairs in self.leaks.items()}
+        for where, pairs in repeats.items():
+            if pairs is not None and pairs.count:
+                found.append(f"{self.name}: {counted(pairs.count, 'example')} also {where}")
+                found += [f"  {place} repeats {known}" for place, known in pairs.shown]
+        lost = self.lengths.get("tokens_lost")
+        if lost:
+            over, share = self.lengths["over_long"], lost / self.lengths["tokens"]
+            found.append(
+                f"{self.name}: {counted(over, 'example')} longer than max_seq_length: {lost:,} "
+                f"tokens ({share:.1%}) are lost"
+            )
+        found += [self.not_learnt] if self.not_learnt else []
+        return found

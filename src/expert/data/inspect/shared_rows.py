@@ -1,0 +1,94 @@
+"""Rows that a file for validation or test shares with the training rows.
+
+Rows that are split off have no twin in training, because they are drawn so. A file of its own may
+hold anything, and a loss that is measured on learnt rows tells what is known by heart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expert.core.text import counted
+from expert.data.tokens.documents import DocumentStore
+from expert.data.tokens.prepare import Prepared
+from expert.data.tokens.row_keys import RowKeys
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRows:
+    """The rows of a split: where they come from, their tokens, and what they are recognised by."""
+
+    names: Sequence[str]
+    folders: Sequence[Prepared]
+    keys: RowKeys
+
+    def place(self, document: int) -> str:
+        """The row that a document was made from, counted from 1, and the source it stands in."""
+        counts = [prepared.statistics.documents for prepared in self.folders]
+        ends = np.cumsum(counts)
+        source = int(np.searchsorted(ends, document, side="right"))
+        within = document - int(ends[source]) + counts[source]
+        row = DocumentStore(self.folders[source].folder).row(within)
+        return f"row {row + 1:,} of {self.names[source]}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedRows:
+    """How many rows of a split are learnt as well, and one of them."""
+
+    split: str
+    count: int
+    of: int
+    example: str
+    """Where the first of them stands, and where in training, in words."""
+
+    @property
+    def key(self) -> str:
+        """The key of the manifest that names their file; with tasks each has its own."""
+        return f"training.dataset.{self.split}_path"
+
+    @property
+    def evidence(self) -> str:
+        return f"{self.count:,} of {counted(self.of, 'row')}, such as {self.example}"
+
+    @property
+    def consequence(self) -> str:
+        return f"the {self.split} loss is lower than on rows that are new to the expert"
+
+    def told(self, listed_by: str) -> str:
+        """All of it in one line, with what to do."""
+        stand = "stands" if self.count == 1 else "stand"
+        return (
+            f"{self.split}: {self.count:,} of {counted(self.of, 'row')} {stand} in the training "
+            f"rows as well ({self.example}): {self.consequence}  "
+            f"(take them out of one of the two; {listed_by})"
+        )
+
+
+def find_shared(
+    split: str, own: PreparedRows, train: PreparedRows, learnt: NDArray[np.integer[Any]]
+) -> SharedRows | None:
+    """The rows of a split that are, prompt and answer, among the learnt ones; None: there are none.
+
+    Only keys are compared, and only those of the split sorted: 0.15 s on a busy core for a million
+    learnt rows and ten thousand others, where sorting all of them takes 0.65 s.
+    """
+    known = train.keys.whole[learnt]
+    asked = np.unique(own.keys.whole)
+    nearest = asked[np.searchsorted(asked[:-1], known)] if len(asked) else asked[:0]
+    shared = np.flatnonzero(np.isin(own.keys.whole, nearest[nearest == known]))
+    if not len(shared):
+        return None
+    first = int(shared[0])
+    twin = int(learnt[np.argmax(known == own.keys.whole[first])])
+    return SharedRows(
+        split=split,
+        count=len(shared),
+        of=len(own.keys.whole),
+        example=f"{own.place(first)} is {train.place(twin)}",
+    )

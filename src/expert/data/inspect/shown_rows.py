@@ -1,0 +1,250 @@
+"""A row as the model sees it: read back from the arrays that a batch is made of.
+
+Nothing is rendered here. The ids and labels are those that `fill_batch` lays out for training; this
+module only decodes them and says which tokens are trained on, which are context and which are lost.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
+from expert.data.pack.pack_index import PackIndex
+from expert.data.records import Segment
+from expert.data.tokens.encoder import Encoder
+from expert.data.tokens.flat_documents import FlatDocuments
+
+CONTEXT_TOKENS = 8
+"""Decoded before a stretch and taken off again: some tokenizers drop the space of a first word."""
+MOST_STRETCHES = 40
+SHOWN_PIECES = 3
+"""Sequences that are shown of a row that is split into more: the first two and the last."""
+LEAST_TOKENS = 24
+"""Of a stretch that are always shown."""
+BINS_TOGETHER = 64
+_HALF_A_CHARACTER = "\ufffd"
+
+
+@dataclass(frozen=True)
+class ShownSegment:
+    """Tokens next to each other with which the same happens."""
+
+    text: str
+    trained: bool
+    tokens: int | None
+    """None where there is no tokenizer to count them."""
+    seen: bool = True
+    """False: behind the cut; the model never sees them."""
+    piece: int = 0
+    """Which part of a row that is split; each is a sequence of its own."""
+    special: bool = False
+    """A special token of the tokenizer."""
+    not_shown: int = 0
+    """Tokens between `text` and `after` that are left out of the display."""
+    after: str = ""
+    is_gap: bool = False
+    """Stands for many segments, none of which is shown."""
+
+
+@dataclass(frozen=True)
+class ShownRow:
+    """One row, and what becomes of its tokens."""
+
+    place: str
+    split: str
+    because: str
+    """Why this row is shown: the first, the longest, one that was drawn or asked for."""
+    tokens: int | None = None
+    trained_tokens: int | None = None
+    lost_tokens: int = 0
+    lost_answer_tokens: int = 0
+    """Lost tokens that would be trained on."""
+    lost_because: str = ""
+    pieces: int = 1
+    left_out: str = ""
+    """Why the model never sees the row; "" where it does."""
+    notes: tuple[str, ...] = ()
+    special_tokens: dict[str, int] = field(default_factory=dict)
+    segments: tuple[ShownSegment, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class SeenTokens:
+    """A document and what training does with each of its tokens."""
+
+    ids: NDArray[np.int32]
+    trained: NDArray[np.bool_]
+    """The token is the label of the place before it."""
+    answer: NDArray[np.bool_]
+    """The token is marked for training, whether or not it is reached."""
+    piece: NDArray[np.int32]
+    """Number of the part that the token is in; -1: in none, it is lost."""
+
+
+def seen_tokens(store: FlatDocuments, index: PackIndex) -> SeenTokens:
+    """The only document of a store, by the batches that its index gives."""
+    size = int(store.lengths[0])
+    trained, answer = np.zeros(size, np.bool_), np.zeros(size, np.bool_)
+    piece = np.full(size, -1, np.int32)
+    for start, stop in store.spans(0):
+        answer[start:stop] = True
+    ids = np.array(store.tokens(0))
+    order = np.argsort(index.piece_start, kind="stable")
+    number = np.empty(len(order), np.int32)
+    number[order] = np.arange(len(order), dtype=np.int32)
+    together = max(1, min(BINS_TOGETHER, index.bins))
+    out = BatchArrays.allocate(BatchShape.for_index(index, together))
+    for one in range(0, index.bins, together):
+        bins = range(one, min(index.bins, one + together))
+        fill_batch(out, index, bins, store, pad_id=0)
+        for at, place in _places(index, bins, out.shape.length):
+            first, last = int(index.piece_start[at]), int(index.piece_stop[at])
+            end = place + last - first
+            # What a batch holds is what is shown, even if it were not what was tokenised.
+            ids[first:last] = out.tokens[place:end]
+            trained[first + 1 : last] = out.labels[place : end - 1] != IGNORED
+            piece[first:last] = number[at]
+    return SeenTokens(ids, trained, answer, piece)
+
+
+def _places(index: PackIndex, bins: range, row: int) -> Iterator[tuple[int, int]]:
+    """The pieces of bins in a batch of rows, a bin to each, and where each begins."""
+    for number, one in enumerate(bins):
+        place = number * row
+        for at in range(int(index.bin_offsets[one]), int(index.bin_offsets[one + 1])):
+            place += index.soft_tokens
+            yield at, place
+            place += int(index.piece_stop[at] - index.piece_start[at])
+
+
+def shown_segments(
+    seen: SeenTokens, encoder: Encoder, special: Sequence[int], *, most_tokens: int | None
+) -> tuple[ShownSegment, ...]:
+    """The stretches of a document as text; `most_tokens`: about as many are shown, None: all."""
+    is_special = np.isin(seen.ids, np.asarray(list(special), np.int64))
+    # Every special token is a stretch: two of them in a row are two.
+    state = seen.piece.astype(np.int64) * 4 + seen.trained * 2 + is_special
+    changes = np.flatnonzero((np.diff(state) != 0) | is_special[1:]) + 1
+    edges = [0, *changes.tolist(), len(state)] if len(state) else [0]
+    stretches = list(pairwise(edges))
+    kept, gap = _kept(stretches, seen, most_tokens)
+    room = _room([stop - start for start, stop in kept], most_tokens)
+    found: list[ShownSegment] = []
+    for start, stop in kept:
+        if gap is not None and start == gap[1]:
+            hidden = gap[1] - gap[0]
+            found.append(ShownSegment("", False, hidden, not_shown=hidden, is_gap=True))
+        text, hidden, after = _shortened(seen.ids, start, stop, encoder, room)
+        found.append(
+            ShownSegment(
+                text=text,
+                trained=bool(seen.trained[start]),
+                tokens=stop - start,
+                seen=bool(seen.piece[start] >= 0),
+                piece=max(0, int(seen.piece[start])),
+                special=bool(is_special[start]),
+                not_shown=hidden,
+                after=after,
+            )
+        )
+    return tuple(found)
+
+
+def text_segments(
+    segments: Sequence[Segment], *, most_characters: int | None
+) -> tuple[ShownSegment, ...]:
+    """Segments where there is no tokenizer: their text and which of them is trained on."""
+    found = []
+    for segment in segments:
+        text, hidden = segment.text, 0
+        if most_characters is not None and len(text) > most_characters:
+            hidden = len(text) - most_characters
+        half = (len(text) - hidden) // 2
+        after = text[half + hidden :] if hidden else ""
+        found.append(
+            ShownSegment(
+                text[:half] if hidden else text,
+                segment.learn,
+                None,
+                not_shown=hidden,
+                after=after,
+            )
+        )
+    return tuple(found)
+
+
+def special_counts(ids: NDArray[np.int32], special: dict[int, str]) -> dict[str, int]:
+    """How often each special token of a tokenizer stands in a row, in the order of their places."""
+    return dict(Counter(special[token] for token in ids.tolist() if token in special))
+
+
+def _kept(
+    stretches: list[tuple[int, int]], seen: SeenTokens, most_tokens: int | None
+) -> tuple[list[tuple[int, int]], tuple[int, int] | None]:
+    """The stretches that are shown, and the tokens from where to where that are not: those in the
+    middle of very many, or of a row that is split into many sequences."""
+    if most_tokens is None or not stretches:
+        return stretches, None
+    last = int(seen.piece.max(initial=0))
+    first, end = MOST_STRETCHES // 2, MOST_STRETCHES // 2
+    if last >= SHOWN_PIECES:
+        pieces = [int(seen.piece[start]) for start, _ in stretches]
+        first = sum(0 <= piece < SHOWN_PIECES - 1 for piece in pieces)
+        end = sum(piece in (-1, last) for piece in pieces)
+    first, end = min(first, MOST_STRETCHES), min(end, MOST_STRETCHES)
+    if first + end >= len(stretches):
+        return stretches, None
+    gap = stretches[first - 1][1], stretches[-end][0]
+    return stretches[:first] + stretches[-end:], gap
+
+
+def _room(sizes: list[int], most_tokens: int | None) -> int | None:
+    """Tokens that each stretch may show, so that all together show about so many: what short ones
+    do not need is left to the long ones. None: there is room for all."""
+    if most_tokens is None or sum(sizes) <= most_tokens:
+        return None
+    left = most_tokens
+    for number, size in enumerate(sorted(sizes)):
+        share = left // (len(sizes) - number)
+        if size > share:
+            return max(LEAST_TOKENS, share)
+        left -= size
+    return None
+
+
+def _shortened(
+    ids: NDArray[np.int32], start: int, stop: int, encoder: Encoder, room: int | None
+) -> tuple[str, int, str]:
+    """The text of a stretch: its beginning, how many tokens follow that are not shown, its end."""
+    if room is None or stop - start <= room:
+        return _decoded(ids, start, stop, encoder), 0, ""
+    head, tail = start + room // 2, stop - room // 2
+    for head_end in _from(head, -1):
+        text = _decoded(ids, start, head_end, encoder)
+        if not text.endswith(_HALF_A_CHARACTER):
+            break
+    for tail_start in _from(tail, 1):
+        after = _decoded(ids, tail_start, stop, encoder)
+        if not after.startswith(_HALF_A_CHARACTER):
+            break
+    return text, tail_start - head_end, after
+
+
+def _from(place: int, step: int) -> Iterator[int]:
+    """A character has at most four bytes, and so tokens: a place near by is between two."""
+    return iter(range(place, place + 4 * step, step))
+
+
+def _decoded(ids: NDArray[np.int32], start: int, stop: int, encoder: Encoder) -> str:
+    before = max(0, start - CONTEXT_TOKENS)
+    lead = encoder.decode(ids[before:start].tolist()) if before < start else ""
+    whole = encoder.decode(ids[before:stop].tolist())
+    if whole.startswith(lead):
+        return whole[len(lead) :]
+    return encoder.decode(ids[start:stop].tolist())

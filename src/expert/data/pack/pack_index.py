@@ -1,0 +1,203 @@
+"""The index of a packed data set: which pieces of which documents fill which bin."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from expert.core.errors import ExpertError
+from expert.core.files import sync_folder
+from expert.data.feed.order import Draw, shuffled
+from expert.data.tokens.documents import numbers_in
+
+PackRule = Literal["best-fit", "concat", "none", "blocks"]
+
+FORMAT_VERSION = 1
+PADDED_BATCH = 8
+"""Rows in the padded batches that packing is compared with."""
+_METADATA = b"expert.pack"
+_PIECE = pa.struct([(name, pa.int32()) for name in ("document", "start", "stop")])
+
+
+@dataclass(frozen=True, slots=True)
+class OverlongCounts:
+    """What became of documents that are longer than a bin."""
+
+    cut: int = 0
+    split: int = 0
+    dropped: int = 0
+    tokens_lost: int = 0
+    unlearnt: int = 0
+    """Those of which nothing is left that is learnt: they are in no bin."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackStatistics:
+    """What packing made of the documents, in numbers."""
+
+    bins: int
+    pieces: int
+    examples: int
+    tokens: int
+    fill: float
+    """Share of the places in all bins that hold a token or a soft prompt."""
+    examples_per_bin: float
+    padding: int
+    """Empty places in all bins."""
+    padding_to_longest: int
+    """Padding of the same pieces in random batches of 8, each padded to its longest."""
+
+    @property
+    def padding_avoided(self) -> int:
+        return self.padding_to_longest - self.padding
+
+
+@dataclass(frozen=True, eq=False, slots=True, repr=False)
+class PackIndex:
+    """Pieces of documents in bins. Flat arrays: the pieces of bin b are those from
+    `bin_offsets[b]` to `bin_offsets[b + 1]`."""
+
+    rule: PackRule
+    length: int
+    """Places in a bin."""
+    soft_tokens: int
+    """Places that each piece takes before its tokens, for a soft prompt."""
+    examples: int
+    """Rows to learn from: documents, an overlong one counted once for each chunk it fills."""
+    overlong: OverlongCounts
+    piece_document: NDArray[np.int32]
+    piece_start: NDArray[np.int32]
+    piece_stop: NDArray[np.int32]
+    bin_offsets: NDArray[np.int64]
+
+    def __repr__(self) -> str:
+        sizes = f"{self.examples:,} rows in {self.bins:,} sequences of {self.length:,} tokens"
+        return f"<PackIndex: {sizes}, packed by {self.rule!r}>"
+
+    @property
+    def bins(self) -> int:
+        return len(self.bin_offsets) - 1
+
+    def pieces(self, number: int) -> Iterator[tuple[int, int, int]]:
+        """Document, start and stop of each piece in one bin."""
+        here = slice(int(self.bin_offsets[number]), int(self.bin_offsets[number + 1]))
+        return zip(
+            self.piece_document[here].tolist(),
+            self.piece_start[here].tolist(),
+            self.piece_stop[here].tolist(),
+            strict=True,
+        )
+
+    def examples_in(self, start: Any, stop: Any) -> Any:
+        """Examples that begin in a piece: a document goes on for one more each time it has filled
+        a bin, so that a piece cut off by a border counts as none."""
+        limit = self.length - self.soft_tokens
+        return -start // limit - -stop // limit
+
+    def bin_lengths(self) -> NDArray[np.int64]:
+        """Places taken in every bin."""
+        ends = np.zeros(len(self.piece_stop) + 1, dtype=np.int64)
+        np.cumsum(self.piece_stop - self.piece_start + self.soft_tokens, out=ends[1:])
+        return np.diff(ends[self.bin_offsets])
+
+    def longest_of(self, bins: NDArray[np.integer[Any]]) -> int:
+        """Places taken in the fullest of some bins."""
+        begins, ends = self.bin_offsets[bins], self.bin_offsets[bins + 1]
+        taken = [
+            int((self.piece_stop[begin:end] - self.piece_start[begin:end]).sum())
+            + self.soft_tokens * int(end - begin)
+            for begin, end in zip(begins, ends, strict=True)
+        ]
+        return max(taken, default=0)
+
+    def statistics(self) -> PackStatistics:
+        """How well the bins are filled, and what padding would have cost."""
+        sizes = self.piece_stop - self.piece_start + self.soft_tokens
+        places, taken = self.bins * self.length, int(sizes.sum(dtype=np.int64))
+        return PackStatistics(
+            bins=self.bins,
+            pieces=len(sizes),
+            examples=self.examples,
+            tokens=taken - self.soft_tokens * len(sizes),
+            fill=taken / places if places else 0.0,
+            examples_per_bin=self.examples / self.bins if self.bins else 0.0,
+            padding=places - taken,
+            padding_to_longest=_padding_to_longest(sizes),
+        )
+
+    def save(self, path: Path) -> None:
+        """Write the index as an Arrow file: the old one or the whole new one, never half of it."""
+        fields = [
+            pa.array(column) for column in (self.piece_document, self.piece_start, self.piece_stop)
+        ]
+        pieces = pa.StructArray.from_arrays(fields, fields=list(_PIECE))
+        column = pa.LargeListArray.from_arrays(pa.array(self.bin_offsets), pieces)
+        facts = {
+            "format": FORMAT_VERSION,
+            "rule": self.rule,
+            "length": self.length,
+            "soft_tokens": self.soft_tokens,
+            "examples": self.examples,
+            "overlong": asdict(self.overlong),
+        }
+        schema = pa.schema(
+            [("pieces", column.type)], metadata={_METADATA: json.dumps(facts).encode()}
+        )
+        _write_arrow_file(path, pa.record_batch([column], schema=schema))
+
+    @classmethod
+    def open(cls, path: Path) -> PackIndex:
+        """Map a saved index into memory; nothing is read until it is used, nothing copied."""
+        try:
+            batch = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+            facts: dict[str, Any] = json.loads((batch.schema.metadata or {})[_METADATA])
+        except (pa.ArrowInvalid, KeyError, IndexError, ValueError) as error:
+            what = f"{path}: not an index of packed documents"
+            raise ExpertError(f"{what}; delete it and it will be made again") from error
+        if facts.pop("format", None) != FORMAT_VERSION:
+            what = f"{path}: written by another version of Expert"
+            raise ExpertError(f"{what}; delete it and it will be made again")
+        column = batch.column(0)
+        document, start, stop = (numbers_in(column.values.field(number)) for number in range(3))
+        return cls(
+            **{**facts, "overlong": OverlongCounts(**facts["overlong"])},
+            piece_document=document,
+            piece_start=start,
+            piece_stop=stop,
+            bin_offsets=numbers_in(column.offsets),
+        )
+
+
+def _padding_to_longest(sizes: NDArray[np.int32]) -> int:
+    """Padding of pieces in random batches of 8, each padded to its longest."""
+    order = shuffled(len(sizes), seed=0, draw=Draw.BASELINE)
+    starts = np.arange(0, len(sizes), PADDED_BATCH)
+    longest = np.maximum.reduceat(sizes[order], starts).astype(np.int64)
+    rows = np.minimum(PADDED_BATCH, len(sizes) - starts)
+    return int((longest * rows).sum()) - int(sizes.sum(dtype=np.int64))
+
+
+def _write_arrow_file(path: Path, batch: Any) -> None:
+    """Write beside `path`, fsync, rename, fsync the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with temporary.open("xb") as stream:
+            with pa.ipc.new_file(stream, batch.schema) as writer:
+                writer.write_batch(batch)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)

@@ -1,0 +1,219 @@
+"""How the rows of a split are laid into sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from expert.data.pack.pack import Overlong
+    from expert.data.pack.pack_index import PackIndex
+    from expert.data.tokens.encoder import EncodedBatch
+    from expert.data.tokens.flat_documents import FlatDocuments
+    from expert.planning.choose.sequences import Packing
+    from expert.planning.run_plan import RunPlan
+
+TRIED_ROWS = 2048
+MORE_SEQUENCES = 4
+"""Numbers of sequences that are tried: 16 rows of which 7 fill one go into 4 that hold 4 each."""
+MOST_ROWS_TRIED = (1.0, 1.25, 1.5, 2.0)
+"""Times the rows of a sequence: bins that one long row fills have few, so others may have more."""
+
+
+def soft_tokens(plan: RunPlan) -> int:
+    """Places that soft prompts take before every row."""
+    return sum(prompt["tokens"] for prompt in plan.adapter.soft_prompts)
+
+
+@dataclass(frozen=True, eq=False)
+class RowsToPack:
+    """What packing needs to know of the rows of a split; their tokens it does not touch."""
+
+    lengths: NDArray[np.integer[Any]]
+    unlearnt: NDArray[np.integer[Any]]
+    """Numbers of the pieces, as rows are cut, from which nothing would be learnt: they are left
+    out, since computing them costs as much as computing others."""
+
+
+def rows_to_pack(
+    plan: RunPlan, store: FlatDocuments, documents: NDArray[np.integer[Any]], *, is_text: bool
+) -> RowsToPack:
+    """The lengths of some documents, and which of their pieces hold nothing that is learnt."""
+    import numpy as np
+
+    from expert.data.pack.pack import cut_pieces
+
+    lengths = store.lengths[documents]
+    nothing = np.zeros(0, np.int64)
+    if not is_text or not len(lengths):
+        return RowsToPack(lengths, nothing)
+    limit, overlong = _cut_as(plan, lengths)
+    doubtful = (lengths > limit) | (lengths < 2) | store.without_spans(documents)
+    if not doubtful.any():
+        return RowsToPack(lengths, nothing)
+    pieces = cut_pieces(lengths, limit, overlong)
+    at = np.flatnonzero(doubtful[pieces.document])
+    learnt = store.have_targets(documents[pieces.document[at]], pieces.start[at], pieces.stop[at])
+    return RowsToPack(lengths, at[~learnt])
+
+
+def unlearnt_rows(plan: RunPlan, batch: EncodedBatch) -> int:
+    """How many of some rows, as the tokenizer gave them, packing would leave out."""
+    from expert.data.tokens.flat_documents import FlatDocuments, shard_of
+
+    return unlearnt_in(plan, FlatDocuments([shard_of(batch)]))
+
+
+def unlearnt_in(plan: RunPlan, store: FlatDocuments) -> int:
+    """How many of some tokenised rows packing would leave out."""
+    import numpy as np
+
+    from expert.data.pack.pack import cut_pieces
+
+    rows = rows_to_pack(plan, store, np.arange(len(store)), is_text=True)
+    pieces = cut_pieces(rows.lengths, *_cut_as(plan, rows.lengths))
+    return pieces.without(rows.unlearnt).overlong.unlearnt
+
+
+def _cut_as(plan: RunPlan, lengths: NDArray[np.integer[Any]]) -> tuple[int, Overlong]:
+    """The most tokens of a row in a sequence, and what becomes of longer ones. Rows that are laid
+    end to end are cut only where a sequence ends, and go on in the next."""
+    if plan.data.packing == "concat":
+        return max(1, int(lengths.max(initial=0))), "cut"
+    return plan.data.max_seq_length - soft_tokens(plan), plan.data.overlong
+
+
+def packing_for(
+    plan: RunPlan, name: str, rows: RowsToPack, *, is_text: bool, streaming: bool
+) -> Packing:
+    """Sequences as long as the rows may be; of training rows, such as hold whole updates."""
+    from expert.data.pack.pack import cut_pieces
+    from expert.planning.choose.sequences import Packing, concatenation_of
+
+    data, soft = plan.data, soft_tokens(plan)
+    length = data.max_seq_length
+    if name != "train" or not is_text or data.packing == "none":
+        return Packing(1, length, None)
+    if data.packing == "concat":
+        # What is longer than a sequence goes on in the next, as a row of its own.
+        parts = -(-rows.lengths // max(1, length - soft))
+        mean = float(rows.lengths.sum() / max(1, parts.sum())) + soft
+        return concatenation_of(_rows_per_step(plan, mean), mean=mean, length=length)
+    every = cut_pieces(rows.lengths, length - soft, data.overlong)
+    pieces = every.without(rows.unlearnt)
+    if not len(pieces):
+        return Packing(1, length, None)
+    sizes = pieces.stop - pieces.start + soft
+    # Every window of a stream has sequences of one length, and rows that nobody has seen yet.
+    # Rows that are left out count here: at another length they would be cut elsewhere.
+    shortest = length if streaming else int((every.stop - every.start).max()) + soft
+    examples = _rows_per_step(plan, float(sizes.mean()))
+    return tried_packing(sizes, examples, length, shortest=shortest)
+
+
+def _rows_per_step(plan: RunPlan, mean: float) -> int:
+    """As planned; where tokens were asked for, by the rows themselves, which are known by now."""
+    from expert.planning.choose.sequences import rows_of_tokens
+
+    tokens = plan.batch.tokens_per_step
+    return plan.batch.examples_per_update if tokens is None else rows_of_tokens(tokens, mean)
+
+
+def tried_packing(
+    sizes: NDArray[np.int32], examples: int, length: int, *, shortest: int
+) -> Packing:
+    """The packing that brings an update of so many rows nearest to what was asked for; of those
+    that are near enough the one that leaves the fewest places empty.
+
+    Each is tried with some of the rows: how many go into a sequence depends on how they fit. Plain
+    sequences of `length` are taken where they will do.
+    """
+    import numpy as np
+
+    from expert.data.pack.pack import bins_for
+    from expert.planning.choose.sequences import ROWS_OFF, Packing
+    from expert.planning.survey import sequences_for
+
+    if len(sizes) > TRIED_ROWS:
+        chosen = np.random.default_rng(0).choice(len(sizes), TRIED_ROWS, replace=False)
+        sizes = sizes[chosen]
+    total = int(sizes.sum(dtype=np.int64))
+
+    def tried(places: int, most: int | None) -> tuple[float, float, Packing]:
+        """How far the rows of an update are off, the share of empty places, and the packing."""
+        bins = bins_for(sizes, places, most_pieces=most)
+        sequences = sequences_for(examples, rows=len(sizes), sequences=bins)
+        # Of few rows the last sequence is seldom full: that says nothing about an update.
+        off = min(
+            abs(sequences * len(sizes) / each / examples - 1) for each in (bins, bins - 1 or 1)
+        )
+        return off, 1 - total / (bins * places), Packing(sequences, places, most)
+
+    plain = tried(length, None)
+    if plain[0] <= ROWS_OFF:
+        return plain[2]
+    found = [plain]
+    for places, most in _candidates(examples, total / len(sizes), length, shortest):
+        found.append(tried(places, most))
+    near = [one for one in found if one[0] <= ROWS_OFF]
+    best = min(near, key=lambda one: one[1:2]) if near else min(found, key=lambda one: one[:2])
+    return best[2]
+
+
+def _candidates(
+    examples: int, mean: float, length: int, shortest: int
+) -> Iterator[tuple[int, int | None]]:
+    """Lengths of sequences, and most rows in them, that are worth trying."""
+    import math
+
+    from expert.planning.choose.sequences import LENGTHS_OF, PACKED_FILL
+
+    least = max(1, math.ceil(examples * mean / length))
+    tried: set[tuple[int, int | None]] = set()
+    for sequences in range(least, least + MORE_SEQUENCES):
+        each = examples / sequences
+        if each < 1 and sequences > least:
+            return
+        for room in (each * mean / PACKED_FILL, math.ceil(each) * shortest):
+            places = LENGTHS_OF * math.ceil(max(room, shortest) / LENGTHS_OF)
+            for most in (None, *(max(1, round(share * each)) for share in MOST_ROWS_TRIED)):
+                one = (min(length, places), most)
+                if one not in tried:
+                    tried.add(one)
+                    yield one
+
+
+def packed(
+    plan: RunPlan, name: str, rows: RowsToPack, seed: int, packing: Packing, *, is_text: bool
+) -> PackIndex:
+    """The index of these rows."""
+    from expert.data.pack.pack import pack_best_fit, pack_blocks, pack_concat, pack_none
+
+    data, length, soft = plan.data, packing.length, soft_tokens(plan)
+    lengths, unlearnt = rows.lengths, rows.unlearnt
+    if not is_text:
+        if name == "train":
+            return pack_blocks(lengths, length)
+        return pack_none(lengths, length, overlong="split")
+    if data.packing == "concat":
+        return pack_concat(
+            lengths, length, seed, overlong="split", soft_tokens=soft, unlearnt=unlearnt
+        )
+    if data.packing == "none":
+        return pack_none(
+            lengths, length, overlong=data.overlong, soft_tokens=soft, unlearnt=unlearnt
+        )
+    return pack_best_fit(
+        lengths,
+        length,
+        seed,
+        overlong=data.overlong,
+        soft_tokens=soft,
+        most_pieces=packing.most_rows,
+        unlearnt=unlearnt,
+    )

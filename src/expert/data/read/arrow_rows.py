@@ -1,0 +1,96 @@
+"""Rows of Parquet and Arrow files, batch by batch; a row's line is its number in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from expert.data.examples.row_text import fault_in
+from expert.data.read.streams import bad_row, open_seekable, unusable
+from expert.data.records import BadRow, Row
+
+_BATCH_ROWS = 1000
+_FILE_MAGIC = b"ARROW1"
+
+
+def read_parquet(path: Path) -> Iterator[Row | BadRow]:
+    """The rows of a Parquet file; a page is in memory at a time, not a row group."""
+    with (
+        open_seekable(path) as stream,
+        damage_told(path, "Parquet"),
+        pq.ParquetFile(stream, buffer_size=2**20) as file,
+    ):
+        yield from rows_of_batches(file.iter_batches(_BATCH_ROWS), str(path))
+
+
+def read_arrow(path: Path) -> Iterator[Row | BadRow]:
+    """The rows of an Arrow IPC stream (as `save_to_disk` writes it) or IPC file."""
+    with open_seekable(path) as stream, damage_told(path, "Arrow"):
+        is_file = stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+        stream.seek(0)
+        if is_file:
+            reader = pa.ipc.open_file(stream)
+            batches = (reader.get_batch(n) for n in range(reader.num_record_batches))
+        else:
+            batches = iter(pa.ipc.open_stream(stream))
+        yield from rows_of_batches(batches, str(path))
+
+
+@contextmanager
+def damage_told(path: Path, format: str) -> Iterator[None]:
+    """What goes wrong in reading a file of Arrow's, in words."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        what = f"not a whole {format} file: {_first_sentence(error)}"
+        fix = "the file is cut off, damaged or of another format; write or download it again"
+        raise unusable(str(path), what, fix) from error
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")
+
+
+def rows_of_batches(batches: Iterable[Any], file: str) -> Iterator[Row | BadRow]:
+    """The rows of Arrow record batches, numbered from 1."""
+    number = 0
+    for batch in batches:
+        for start in range(0, batch.num_rows, _BATCH_ROWS):
+            for values in _values_of(batch.slice(start, _BATCH_ROWS)):
+                number += 1
+                if isinstance(values, str):
+                    yield bad_row(file, number, values)
+                elif fault := fault_in(values):
+                    yield bad_row(file, number, fault, repr(values))
+                else:
+                    yield Row(values, file, number)
+
+
+def _values_of(batch: Any) -> Iterator[dict[str, Any] | str]:
+    """Every row's values, or why there are none. Arrow itself checks neither offsets nor UTF-8
+    when it opens a file: unchecked, a damaged one is read past its end."""
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        if batch.num_rows == 1:
+            damaged = "invalid UTF-8" if "UTF8" in str(error) else "damaged values"
+            yield f"{damaged} in {_damaged_column(batch)!r}"
+            return
+        for row in range(batch.num_rows):
+            yield from _values_of(batch.slice(row, 1))
+        return
+    yield from batch.to_pylist()
+
+
+def _damaged_column(batch: Any) -> str:
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid:
+            return str(name)
+    raise AssertionError("the batch is damaged, none of its columns is")

@@ -1,0 +1,131 @@
+"""What lies in a folder: data files, sorted into splits by their names, or a saved data set."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal
+
+from expert.data.read.rows import FORMATS, is_markdown, suffix_format
+from expert.data.read.streams import unusable
+
+Split = Literal["train", "validation", "test"]
+
+SPLIT_NAMES: dict[str, Split] = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "eval"), "validation"),
+    "test": "test",
+}
+_ASKED_FORMATS = {"text": ("txt",), "csv": ("csv", "tsv")}
+# Files that describe a data set and hold no rows of it.
+_NOT_DATA = {
+    *("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"),
+    *("metadata.json", "license.txt", "readme.txt", "requirements.txt"),
+    *("license.md", "readme.md", "changelog.md", "contributing.md"),
+    *("manifest.json", "test_cases.json"),  # of an expert that lies there
+}
+
+
+def _data_files(folder: Path, format: str | None) -> list[Path]:
+    """The files of a folder and of the folders in it that may hold rows, sorted. Markdown and
+    spreadsheets beside rows of another format describe them; without such they hold the rows."""
+    wanted = FORMATS if format is None else _ASKED_FORMATS.get(format, (format,))
+    found = [
+        path
+        for path in _visible_files(folder)
+        if path.name.lower() not in _NOT_DATA and suffix_format(path) in wanted
+    ]
+    others = {suffix_format(path) for path in found} - {"txt", "excel"}
+    return [
+        path
+        for path in found
+        if not (others and (is_markdown(path) or suffix_format(path) == "excel"))
+    ]
+
+
+def _visible_files(folder: Path) -> list[Path]:
+    return [
+        path
+        for path in sorted([*folder.glob("*"), *folder.glob("*/*")])
+        if path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    ]
+
+
+def unread_files(folder: Path, format: str | None = None) -> list[str]:
+    """Files of a folder of rows that no row comes from, as they are named in it."""
+    if saved_splits(folder) is not None:
+        return []
+    read = set(_data_files(folder, format))
+    return [str(path.relative_to(folder)) for path in _visible_files(folder) if path not in read]
+
+
+def files_by_split(folder: Path, format: str | None) -> dict[Split | None, list[Path]]:
+    """The data files of a folder and of the folders in it, sorted; None: no split's name."""
+    found = _data_files(folder, format)
+    kinds = Counter(str(suffix_format(path)) for path in found)
+    if len(kinds) > 1 and format is None:
+        counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        raise unusable(
+            str(folder),
+            f"files of several formats: {counts}",
+            "say which are the rows with training.dataset.format",
+        )
+    parts: dict[Split | None, list[Path]] = {"train": [], "validation": [], "test": [], None: []}
+    for path in found:
+        parts[_split_in_name(path.relative_to(folder))].append(path)
+    return parts
+
+
+def _split_in_name(path: Path) -> Split | None:
+    for name in (path.name, *reversed(path.parts[:-1])):
+        for word in re.split(r"[^a-z]+", name.lower()):
+            if word in SPLIT_NAMES:
+                return SPLIT_NAMES[word]
+    return None
+
+
+def saved_splits(folder: Path) -> dict[str, Path] | None:
+    """The splits of a `save_to_disk` folder; one without a name for a single data set."""
+    if (folder / "dataset_dict.json").is_file():
+        names = _read_description(folder / "dataset_dict.json").get("splits")
+        if not isinstance(names, list) or not all(_is_plain_name(name) for name in names):
+            raise unusable(
+                str(folder / "dataset_dict.json"), "it does not name the splits", "save it again"
+            )
+        return {name: folder / name for name in names}
+    if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
+        return {"": folder}
+    return None
+
+
+def _is_plain_name(name: object) -> bool:
+    """Whether it names something in the same folder, and nothing outside."""
+    return isinstance(name, str) and bool(re.fullmatch(r"[\w.\-]*[\w\-][\w.\-]*", name))
+
+
+def saved_files(folder: Path) -> tuple[Path, ...]:
+    state = _read_description(folder / "state.json")
+    try:
+        names = [str(entry["filename"]) for entry in state["_data_files"]]
+    except (KeyError, TypeError) as error:
+        raise unusable(
+            str(folder / "state.json"), "it does not name the data files", "save the data set again"
+        ) from error
+    if not all(map(_is_plain_name, names)) or state.get("_indices_data_files"):
+        raise unusable(
+            str(folder), "it was saved as a view of another data set", "save the data set again"
+        )
+    return tuple(folder / name for name in names)
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    try:
+        description = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise unusable(str(path), f"it cannot be read: {error}", "save it again") from error
+    if not isinstance(description, dict):
+        raise unusable(str(path), "it is no description of a data set", "save it again")
+    return description

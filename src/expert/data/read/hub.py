@@ -1,0 +1,170 @@
+"""Rows of a data set on the Hugging Face hub, through the optional package `datasets`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from expert.core.install import pip_install
+from expert.data.read.streams import not_here, unusable
+from expert.data.records import BadRow, DataError, Row
+
+SECONDS_TO_ANSWER = 5.0
+"""A hub that has not answered by then is not there; its client would try six times, for 25 s."""
+SECONDS_LOST = 60.0
+"""So long a hub that was not there is not asked again; a network may come back to a notebook."""
+_BATCH_ROWS = 1000
+_SLICE = re.compile(r"(?P<split>[^\[]+)\[(?P<start>\d*):(?P<end>\d*)\]")
+_NETWORK = ("connect", "offline", "network", "resolve", "timed out", "max retries", "unreachable")
+
+
+def read_hub(
+    name: str, *, split: str, config: str | None, streaming: bool
+) -> Iterator[Row | BadRow]:
+    """The rows of `name`, downloaded into the hub's own cache or streamed."""
+    dataset = _load(name, split=split, config=config, streaming=streaming)
+    from expert.data.read.arrow_rows import rows_of_batches
+
+    tables = dataset.with_format("arrow").iter(batch_size=_BATCH_ROWS)
+    batches = (batch for table in tables for batch in table.to_batches())
+    try:
+        yield from rows_of_batches(batches, f"{name}::{split}")
+    except OSError as error:
+        raise _told(name, split, error) from error
+
+
+def hub_fingerprint(name: str, *, split: str, config: str | None, streaming: bool) -> str:
+    """What changes when the rows do. Streamed rows are not looked at: the name has to do."""
+    if streaming:
+        return hashlib.sha256(json.dumps([name, split, config]).encode()).hexdigest()
+    fingerprint: str = _load(name, split=split, config=config, streaming=False)._fingerprint
+    return hashlib.sha256(fingerprint.encode()).hexdigest()
+
+
+def _load(name: str, *, split: str, config: str | None, streaming: bool) -> Any:
+    try:
+        importlib.import_module("datasets")
+    except ImportError as error:
+        raise unusable(
+            name,
+            "reading from the hub needs the package 'datasets'",
+            pip_install("hub"),
+        ) from error
+    sliced = _SLICE.fullmatch(split) if streaming else None
+    if streaming and "[" in split and sliced is None:
+        raise unusable(
+            f"{name}::{split}",
+            "streamed rows can be cut by their numbers only",
+            "write the slice as [start:end], or set streaming: false",
+        )
+    dataset = _opened(name, config, sliced["split"] if sliced else split, streaming)
+    if sliced:
+        start = int(sliced["start"] or 0)
+        dataset = dataset.skip(start)
+        if sliced["end"]:
+            dataset = dataset.take(max(0, int(sliced["end"]) - start))
+    return dataset
+
+
+@cache
+def _opened(name: str, config: str | None, split: str, streaming: bool) -> Any:
+    """The data set as the hub gives it. A command opens it several times, to plan, to hash and to
+    read; the hub is asked the first time only, and all of them see the same rows."""
+    datasets = importlib.import_module("datasets")
+    lost = _lost.why()
+    try:
+        with _offline(datasets, lost is not None):
+            return datasets.load_dataset(name, config, split=split, streaming=streaming)
+    except Exception as error:  # the hub's client raises dozens of kinds
+        why = lost if lost is not None and _is_of_network(error) else error
+        raise _told(name, split, why, certain=why is lost) from error
+
+
+class _Lost:
+    """Why the hub does not answer, asked once for all data sets."""
+
+    def __init__(self) -> None:
+        self._answer: tuple[Exception | None, float] | None = None
+
+    def why(self) -> Exception | None:
+        if self._answer is not None:
+            error, when = self._answer
+            if error is None or time.monotonic() - when < SECONDS_LOST:
+                return error
+        error = _unreachable()
+        self._answer = error, time.monotonic()
+        return error
+
+    def forget(self) -> None:
+        self._answer = None
+
+
+_lost = _Lost()
+
+
+def forget_the_hub() -> None:
+    """Ask the hub anew, of everything."""
+    _lost.forget()
+    _opened.cache_clear()
+
+
+def _unreachable() -> Exception | None:
+    """Why the hub does not answer; None where it does."""
+    try:
+        endpoint = importlib.import_module("huggingface_hub.constants").ENDPOINT
+        session = importlib.import_module("huggingface_hub").get_session()
+        session.head(endpoint, timeout=SECONDS_TO_ANSWER)
+    except Exception as error:  # noqa: BLE001 - of two clients, each with its own kinds
+        return error.with_traceback(None)  # it is kept, what its frames hold need not be
+    return None
+
+
+@contextmanager
+def _offline(datasets: Any, lost: bool) -> Iterator[None]:
+    """Where the hub is not there its client looks only into its cache, at once."""
+    holders: list[Any] = [getattr(datasets, "config", None)]
+    if lost:
+        holders.append(importlib.import_module("huggingface_hub.constants"))
+    known = [each for each in holders if lost and hasattr(each, "HF_HUB_OFFLINE")]
+    before = [each.HF_HUB_OFFLINE for each in known]
+    try:
+        for each in known:
+            each.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        for each, value in zip(known, before, strict=True):
+            each.HF_HUB_OFFLINE = value
+
+
+def _is_of_network(error: Exception) -> bool:
+    text = f"{type(error).__name__} {error}".lower()
+    return any(word in text for word in _NETWORK)
+
+
+def _told(name: str, split: str, error: Exception, *, certain: bool = False) -> DataError:
+    """A failure of the hub in words; `certain`: it did not answer, whatever its error is called."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if len(text) > 300:
+        text = text[:300] + " …"
+    lower = f"{type(error).__name__} {text}".lower()
+    if certain or _is_of_network(error):
+        what = f"the hub could not be reached: {text}"
+        fix = (
+            "check the network; or download the data set elsewhere and name its folder as path, or "
+            "set HF_HOME to a cache that holds it"
+        )
+        return not_here(f"{name}::{split}", what, fix)
+    if "notfound" in lower or "gated" in lower or "doesn't exist" in lower:
+        what = f"the hub does not give it: {text}"
+        fix = "check the id; a private or gated data set needs HF_TOKEN in the environment"
+    else:
+        what = f"it could not be loaded from the hub: {text}"
+        fix = "check the id, the split and the configuration: id::split::configuration"
+    return unusable(f"{name}::{split}", what, fix)

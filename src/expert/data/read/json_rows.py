@@ -1,0 +1,290 @@
+"""Rows of a .json file: an array of objects, {"data": [...]}, or JSON lines under a wrong name.
+
+The array is read through a window that moves along the file, so its size does not matter.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import Any
+
+from expert.data.examples.row_text import (
+    DECODER,
+    NOT_UTF8,
+    RowFault,
+    escaped_byte,
+    fault_in,
+    json_fault,
+    json_limit,
+    kind_of,
+)
+from expert.data.read.streams import MAX_ROW_BYTES, RAW_CHARACTERS, bad_row, too_long, unusable
+from expert.data.records import BadRow, Row, place_of
+
+_BLOCK_BYTES = 2**18
+_SPACE = re.compile(r"[ \t\r\n]*")
+_STRUCTURE = re.compile(r'["{}\[\],]')
+_IN_STRING = re.compile(r'\\.|"', re.DOTALL)
+_WHAT_IS_READ = 'an array of objects, {"data": [...]} or one object a line'
+
+LineReader = Callable[[io.BufferedReader, str], Iterator[Row | BadRow]]
+
+
+def read_json(
+    stream: io.BufferedReader, file: str, *, read_lines: LineReader
+) -> Iterator[Row | BadRow]:
+    """The objects of the array; `read_lines` takes over where the file is JSON lines."""
+    head = stream.peek(_BLOCK_BYTES).lstrip()
+    if head.startswith(b"{") and _is_object_with_more_below(head):
+        yield from read_lines(stream, file)
+        return
+    window = _Window(stream)
+    start = window.next_character()
+    if start == "[":
+        window.advance(1)
+        yield from _read_array(window, file)
+        if window.next_character():
+            raise unusable(
+                f"{file}:{window.line()}", "there is more after the array", "one array to a file"
+            )
+    elif start == "{":
+        single = _enter_data(window, file)
+        if single is None:
+            yield from _read_array(window, file)
+        else:
+            yield single
+    elif start:
+        raise unusable(file, "neither an array nor an object", f"write {_WHAT_IS_READ}")
+
+
+def _is_object_with_more_below(head: bytes) -> bool:
+    """Whether the first line is whole and something follows: a JSON lines file."""
+    first, newline, rest = head.partition(b"\n")
+    if not newline or not rest.strip():
+        return False
+    try:
+        return isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _enter_data(window: _Window, file: str) -> Row | None:
+    """Move to the first row of the array under "data"; a lone object in one line is a row."""
+    line = window.line()
+    whole = _value_at(window, window.place)
+    if whole is not None and isinstance(whole[0], dict) and not _has_array(whole[0]):
+        values, end = whole
+        if "\n" in window.text_between(window.place, end):
+            keys = ", ".join(repr(key) for key in list(values)[:5])
+            raise unusable(
+                file, f'the object has no array under "data", only {keys}', f"write {_WHAT_IS_READ}"
+            )
+        if fault := fault_in(values):
+            raise unusable(f"{file}:{line}", fault, "mend the row")
+        return Row(values, file, line)
+    window.advance(1)
+    while window.next_character() == '"':
+        key = _value_at(window, window.place)
+        if key is None:
+            break
+        window.place = key[1]
+        if window.next_character() != ":":
+            break
+        window.advance(1)
+        if window.next_character() == "[" and key[0] == "data":
+            window.advance(1)
+            return None
+        end, _ = _end_of_value(window)
+        window.place = end
+        if window.next_character() == ",":
+            window.advance(1)
+    raise unusable(f"{file}:{window.line()}", "the file is no whole JSON", f"write {_WHAT_IS_READ}")
+
+
+def _has_array(values: dict[str, Any]) -> bool:
+    return isinstance(values.get("data"), list)
+
+
+def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:
+    """Every element up to the closing bracket; the window stands behind the opening one.
+
+    A row that begins on the line of the one before it is told by its number.
+    """
+    before = window.line()
+    if window.next_character() == "]":
+        window.advance(1)
+        return
+    for number in count(1):
+        window.next_character()
+        began = window.line()
+        line, before = began if began != before else -number, began
+        start = window.place
+        found = _value_at(window, start)
+        if found is not None and window.next_character(found[1]) in (",", "]"):
+            values, end = found
+            yield _row_or_bad(values, window, (start, end), file, line)
+        else:
+            end, overlong = _end_of_value(window)
+            if overlong:
+                yield bad_row(file, line, too_long(overlong[0]), overlong[1])
+            elif window.next_character(end):
+                yield _read_again(window.text_between(start, end), file, line)
+        window.place = end
+        after = window.next_character()
+        window.advance(1)
+        if after == "]":
+            return
+        if after != ",":
+            what = "a bracket too many after the row" if after else "the array ends within a row"
+            raise unusable(
+                place_of(file, line), what, "the file is cut off or damaged; write it again"
+            )
+
+
+def _value_at(window: _Window, start: int) -> tuple[Any, int] | None:
+    """The JSON value and its end; None: broken, or not wholly in the window."""
+    try:
+        values, end = DECODER.raw_decode(window.text, start - window.base)
+    except (ValueError, RecursionError, RowFault):
+        return None
+    return values, end + window.base
+
+
+def _row_or_bad(
+    values: Any, window: _Window, span: tuple[int, int], file: str, line: int
+) -> Row | BadRow:
+    if type(values) is dict:
+        if span[1] - span[0] > MAX_ROW_BYTES:
+            return bad_row(file, line, too_long(span[1] - span[0]), window.text_between(*span))
+        fault = fault_in(values)
+        if not fault:
+            return Row(values, file, line)
+    else:
+        fault = f"the row is {kind_of(values)}, not a JSON object"
+    raw = window.text_between(*span)
+    return bad_row(file, line, _undecodable(raw) or fault, raw)
+
+
+def _read_again(raw: str, file: str, line: int) -> Row | BadRow:
+    """A row that lay across the edge of the window, or the reason why it is broken."""
+    raw = raw.rstrip()
+    try:
+        values = DECODER.decode(raw)
+    except json.JSONDecodeError as error:
+        fault = json_fault(error, f"character {error.pos + 1} of the row")
+        if "\0" in raw:
+            fault = f"NUL byte at character {raw.index(chr(0)) + 1} of the row"
+    except (ValueError, RecursionError) as error:
+        fault = json_limit(error)
+    except RowFault as error:
+        fault = str(error)
+    else:
+        if type(values) is not dict:
+            fault = f"the row is {kind_of(values)}, not a JSON object"
+        elif not (found := fault_in(values)):
+            return Row(values, file, line)
+        else:
+            fault = found
+    return bad_row(file, line, _undecodable(raw) or fault, raw)
+
+
+def _undecodable(raw: str) -> str | None:
+    if not (found := escaped_byte(raw)):
+        return None
+    return f"invalid UTF-8: byte 0x{found[1]:02x} at character {found[0] + 1} of the row{NOT_UTF8}"
+
+
+def _end_of_value(window: _Window) -> tuple[int, tuple[int, str] | None]:
+    """Where the value that starts here ends, by brackets and quotes alone, and, where it is over
+    the limit, its size and beginning; such a value leaves the window while it is passed over."""
+    start = window.place
+    head = ""
+    place = start
+    depth = 0
+    in_string = False
+    while True:
+        text = window.text
+        pattern = _IN_STRING if in_string else _STRUCTURE
+        found = pattern.search(text, place - window.base)
+        if found is None:
+            cut_escape = in_string and place < window.base + len(text) and text.endswith("\\")
+            place = window.base + len(text) - cut_escape  # its other half is in the next block
+            if place - start > MAX_ROW_BYTES:
+                head = head or window.text_between(start, start + RAW_CHARACTERS)
+                window.place = place
+            if not window.grow():
+                place = window.base + len(text)
+                break
+            continue
+        place = window.base + found.end()
+        mark = found.group()
+        if in_string or mark == '"':
+            in_string = (mark != '"') if in_string else True
+        elif mark in "{[":
+            depth += 1
+        elif depth == 0:
+            place -= 1
+            break
+        elif mark != ",":
+            depth -= 1
+    if place - start > MAX_ROW_BYTES:
+        return place, (place - start, head or window.text_between(start, start + RAW_CHARACTERS))
+    return place, None
+
+
+class _Window:
+    """A stretch of a file's text, and a place in it; places count characters of the file."""
+
+    def __init__(self, stream: io.BufferedReader) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        self._lines = 1
+        self._counted = 0
+        self._ended = False
+        self.base = 0
+        """Place of the first character in `text`."""
+        self.text = ""
+        self.place = 0
+
+    def grow(self) -> bool:
+        """Drop what lies before the place and read on; False at the end of the file."""
+        if self._ended:
+            return False
+        self.line()
+        kept = self.text[self.place - self.base :]
+        # At least as much as is kept, so that a long row is not copied once for every block.
+        block = self._stream.read(max(_BLOCK_BYTES, len(kept)))
+        self._ended = not block
+        self.base = self.place
+        self.text = kept + self._decoder.decode(block, final=self._ended)
+        return bool(block) or len(self.text) > len(kept)
+
+    def line(self) -> int:
+        """The line of the place."""
+        self._lines += self.text.count("\n", self._counted - self.base, self.place - self.base)
+        self._counted = self.place
+        return self._lines
+
+    def advance(self, characters: int) -> None:
+        self.place += characters
+
+    def next_character(self, place: int | None = None) -> str:
+        """The first character that is no space, here (moving there) or at another place."""
+        start = self.place if place is None else place
+        while True:
+            found = _SPACE.match(self.text, start - self.base)
+            end = self.base + (found.end() if found else 0)
+            if place is None:
+                self.place = end
+            if end - self.base < len(self.text):
+                return self.text[end - self.base]
+            if not self.grow():
+                return ""
+
+    def text_between(self, start: int, end: int) -> str:
+        return self.text[start - self.base : end - self.base]

@@ -1,0 +1,328 @@
+"""Where the rows of a manifest come from: files, folders, saved data sets, the hub, corpora."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from expert.core.files import sha256_of
+from expert.data.read.corpora import fetched_shakespeare, given_shakespeare, python_stdlib_text
+from expert.data.read.folders import SPLIT_NAMES, Split, files_by_split, saved_files, saved_splits
+from expert.data.read.hub import hub_fingerprint, read_hub
+from expert.data.read.rows import file_format, read_rows
+from expert.data.read.streams import unusable
+from expert.data.records import BadRow, DataError, FilesNotHere, Row
+from expert.manifest.check.slips import neighbour_of
+from expert.manifest.migrate.names import CORPORA
+from expert.manifest.schema.dataset import DatasetSpec
+from expert.planning.survey import local_path, looks_local
+
+SHOWN_BAD_ROWS = 3
+MAKES_ROWS = "make_data.py"
+"""A script beside a manifest that makes its rows."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One place that rows come from."""
+
+    name: str
+    """As the manifest has it, for messages."""
+    kind: Literal["files", "saved", "hub", "corpus"]
+    files: tuple[Path, ...] = ()
+    format: str | None = None
+    """Format of the files where their names do not tell."""
+    split: str = "train"
+    """Split on the hub, slice included."""
+    config: str | None = None
+    """Configuration on the hub."""
+    streaming: bool = False
+    max_chars: int | None = None
+    """Use only this many characters of plain text."""
+    max_samples: int | None = None
+    """Use only the first so many rows."""
+
+
+@dataclass(frozen=True)
+class TaskSources:
+    """The sources of one task of a multi-task data set."""
+
+    name: str
+    weight: float
+    train: Source
+    validation: Source | None = None
+    test: Source | None = None
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where each split comes from; `tasks` instead of `train` for a multi-task data set."""
+
+    train: Source | None
+    validation: Source | None = None
+    test: Source | None = None
+    tasks: tuple[TaskSources, ...] = ()
+
+
+def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
+    """Find everything the manifest names, relative to its folder; nothing is read or fetched."""
+    finder = _Finder(spec, folder)
+    if spec.tasks:
+        tasks = tuple(
+            TaskSources(
+                name,
+                task.weight,
+                finder.find(task.train, "train"),
+                finder.find(task.valid, "validation") if task.valid else None,
+                finder.find(task.test, "test") if task.test else None,
+            )
+            for name, task in spec.tasks.items()
+        )
+        return Sources(None, tasks=tasks)
+    if not spec.path:
+        raise unusable("training.dataset", "it names no rows", "set path or tasks")
+    train = finder.find(spec.path, "train")
+    return Sources(
+        train,
+        _named_or_beside(finder, spec.validation_path, spec.path, "validation"),
+        _named_or_beside(finder, spec.test_path, spec.path, "test"),
+    )
+
+
+def find_source(path: str, split: Split, spec: DatasetSpec, folder: Path) -> Source:
+    """Where the rows of one path come from, as a split of that manifest's data set."""
+    return _Finder(spec, folder).find(path, split)
+
+
+def _named_or_beside(finder: _Finder, named: str | None, train: str, split: Split) -> Source | None:
+    return finder.find(named, split) if named else finder.beside(train, split)
+
+
+def iterate(source: Source) -> Iterator[Row | BadRow]:
+    """The rows of a source, whatever it is; bad ones count for nothing in `max_samples`."""
+    left = source.max_samples
+    for row in _every_row(source):
+        yield row
+        if left is not None and isinstance(row, Row):
+            left -= 1
+            if not left:
+                return
+
+
+def _every_row(source: Source) -> Iterator[Row | BadRow]:
+    if source.kind == "hub":
+        yield from read_hub(
+            source.name, split=source.split, config=source.config, streaming=source.streaming
+        )
+        return
+    if source.name == "python-stdlib" and source.kind == "corpus":
+        yield Row({"text": python_stdlib_text(source.max_chars)}, source.name, 1)
+        return
+    left = source.max_chars
+    for path in _files_of(source):
+        is_text = left is not None and file_format(path, source.format) == "txt"
+        if is_text and left == 0:
+            continue
+        for row in read_rows(path, format=source.format, max_chars=left if is_text else None):
+            if is_text and left is not None and isinstance(row, Row):
+                left -= len(row.values["text"])
+            yield row
+
+
+def first_row(source: Source) -> Row:
+    """The first row that can be read, by which the columns are understood; DataError where there is
+    none."""
+    bad: list[BadRow] = []
+    for row in iterate(source):
+        if isinstance(row, Row):
+            return row
+        bad = [*bad[:SHOWN_BAD_ROWS], row]
+    if bad:
+        shown = "\n".join(f"  - {row}" for row in bad[:SHOWN_BAD_ROWS])
+        raise unusable(source.name, f"no row of it can be read\n{shown}\n", "mend the data")
+    raise unusable(source.name, _what_is_empty(source), "put rows into it, or name another file")
+
+
+def _what_is_empty(source: Source) -> str:
+    """Why there are no rows, in words."""
+    if len(source.files) > 1:
+        return f"its {len(source.files)} files have no rows"
+    if not source.files or not source.files[0].is_file():
+        return "has no rows"
+    file = source.files[0]
+    if not file.stat().st_size:
+        return "is empty"
+    headed = file_format(file, source.format) in ("csv", "tsv")
+    return "has a header and no rows" if headed else "has no rows"
+
+
+def content_hash(source: Source) -> str:
+    """SHA-256 of what the rows are made of, however many are taken of them: equal content has an
+    equal hash under any name."""
+    if source.kind == "hub":
+        return hub_fingerprint(
+            source.name, split=source.split, config=source.config, streaming=source.streaming
+        )
+    whole = hashlib.sha256()
+    if source.name == "python-stdlib" and source.kind == "corpus":
+        whole.update(python_stdlib_text(source.max_chars).encode())
+        return whole.hexdigest()
+    whole.update(f"max_chars {source.max_chars}\n".encode())
+    for path in _files_of(source):
+        try:
+            digest = sha256_of(path)
+        except OSError as error:
+            raise unusable(str(path), f"it cannot be read: {error.strerror}") from error
+        packing = path.suffix.lower() if path.suffix.lower() in (".gz", ".zst") else ""
+        whole.update(f"{file_format(path, source.format)}{packing} {digest}\n".encode())
+    return whole.hexdigest()
+
+
+def _files_of(source: Source) -> Sequence[Path]:
+    return source.files if source.kind != "corpus" or source.files else (fetched_shakespeare(),)
+
+
+def split_rows(count: int, share: float, seed: int) -> npt.NDArray[np.bool_]:
+    """Marks the validation rows: ceil(count x share) of them, drawn with a generator of its own."""
+    # The share as it was written: in floating point 100 rows x 0.07 would be 8.
+    chosen = math.ceil(count * Fraction(str(share)))
+    marks = np.zeros(count, dtype=np.bool_)
+    marks[np.random.Generator(np.random.PCG64(seed)).permutation(count)[:chosen]] = True
+    return marks
+
+
+class _Finder:
+    """Turns the paths of one manifest into sources."""
+
+    def __init__(self, spec: DatasetSpec, folder: Path) -> None:
+        self._spec = spec
+        self._folder = folder
+        self._format = None if spec.format == "huggingface" else spec.format
+        self._hub_meant = "huggingface" in (spec.type, spec.format)
+
+    def find(self, path: str, split: Split) -> Source:
+        """The source that `path` names for a split, or DataError."""
+        if path in CORPORA:
+            return self._corpus(path)
+        found = local_path(path, self._folder)
+        _, *parts = path.split("::")
+        if found.is_dir():
+            return self._in_folder(path, found, split, parts)
+        if found.exists():
+            if parts:
+                raise unusable(path, "a file has no splits", "leave out what follows '::'")
+            file_format(found, self._format)
+            return self._files(path, [found])
+        if self._hub_meant or not looks_local(path, self._folder) or _is_hub_split(path):
+            return self._on_hub(path)
+        raise self._no_such_file(path, found)
+
+    def beside(self, train: str, split: Split) -> Source | None:
+        """The part of the folder of the training rows that is named like another split."""
+        found = local_path(train, self._folder)
+        if train in CORPORA or "::" in train or not found.is_dir():
+            return None
+        saved = saved_splits(found)
+        if saved is not None:
+            name = next((name for name in saved if SPLIT_NAMES.get(name) == split), None)
+            return self._saved(f"{train}::{name}", saved[name]) if name else None
+        files = files_by_split(found, self._format)[split]
+        return self._files(train, files) if files else None
+
+    def _corpus(self, name: str) -> Source:
+        given = given_shakespeare(self._folder) if name == "shakespeare" else None
+        files = (given,) if given else ()
+        return Source(name, "corpus", files, "txt", max_chars=self._spec.max_chars)
+
+    def _files(self, name: str, files: Sequence[Path]) -> Source:
+        return Source(
+            name,
+            "files",
+            tuple(files),
+            self._format,
+            max_chars=self._spec.max_chars,
+            max_samples=self._spec.max_samples,
+        )
+
+    def _saved(self, name: str, folder: Path) -> Source:
+        files, most = saved_files(folder), self._spec.max_samples
+        return Source(name, "saved", files, "arrow", max_samples=most)
+
+    def _on_hub(self, path: str) -> Source:
+        name, *parts = path.split("::")
+        if len(parts) > 2:
+            raise unusable(path, "too many '::'", "write id::split or id::split::configuration")
+        split, config = [*parts, "", ""][:2]
+        return Source(
+            name,
+            "hub",
+            split=split or "train",
+            config=config or None,
+            streaming=self._spec.streaming,
+            max_samples=self._spec.max_samples,
+        )
+
+    def _in_folder(self, path: str, folder: Path, split: Split, parts: list[str]) -> Source:
+        saved = saved_splits(folder)
+        asked = parts[0] if parts else None
+        if saved is not None:
+            wanted = asked or next((n for n in saved if SPLIT_NAMES.get(n) == split), None)
+            if asked is None and list(saved) == [""]:
+                wanted = ""
+            if wanted is None or wanted not in saved:
+                names = ", ".join(name for name in saved if name) or "none"
+                raise unusable(
+                    path,
+                    f"the saved data set has no split {asked or split!r}; its splits: {names}",
+                    "name one: path::split",
+                )
+            return self._saved(path, saved[wanted])
+        by_split = files_by_split(folder, self._format)
+        if asked is not None:
+            files = by_split[SPLIT_NAMES.get(asked)] if asked in SPLIT_NAMES else []
+        elif split == "train":
+            files = sorted([*by_split["train"], *by_split[None]])
+        else:
+            every = [file for files in by_split.values() for file in files]
+            files = by_split[split] or by_split[None] or sorted(every)
+        if not files:
+            what = f"the folder has no data files for {asked or split!r}"
+            fix = "put .jsonl, .csv, .parquet or other data files there"
+            raise self._not_here(path, what, fix, folder)
+        return self._files(path, files)
+
+    def _no_such_file(self, path: str, file: Path) -> DataError:
+        """A path that is not there. With a name beside it that is nearly the same, it is misspelt
+        and nothing is missing."""
+        what = f"there is no {file}" if str(file) != path else "there is no such file"
+        try:
+            beside = [entry.name for entry in file.parent.iterdir()]
+        except OSError:
+            fix = "paths are relative to the folder of the manifest"
+            return self._not_here(path, what, fix, file)
+        close = neighbour_of(file.name, beside)
+        if close:
+            return unusable(path, what, f"did you mean {close!r}?")
+        return self._not_here(path, what, "check training.dataset.path", file)
+
+    def _not_here(self, path: str, what: str, fix: str, wanted: Path) -> FilesNotHere:
+        """Files that are missing, with the command that makes them where there is one."""
+        script = self._folder / MAKES_ROWS
+        if script.is_file() and wanted.is_relative_to(self._folder):
+            fix = f"python {script} makes it"
+        return FilesNotHere(str(unusable(path, what, fix)))
+
+
+def _is_hub_split(path: str) -> bool:
+    """`id::split` where `id` has no owner and looks like no file."""
+    name, marks, _ = path.partition("::")
+    return bool(marks) and bool(re.fullmatch(r"[\w-]+", name))

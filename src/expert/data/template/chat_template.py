@@ -1,0 +1,370 @@
+"""The tokenizer's own chat template. Which part of its text is the answer is found by rendering."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from itertools import pairwise
+from os.path import commonprefix
+from typing import Any
+
+from expert.data.examples.tool_rows import ToolRows
+from expert.data.examples.tools import has_tools
+from expert.data.records import DataError, Example, Role, Segment, Turn
+from expert.data.template.sandbox import OTHERWISE, MeteredEnvironment, SandboxedTemplate
+from expert.data.template.templates import (
+    Template,
+    TemplateError,
+    as_learnt,
+    check_question,
+    fingerprint_of,
+    learn_all,
+    plain_segments,
+)
+from expert.data.template.trace import (
+    SLOT_END,
+    SLOT_START,
+    Question,
+    Trace,
+    TracingEnvironment,
+    answers_alike,
+    stand_in,
+    tracked,
+)
+
+_SLOT = re.compile(f"{SLOT_START}([0-9]+){SLOT_END}")
+_Parts = tuple[str | int, ...]
+"""Text, and the numbers of the turns that stand between."""
+# The date that Llama 3's own template falls back to where it is told none.
+WRITTEN_DATE = datetime(2024, 7, 26)
+_SHOWN_CHARACTERS = 40
+# Rows of a shape that are rendered although their texts are known, to see that they truly are.
+_ROWS_CHECKED = 16
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """Where an answer stands in a conversation of some shape, apart from what is said in it."""
+
+    opened: bool
+    """It begins where the generation prompt ends; otherwise right where its text begins."""
+    before: str
+    """The template's own text right before it."""
+    end: str
+    """The template's own text that ends it."""
+
+
+@dataclass
+class _Shape:
+    """The text around the turns of a conversation whose roles come in a certain order."""
+
+    pieces: tuple[tuple[bool, _Parts], ...]
+    """Stretches (learnt or not) of text and of numbers of turns."""
+    answers: Mapping[int, _Answer]
+    questions: tuple[Question, ...] | None
+    """What the template asks about the texts; None: it does more than to ask."""
+    checked: int = 0
+
+    def segments(self, texts: list[str]) -> list[Segment]:
+        return [Segment(_filled(parts, texts), learn) for learn, parts in self.pieces]
+
+
+class ChatTemplate(Template):
+    """Conversations as the model saw them before.
+
+    Every text is rendered. Where the answer lies is known from the shape of the conversation, for
+    which stand-ins are rendered once: one rendering a row. Where the template does more with a
+    text than to write it (trims it, cuts out thoughts), the beginnings of the conversation are
+    rendered as well: an answer is what a rendering with it has beyond one that ends before it.
+    """
+
+    name = "tokenizer"
+
+    def __init__(
+        self, source: str, *, bos: str, eos: str, variables: Mapping[str, Any], now: datetime
+    ) -> None:
+        self._settings = {"bos": bos, "eos": eos, "variables": dict(variables), "now": now}
+        self._source = source
+        self._sandbox = SandboxedTemplate(source, environment=MeteredEnvironment(now=now))
+        self._bos, self._eos = bos, eos
+        self._variables = {
+            "tools": None,
+            "documents": None,
+            "bos_token": bos,
+            "eos_token": eos,
+            **variables,
+        }
+        self._watching = threading.Lock()  # one trace at a time
+        self._shapes: dict[tuple[Role, ...], _Shape] = {}
+        self._openings: dict[tuple[Role, ...], tuple[_Parts, tuple[Question, ...] | None]] = {}
+        self._finish = ""
+        self._folds_system = False
+        exchange = self._probe(("user", "assistant"))
+        self._folds_system = not self._writes_system()
+        self._tracer = TracingEnvironment(now=now)
+        self._tracing = SandboxedTemplate(source, environment=self._tracer)
+        end = exchange.partition(stand_in(1))[2]
+        if not end.strip():
+            self._finish = eos  # without it no answer would ever end
+        self.stop = end.strip() or eos
+        self.adds_bos = bool(bos) and exchange.startswith(bos)
+        # A bos that occurs in every turn is a marker of turns: plain text does not begin with it.
+        self._plain_bos = bos if self.adds_bos and exchange.count(bos) == 1 else ""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self._source, self._settings)
+
+    @property
+    def fingerprint(self) -> str:
+        today = str(self._settings["now"]) if "strftime_now" in self._source else ""
+        return fingerprint_of(
+            "chat", self._source, self._bos, self._eos, repr(self._settings["variables"]), today
+        )
+
+    def segments(self, example: Example, *, learn_prompt: bool = False) -> list[Segment]:
+        if not example.turns:
+            segments = plain_segments(example.text, eos=self._eos, bos=self._plain_bos)
+            return learn_all(segments) if learn_prompt else segments
+        if has_tools(example):
+            turns = self._folded(example.turns)
+            end = self._shape(("user", "assistant", "user", "assistant")).answers[1].end
+            segments = self._tool_rows.segments(turns, example.tools, end)
+            return as_learnt(segments, turns, learn_prompt=learn_prompt)
+        turns = self._folded(example.turns)
+        texts = [turn.text for turn in turns]
+        shape = self._shape(tuple([turn.role for turn in turns]))
+        segments = shape.segments(texts)
+        known = shape.questions is not None and answers_alike(shape.questions, texts)
+        if not known or shape.checked < _ROWS_CHECKED:
+            text = self._finished(turns)
+            if "".join([segment.text for segment in segments]) != text:
+                if known:
+                    shape.questions = None  # the trace missed something: render every row
+                if learn_prompt and all(turn.learn for turn in turns):
+                    return [Segment(text, learn=True)]
+                segments = self._found(turns, text, shape)
+            elif known:
+                shape.checked += 1
+        return as_learnt(segments, turns, learn_prompt=learn_prompt)
+
+    def prompt(self, turns: Sequence[Turn], tools: str = "") -> str:
+        check_question(turns)
+        turns = self._folded(turns)
+        if has_tools(Example(tuple(turns), tools=tools)):
+            return self._tool_rows.beginning(turns, tools)
+        shape = self._shape((*(turn.role for turn in turns), "assistant"))
+        if shape.answers[len(turns)].opened:
+            return self._render(turns, generate=True)
+        slot = stand_in(len(turns))
+        return self._render([*turns, Turn("assistant", slot)]).partition(slot)[0]
+
+    def _finished(self, turns: Sequence[Turn], tools: str = "") -> str:
+        text = self._render(turns, tools=tools)
+        return text + self._finish if turns[-1].role == "assistant" else text
+
+    def _render(self, turns: Sequence[Turn], *, generate: bool = False, tools: str = "") -> str:
+        messages = [
+            {"role": turn.role, "content": turn.text, **json.loads(turn.extra or "{}")}
+            for turn in turns
+        ]
+        traced = type(turns[0].text) is not str
+        sandbox = self._tracing if traced else self._sandbox
+        variables = {**self._variables, "tools": json.loads(tools)} if tools else self._variables
+        further = len(tools) + sum([len(turn.extra) for turn in turns])
+        return sandbox.render(
+            messages, add_generation_prompt=generate, further=further, **variables
+        )
+
+    @cached_property
+    def _tool_rows(self) -> ToolRows:
+        return ToolRows(
+            whole=self._finished,
+            beginning=lambda turns, tools: self._render(turns, generate=True, tools=tools),
+        )
+
+    def _folded(self, turns: Sequence[Turn]) -> Sequence[Turn]:
+        """The turns, with the system text in the first user turn where the template has no place
+        for it."""
+        if not self._folds_system or turns[0].role != "system" or len(turns) < 2:
+            return turns
+        return (Turn("user", f"{turns[0].text}\n\n{turns[1].text}"), *turns[2:])
+
+    def _probe(self, roles: Sequence[Role]) -> str:
+        """A small conversation, rendered. A template that cannot write it is of no use."""
+        try:
+            text = self._render([Turn(role, stand_in(place)) for place, role in enumerate(roles)])
+        except TemplateError as error:
+            raise DataError(f"{error}  (it is: {', '.join(roles)}){OTHERWISE}") from None
+        for place, role in enumerate(roles):
+            if stand_in(place) not in text:
+                raise DataError(
+                    f"the tokenizer's chat template leaves out the {role} turn{OTHERWISE}"
+                )
+        return text
+
+    def _writes_system(self) -> bool:
+        try:
+            self._probe(("system", "user", "assistant"))
+        except DataError:
+            return False
+        return True
+
+    def _shape(self, roles: tuple[Role, ...]) -> _Shape:
+        shape = self._shapes.get(roles)
+        if shape is None:
+            with self._watching:
+                shape = self._shapes[roles] = self._measured(roles)
+        return shape
+
+    def _measured(self, roles: tuple[Role, ...]) -> _Shape:
+        """The shape of conversations with these roles, from renderings of stand-ins."""
+        trace, turns = self._stand_ins(roles)
+        text = self._finished(turns)
+        learnt: list[tuple[int, int]] = []
+        answers: dict[int, _Answer] = {}
+        for place, role in enumerate(roles):
+            if role == "assistant":
+                answer, span = self._measured_answer(turns, place, text)
+                answers[place] = answer
+                learnt.append(span)
+        edges = [0, *(edge for span in learnt for edge in span), len(text)]
+        pieces = [
+            (number % 2 == 1, text[start:stop])
+            for number, (start, stop) in enumerate(pairwise(edges))
+            if start < stop
+        ]
+        parts = tuple((learn, _parts(piece)) for learn, piece in pieces)
+        return _Shape(parts, answers, trace.answers())
+
+    def _stand_ins(self, roles: Sequence[Role]) -> tuple[Trace, list[Turn]]:
+        trace = self._tracer.start()
+        said = (tracked(stand_in(place), trace, place) for place in range(len(roles)))
+        return trace, [Turn(role, text) for role, text in zip(roles, said, strict=True)]
+
+    def _opening(self, turns: Sequence[Turn]) -> str:
+        """The text with which an answer to these turns is asked for; rendered only if need be."""
+        roles = tuple([turn.role for turn in turns])
+        if roles not in self._openings:
+            with self._watching:
+                trace, stand_ins = self._stand_ins(roles)
+                parts = _parts(self._render(stand_ins, generate=True))
+                self._openings[roles] = parts, trace.answers()
+        parts, questions = self._openings[roles]
+        texts = [turn.text for turn in turns]
+        if questions is not None and answers_alike(questions, texts):
+            return _filled(parts, texts)
+        return self._render(turns, generate=True)
+
+    def _measured_answer(
+        self, turns: Sequence[Turn], place: int, text: str
+    ) -> tuple[_Answer, tuple[int, int]]:
+        slot = stand_in(place)
+        if text.count(slot) != 1:
+            raise TemplateError(
+                f"the tokenizer's chat template does not write turn {place + 1} (assistant) once"
+            )
+        position = text.index(slot)
+        behind = position + len(slot)
+        asked = self._render(turns[:place], generate=True)
+        opened = text.startswith(asked) and len(asked) <= position
+        if opened and text[len(asked) : position].strip():
+            # A template without a generation prompt: the header of the answer is not the answer.
+            opened = asked != self._render(turns[:place])
+        end = text[behind:] if place == len(turns) - 1 else self._end(turns, place, text[behind:])
+        start = len(asked) if opened else position
+        before = _SLOT.split(text[:position])[-1]
+        return _Answer(opened, before, end), (start, behind + len(end))
+
+    def _end(self, turns: Sequence[Turn], place: int, rest: str) -> str:
+        """What ends an answer that is followed by another turn."""
+        alone = self._render(turns[: place + 1]).partition(stand_in(place))[2]
+        following = _SLOT.split(rest, maxsplit=1)[0]
+        end: str = commonprefix([alone, following])  # noqa: RUF071 - of characters, not of paths
+        if not end.strip() and self._eos and self._eos in following:
+            end = following[: following.index(self._eos) + len(self._eos)]
+        if not end.strip():
+            raise TemplateError(
+                f"the tokenizer's chat template does not end turn {place + 1} (assistant)"
+            )
+        return end
+
+    def _found(self, turns: Sequence[Turn], text: str, shape: _Shape) -> list[Segment]:
+        """The segments of a text in which some turn is not written as it stands."""
+        segments: list[Segment] = []
+        done = 0
+        for place, turn in enumerate(turns):
+            if turn.role == "assistant":
+                start, stop = self._span(turns, place, text, done, shape.answers[place])
+                segments.append(Segment(text[done:start], learn=False))
+                segments.append(Segment(text[start:stop], learn=True))
+                done = stop
+        if done < len(text):
+            segments.append(Segment(text[done:], learn=False))
+        return [segment for segment in segments if segment.text]
+
+    def _span(
+        self, turns: Sequence[Turn], place: int, text: str, done: int, answer: _Answer
+    ) -> tuple[int, int]:
+        """Where an answer begins and ends in the text."""
+        asked = self._opening(turns[:place]) if answer.opened else ""
+        opened = answer.opened and len(asked) >= done and text.startswith(asked)
+        if opened:
+            if place == len(turns) - 1:
+                return len(asked), len(text)
+            answered = self._render(turns[: place + 1])
+            if text.startswith(answered) and len(answered) > len(asked):
+                return len(asked), len(answered)
+        for said in _as_it_may_be_written(turns[place].text):
+            wanted = said + answer.end
+            at = (
+                text.find(wanted, len(asked)) if opened else text.find(answer.before + wanted, done)
+            )
+            if at >= 0:
+                first = at if opened else at + len(answer.before)
+                return len(asked) if opened else first, first + len(wanted)
+        shown = turns[place].text[:_SHOWN_CHARACTERS]
+        raise TemplateError(
+            f"the tokenizer's chat template rewrites turn {place + 1} (assistant) so that its "
+            f"answer is not to be found in the text: {shown!r}"
+        )
+
+
+def _filled(parts: _Parts, texts: list[str]) -> str:
+    return "".join([part if isinstance(part, str) else texts[part] for part in parts])
+
+
+def _parts(text: str) -> _Parts:
+    """Text cut at its stand-ins, which become the numbers of their turns."""
+    parts = _SLOT.split(text)
+    return tuple(int(part) if at % 2 else part for at, part in enumerate(parts) if part)
+
+
+def _as_it_may_be_written(answer: str) -> list[str]:
+    """An answer as it is, without blanks around it, and without the thoughts before it."""
+    return [
+        said for said in (answer, answer.strip(), answer.rpartition("</think>")[2].strip()) if said
+    ]
+
+
+def _rebuilt(source: str, settings: Mapping[str, Any]) -> ChatTemplate:
+    return ChatTemplate(source, **settings)
+
+
+def chat_template(
+    source: str,
+    *,
+    bos: str = "",
+    eos: str = "",
+    variables: Mapping[str, Any] | None = None,
+    now: datetime | None = None,
+) -> Template:
+    """The template `source`, checked on a small conversation. `variables` are handed to it as they
+    are (`enable_thinking: false`); `now` is the date it may write, the same for all rows and on all
+    days, so that what was prepared yesterday is found today and a run can be resumed tomorrow."""
+    now = now or WRITTEN_DATE
+    return ChatTemplate(source, bos=bos, eos=eos, variables=variables or {}, now=now)

@@ -1,0 +1,273 @@
+"""How a conversation is written: one engine for training, evaluation and sampling."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+from expert.data.examples.tools import has_tools, in_chatml
+from expert.data.records import DataError, Example, Segment, Turn
+
+
+class TemplateError(DataError):
+    """A template cannot write this one example; others it may."""
+
+
+class Template(ABC):
+    """Writes examples as text, and knows which part of it is the answer."""
+
+    name: str
+    adds_bos: bool
+    """Texts begin with the bos token already: the encoder adds none."""
+    stop: str
+    """What ends an answer: generation may stop there."""
+
+    @abstractmethod
+    def segments(self, example: Example, *, learn_prompt: bool = False) -> list[Segment]:
+        """The text in stretches that are learnt (answers, each with its end) and that are not."""
+
+    @abstractmethod
+    def prompt(self, turns: Sequence[Turn], tools: str = "") -> str:
+        """What an answer to the last turn starts from, with the tools that the model is offered:
+        the same text as in training."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Changes with everything that decides the text."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The pieces around what is said. `{eos}` and `{bos}` stand for the tokenizer's tokens."""
+
+    system: tuple[str, str]
+    """Before and after the system text."""
+    user: tuple[str, str]
+    """Before and after the user's text."""
+    answer: tuple[str, str]
+    """What the model is given before it answers (not learnt), and what ends an answer (learnt)."""
+    lead: str = ""
+    """Learnt together with the answer: tokenizers join a space to the word behind it."""
+    system_in_user: bool = False
+    """The format has no system turn: the system text opens the first user turn."""
+    between: str = ""
+    """Before every user turn but the first."""
+    finish: str = ""
+    """Learnt after the last answer, where `answer` does not end with the eos token."""
+
+
+LAYOUTS = {
+    "alpaca": Layout(
+        system=("", "\n\n"),
+        user=("### Instruction:\n", "\n\n"),
+        answer=("### Response:\n", "{eos}"),
+        between="\n\n",
+    ),
+    "chatml": Layout(
+        system=("<|im_start|>system\n", "<|im_end|>\n"),
+        user=("<|im_start|>user\n", "<|im_end|>\n"),
+        answer=("<|im_start|>assistant\n", "<|im_end|>\n"),
+    ),
+    "llama": Layout(
+        system=("<<SYS>>\n", "\n<</SYS>>\n\n"),
+        user=("[INST] ", " [/INST]"),
+        answer=("", " {eos}"),
+        lead=" ",
+        system_in_user=True,
+        between="{bos}",
+    ),
+    "mistral": Layout(
+        system=("", "\n\n"),
+        user=("[INST] ", " [/INST]"),
+        answer=("", "{eos}"),
+        lead=" ",
+        system_in_user=True,
+    ),
+    "phi": Layout(
+        system=("System: ", "\n\n"),
+        user=("User: ", "\n"),
+        answer=("Assistant:", "{eos}"),
+        lead=" ",
+        between="\n",
+    ),
+    "deepseek": Layout(
+        system=("System: ", "\n\n"),
+        user=("User: ", "\n\n"),
+        answer=("Assistant:", "{eos}"),
+        lead=" ",
+    ),
+    "gemma": Layout(
+        system=("", "\n\n"),
+        user=("<start_of_turn>user\n", "<end_of_turn>\n"),
+        answer=("<start_of_turn>model\n", "<end_of_turn>\n"),
+        system_in_user=True,
+        finish="{eos}",
+    ),
+}
+
+_INPUT_LABEL = re.compile(r"\n\n(Schema|Context|Input):\n")
+
+
+@dataclass(frozen=True)
+class NamedTemplate(Template):
+    """A template that is known by its name."""
+
+    name: str
+    layout: Layout
+    bos: str
+    eos: str
+
+    @cached_property
+    def adds_bos(self) -> bool:  # type: ignore[override]
+        # Only where the tokenizer's bos is the marker that opens every turn.
+        openings = (self.layout.system[0], self.layout.user[0])
+        return bool(self.bos) and all(opening.startswith(self.bos) for opening in openings)
+
+    @cached_property
+    def stop(self) -> str:  # type: ignore[override]
+        return self.layout.answer[1].strip()
+
+    @property
+    def fingerprint(self) -> str:
+        return fingerprint_of("named", repr(self.layout), self.bos, self.eos)
+
+    def segments(self, example: Example, *, learn_prompt: bool = False) -> list[Segment]:
+        if not example.turns:
+            return plain_segments(example.text, eos=self.eos)
+        layout = self.layout
+        opening, end = layout.answer
+        turns = self._plain_turns(example) if has_tools(example) else example.turns
+        segments: list[Segment] = []
+        prompt = ""
+        for place, turn in enumerate(turns):
+            if turn.role == "assistant":
+                segments.append(Segment(prompt + opening, learn=False))
+                segments.append(Segment(layout.lead + turn.text + end, learn=True))
+                prompt = ""
+            else:
+                prompt += self._before_answer(turns, place)
+        if prompt:
+            segments.append(Segment(prompt, learn=False))
+        elif layout.finish:
+            segments[-1] = Segment(segments[-1].text + layout.finish, learn=True)
+        return as_learnt(segments, turns, learn_prompt=learn_prompt)
+
+    def _plain_turns(self, example: Example) -> Sequence[Turn]:
+        if self.name != "chatml":
+            raise TemplateError(
+                f"the template {self.name!r} has no way to write tools and their calls  (set "
+                "base_models[0].prompt_template: chatml, or tokenizer where the model's own "
+                "template writes them)"
+            )
+        return in_chatml(example)
+
+    def prompt(self, turns: Sequence[Turn], tools: str = "") -> str:
+        check_question(turns)
+        asked = Example(tuple(turns), tools=tools)
+        turns = self._plain_turns(asked) if has_tools(asked) else turns
+        layout = self.layout
+        opening, end = layout.answer
+        return (
+            "".join(
+                opening + layout.lead + turn.text + end
+                if turn.role == "assistant"
+                else self._before_answer(turns, place)
+                for place, turn in enumerate(turns)
+            )
+            + opening
+        )
+
+    def _before_answer(self, turns: Sequence[Turn], place: int) -> str:
+        """A system or user turn as it is written at its place in the conversation."""
+        layout = self.layout
+        turn = turns[place]
+        if turn.role == "system":
+            return "" if layout.system_in_user else _between(layout.system, turn.text)
+        text = turn.text
+        if self.name == "alpaca":  # its material has a heading of its own, like the request
+            text = _INPUT_LABEL.sub(r"\n\n### \1:\n", text, count=1)
+        if layout.system_in_user and place == 1 and turns[0].role == "system":
+            text = _between(layout.system, turns[0].text) + text
+        written = _between(layout.user, text)
+        first = place == 0 or (place == 1 and turns[0].role == "system")
+        return written if first else layout.between + written
+
+
+def named_template(name: str, *, eos: str, bos: str = "") -> NamedTemplate:
+    """One of LAYOUTS with the tokenizer's tokens put in. It writes no bos before the first turn:
+    whether a text begins with one is the tokenizer's own habit, which the encoder follows."""
+    if name not in LAYOUTS:
+        raise DataError(f"unknown prompt template {name!r}  (known: {', '.join(LAYOUTS)})")
+    layout = LAYOUTS[name]
+    if not eos and "{eos}" in layout.answer[1]:
+        raise DataError(
+            f"the template {name!r} ends an answer with the tokenizer's end token, and this "
+            "tokenizer has none  (set base_models[0].prompt_template: chatml)"
+        )
+
+    def filled(piece: str) -> str:
+        return piece.replace("{eos}", eos).replace("{bos}", bos)
+
+    return NamedTemplate(
+        name,
+        Layout(
+            system=layout.system,
+            user=layout.user,
+            answer=(layout.answer[0], filled(layout.answer[1])),
+            lead=layout.lead,
+            system_in_user=layout.system_in_user,
+            between=filled(layout.between),
+            finish=filled(layout.finish),
+        ),
+        bos,
+        eos,
+    )
+
+
+def _between(pieces: tuple[str, str], text: str) -> str:
+    return f"{pieces[0]}{text}{pieces[1]}"
+
+
+def plain_segments(text: str, *, eos: str, bos: str = "") -> list[Segment]:
+    """Plain text: learnt whole, with its end."""
+    learnt = Segment(text + eos, learn=True)
+    return [Segment(bos, learn=False), learnt] if bos else [learnt]
+
+
+def learn_all(segments: Sequence[Segment]) -> list[Segment]:
+    """The same text as one stretch that is learnt from its first token on."""
+    return [Segment("".join(segment.text for segment in segments), learn=True)]
+
+
+def as_learnt(
+    segments: list[Segment], turns: Sequence[Turn], *, learn_prompt: bool
+) -> list[Segment]:
+    """Segments of which every answer is marked as learnt, as it was asked for: with the prompt or
+    without, and without the answers that are not to be learnt."""
+    if all(turn.learn for turn in turns):
+        return learn_all(segments) if learn_prompt else segments
+    wanted = iter([turn.learn for turn in turns if turn.role == "assistant"])
+    marked = [
+        Segment(segment.text, next(wanted) if segment.learn else learn_prompt)
+        for segment in segments
+    ]
+    if not learn_prompt:
+        return marked
+    runs = groupby(marked, key=lambda segment: segment.learn)
+    return [Segment("".join(part.text for part in run), learn) for learn, run in runs]
+
+
+def check_question(turns: Sequence[Turn]) -> None:
+    if not turns or turns[-1].role not in ("user", "tool"):
+        raise TemplateError("an answer can be generated only after a user turn, or a tool's")
+
+
+def fingerprint_of(*parts: str) -> str:
+    return hashlib.sha256(json.dumps(parts).encode("utf-8")).hexdigest()

@@ -1,0 +1,185 @@
+"""Watching a chat template to learn when it need not be run.
+
+A conversation of stand-ins is rendered, and everything the template asks about a text is noted:
+does it begin with this, does it contain that. A row whose texts answer all questions as the
+stand-ins did takes the same way through the template, so its text is the same with the stand-ins
+replaced. Where a text is used in any other way than to be written, joined to others, or asked such
+a question, the trace is blind, and every row is rendered.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.runtime import Context, Macro
+
+from expert.data.template.sandbox import Charges, MeteredEnvironment, ShownNamespace
+
+Question = tuple[int, str, tuple[Any, ...], Any]
+"""Number of a turn, method of its text, arguments, and the answer."""
+
+SLOT_START, SLOT_END = "\ue0f0", "\ue0f1"  # private use area: no text has a use for them
+
+# Questions with a plain answer, and methods that leave most texts as they are.
+_QUESTIONS = frozenset({"startswith", "endswith", "__contains__", "__eq__", "__ne__"})
+_STRIPS = frozenset({"strip", "lstrip", "rstrip", "removeprefix", "removesuffix"})
+# Filters and tests that use a text only by its methods, or not at all.
+_NEUTRAL = frozenset({"trim", "string", "safe", "default", "d", "_made", "_concat"}) | frozenset(
+    {"boolean", "defined", "eq", "equalto", "mapping", "ne", "none", "number", "string"}
+    | {"undefined", "==", "!="}
+)
+# What is needed to be an object at all, and to be written.
+_UNTOUCHED = frozenset(dir(object)) - {
+    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
+    *("__hash__", "__repr__", "__format__"),
+}
+
+
+class Trace:
+    """What a template asked about the texts, and whether it did something else with one."""
+
+    def __init__(self) -> None:
+        self.questions: dict[tuple[int, str, tuple[Any, ...]], Any] = {}
+        self.blind = False
+
+    def answers(self) -> tuple[Question, ...] | None:
+        if self.blind:
+            return None
+        return tuple((*asked, answer) for asked, answer in self.questions.items())
+
+
+class Tracked(str):
+    """A text that notes what is asked about it; without a turn, one joined from others."""
+
+    trace: Trace
+    turn: int | None
+
+    def __bool__(self) -> bool:
+        return True  # rows with an empty text are rendered
+
+
+def tracked(text: str, trace: Trace, turn: int | None = None) -> Tracked:
+    made = Tracked(text)
+    made.trace, made.turn = trace, turn
+    return made
+
+
+def stand_in(place: int) -> str:
+    return f"{SLOT_START}{place}{SLOT_END}"
+
+
+def _watched(name: str) -> Callable[..., Any]:
+    plain = getattr(str, name)
+
+    def method(self: Tracked, *args: Any, **kwargs: Any) -> Any:
+        result = plain(self, *args, **kwargs)
+        known = self.turn is not None and not kwargs and not any(map(_is_tracked, args))
+        if known and name in _STRIPS and str.__eq__(result, self):
+            self.trace.questions[self.turn or 0, name, args] = None
+            return self
+        if known and name in _QUESTIONS and isinstance(result, bool):
+            self.trace.questions[self.turn or 0, name, args] = result
+        else:
+            self.trace.blind = True
+        return result
+
+    return method
+
+
+def _is_tracked(value: Any) -> bool:
+    return isinstance(value, Tracked)
+
+
+for _name in set(dir(str)) - _UNTOUCHED:
+    setattr(Tracked, _name, _watched(_name))
+
+
+def answers_alike(questions: tuple[Question, ...], texts: list[str]) -> bool:
+    """Whether these texts take the same way through the template as the stand-ins did."""
+    for turn, name, args, answer in questions:
+        text = texts[turn]
+        if getattr(text, name)(*args) != (text if answer is None else answer):
+            return False
+    return all(texts)
+
+
+class _TracedCharges(Charges):
+    """Also notes texts that are looked for in others, which a text cannot see."""
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        if any(operand.op.endswith("in") for operand in node.ops):  # `in` and `not in`
+            node.expr = self.charged(node.expr, "_needle")
+        return node
+
+
+class TracingEnvironment(MeteredEnvironment):
+    """The same sandbox for stand-ins."""
+
+    charges = _TracedCharges
+
+    def __init__(self, *, now: datetime) -> None:
+        super().__init__(now=now)
+        self.trace = Trace()
+        self.captures = False
+        filters: dict[str, Callable[..., Any]] = self.filters | {"_needle": lambda value: value}
+        tests: dict[str, Any] = {**self.tests}
+        self.filters = {name: self._seen(name, filter_) for name, filter_ in filters.items()}
+        self.filters["_concat"] = self._concat
+        self.tests = {name: self._seen(name, test) for name, test in tests.items()}
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        # What such blocks capture is a new text that does not know where it comes from.
+        captures = (nodes.AssignBlock, nodes.FilterBlock)
+        self.captures = any(tree.find(kind) is not None for kind in captures)
+        return tree
+
+    def start(self) -> Trace:
+        """A fresh trace for the renderings that follow."""
+        self.trace = Trace()
+        self.trace.blind = self.captures
+        return self.trace
+
+    def _seen(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def watching(*args: Any, **kwargs: Any) -> Any:
+            if name not in _NEUTRAL and any(map(_is_tracked, (*args, *kwargs.values()))):
+                self.trace.blind = True
+            return self._result(function(*args, **kwargs))
+
+        return watching
+
+    def _result(self, value: Any) -> Any:
+        """A text that was made in a way that cannot be followed."""
+        if type(value) is str and SLOT_START in value:
+            self.trace.blind = True
+        return value
+
+    def _concat(self, values: list[Any]) -> str:
+        text = "".join(map(str, values))
+        self.meter.spend(len(text))
+        return tracked(text, self.trace) if any(map(_is_tracked, values)) else self._result(text)
+
+    def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
+        passes_on = (
+            type(obj) is Macro or obj is ShownNamespace or _is_tracked(getattr(obj, "__self__", ""))
+        )
+        if not passes_on and any(map(_is_tracked, (*args, *kwargs.values()))):
+            self.trace.blind = True
+        result = super().call(context, obj, *args, **kwargs)
+        if type(obj) is Macro and type(result) is str and SLOT_START in result:
+            return tracked(result, self.trace)
+        return self._result(result)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if not _is_tracked(left) and not _is_tracked(right):
+            return self._result(super().call_binop(context, operator, left, right))
+        if operator == "+" and isinstance(left, str) and isinstance(right, str):
+            return tracked(str(left) + str(right), self.trace)
+        self.trace.blind = True
+        return super().call_binop(context, operator, left, right)

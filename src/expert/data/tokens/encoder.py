@@ -1,0 +1,408 @@
+"""Text to token ids, and which of them are learnt."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import chain, count, pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from expert.core.files import sha256_of
+from expert.data.records import DataError, Segment, TokenSegment
+from expert.data.tokens.text_pieces import PieceEncoder
+
+Ids = npt.NDArray[np.int32]
+# Words take Python's lock, about 30 us for a row of 84 tokens; the tokenizer took 140 us of a core.
+FEW_CORES = 4
+_TELLS_CORES = hasattr(os, "sched_getaffinity")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBatch:
+    """Documents laid end to end, with the stretches of each that are learnt."""
+
+    ids: Ids
+    lengths: Ids
+    spans: Ids
+    """Pairs (start, stop) of learnt tokens, counted from the document's first token."""
+    span_counts: Ids
+    """Numbers in `spans` that belong to each document: twice the number of its pairs."""
+
+
+class Encoder(Protocol):
+    """What turns segments into ids: a tokenizer, or the characters of a corpus."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def encode(self, documents: Sequence[Sequence[Segment]]) -> EncodedBatch: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    @property
+    def special_ids(self) -> dict[int, str]: ...
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Texts of the tokens that begin and end a document, and the chat template if there is one."""
+
+    bos: str
+    eos: str
+    chat_template: str | None
+    pad: str = ""
+
+
+class TextEncoder:
+    """A fast tokenizer. Segments are encoded together, as one text, in pieces that have the same
+    tokens alone, or else whole and told apart by offsets; where a token would straddle two
+    segments, they are encoded one by one, as they are when a model answers: the prompt first, the
+    answer after it."""
+
+    def __init__(
+        self,
+        load: Callable[[], Any],
+        special: SpecialTokens,
+        *,
+        template_adds_bos: bool,
+        fingerprint: str,
+    ) -> None:
+        self._load = load
+        self.special = special
+        self._template_adds_bos = template_adds_bos
+        self._fingerprint = fingerprint
+        self.by_words = _TELLS_CORES and 1 < len(os.sched_getaffinity(0)) <= FEW_CORES
+
+    @classmethod
+    def of_folder(cls, folder: Path, *, template_adds_bos: bool) -> TextEncoder:
+        """The tokenizer of a model folder, loaded when it is first needed: a vocabulary of 150,000
+        takes most of a second, and a run that finds its tokens prepared needs none of it."""
+        special = read_special_tokens(folder)
+        file = folder / "tokenizer.json"
+        if file.is_file():
+            digest = sha256_of(file)
+            load = partial(load_tokenizer, folder)
+        else:
+            tokenizer = load_tokenizer(folder)
+            digest = hashlib.sha256(tokenizer.to_str().encode("utf-8")).hexdigest()
+            load = partial(_same, tokenizer)
+        own = f"{digest} {special.bos} {special.eos} {template_adds_bos}"
+        return cls(load, special, template_adds_bos=template_adds_bos, fingerprint=own)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        tokenizer = self._load()
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        return tokenizer
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, with those that begin and end a turn."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    @cached_property
+    def special_ids(self) -> dict[int, str]:
+        """Tokens that are markers and no text, by their number."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        return {number: token.content for number, token in added.items() if token.special}
+
+    @cached_property
+    def prefix(self) -> list[int]:
+        """What the tokenizer puts before any text: a bos, or nothing. The template's own bos takes
+        its place, so that no document begins with two."""
+        if self._template_adds_bos:
+            return []
+        plain = self.tokenizer.encode("a", add_special_tokens=False).ids
+        full = self.tokenizer.encode("a", add_special_tokens=True).ids
+        # What stands behind the text (an eos) is the template's business; some bos are also eos.
+        starts = range(len(full) - len(plain) + 1)
+        at = next((at for at in starts if full[at : at + len(plain)] == plain), 0)
+        return list(full[:at])
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def eos_id(self) -> int | None:
+        return self._id_of(self.special.eos)
+
+    @cached_property
+    def pad_id(self) -> int | None:
+        return self._id_of(self.special.pad)
+
+    def _id_of(self, token: str) -> int | None:
+        found = self.tokenizer.token_to_id(token) if token else None
+        return None if found is None else int(found)
+
+    @cached_property
+    def _pieces(self) -> PieceEncoder:
+        return PieceEncoder(self.tokenizer)
+
+    def encode(self, documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
+        """The documents of a shard. On few cores they are put together from words, whose tokens are
+        remembered; on many the tokenizer, which uses all of them, is asked for whole lines. What
+        is tokens already is laid end to end."""
+        if documents and documents[0] and isinstance(documents[0][0], TokenSegment):
+            return _batch_of_tokens(documents)
+        return self._encode(documents, self._pieces, by_words=self.by_words)
+
+    def _encode(
+        self, documents: Sequence[Sequence[Segment]], encoder: PieceEncoder, *, by_words: bool
+    ) -> EncodedBatch:
+        in_pieces = encoder.cut(documents, by_words=by_words)
+        whole = iter(
+            self._encode_whole(
+                [
+                    segments
+                    for segments, pieces in zip(documents, in_pieces, strict=True)
+                    if pieces is None
+                ]
+            )
+        )
+        parts = _Parts(self.prefix)
+        for segments, pieces in zip(documents, in_pieces, strict=True):
+            learnt = [segment.learn for segment in segments]
+            if pieces is None:
+                parts.add_tokens(next(whole), learnt)
+            else:
+                parts.add_pieces(pieces, learnt)
+        return parts.joined(partial(encoder.encode, keep=by_words))
+
+    def _encode_whole(self, documents: Sequence[Sequence[Segment]]) -> Iterator[list[list[int]]]:
+        """The tokens of each segment of documents that cannot be cut where segments meet."""
+        texts = ["".join(segment.text for segment in segments) for segments in documents]
+        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        for segments, encoding in zip(documents, encodings, strict=True):
+            tokens, edges = self._edges(segments, encoding)
+            yield [tokens[first:last] for first, last in pairwise(edges)]
+
+    def _edges(self, segments: Sequence[Segment], encoding: Any) -> tuple[list[int], list[int]]:
+        """The tokens of a document, and the token at which each segment begins, and the end."""
+        edges = [0]
+        position = 0
+        for segment in segments[:-1]:
+            position += len(segment.text)
+            token = encoding.char_to_token(position)
+            if token is None or encoding.token_to_chars(token)[0] != position:
+                return self._one_by_one(segments)
+            edges.append(token)
+        return encoding.ids, [*edges, len(encoding)]
+
+    def _one_by_one(self, segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
+        ids: list[int] = []
+        edges = [0]
+        for segment in segments:
+            ids += self.tokenizer.encode(segment.text, add_special_tokens=False).ids
+            edges.append(len(ids))
+        return ids, edges
+
+
+class _Parts:
+    """Documents as parts of which each different one is kept once, until they are laid end to end.
+    Every document begins with a stretch that is not learnt: what the tokenizer puts before it."""
+
+    def __init__(self, prefix: list[int]) -> None:
+        self._prefix = prefix
+        # Every new piece gets the next number, in the order in which they are met.
+        self._pieces: defaultdict[str, int] = defaultdict(count().__next__)
+        self._tokens: list[list[int]] = []
+        self._order: list[int] = []
+        """Parts of all documents: of pieces their number, of tokens -1 - theirs."""
+        self._stretches: list[int] = []
+        """Parts in each stretch."""
+        self._learnt: list[bool] = []
+        self._documents: list[int] = []
+        """Stretches in each document."""
+
+    def add_pieces(self, pieces: list[list[str]], learnt: list[bool]) -> None:
+        self._begin(learnt)
+        for some in pieces:
+            self._order.extend(map(self._pieces.__getitem__, some))
+            self._stretches.append(len(some))
+
+    def add_tokens(self, tokens: list[list[int]], learnt: list[bool]) -> None:
+        self._begin(learnt)
+        for some in tokens:
+            self._tokens.append(some)
+            self._order.append(-len(self._tokens))
+            self._stretches.append(1)
+
+    def _begin(self, learnt: list[bool]) -> None:
+        if not self._documents:
+            self._tokens.append(self._prefix)
+        self._order.append(-1)
+        self._stretches.append(1)
+        self._learnt += [False, *learnt]
+        self._documents.append(1 + len(learnt))
+
+    def joined(self, encode: Callable[[list[str]], list[list[int]]]) -> EncodedBatch:
+        # Numbers of tokens count from the end of the table, as negative places do.
+        table = encode(list(self._pieces)) + self._tokens[::-1]
+        order = np.array(self._order, np.int64)
+        sizes = np.array([len(tokens) for tokens in table], np.int64)
+        lengths = sizes[order]
+        ends = _edges_of(lengths)
+        edges = ends[_edges_of(np.array(self._stretches, np.int64))]
+        of_documents = _edges_of(np.array(self._documents, np.int64))
+        document = np.repeat(np.arange(len(self._documents)), self._documents)
+        kept = np.array(self._learnt, bool) & (edges[1:] > edges[:-1])
+        pairs = np.stack((edges[:-1], edges[1:]), axis=1) - edges[of_documents[:-1]][document, None]
+        flat = np.fromiter(chain.from_iterable(table), np.int32, int(sizes.sum()))
+        # The token at place p of a part lies at p plus what the part lies apart from its twin in
+        # the table.
+        apart = (_edges_of(sizes)[:-1][order] - ends[:-1]).repeat(lengths)
+        return EncodedBatch(
+            flat[apart + np.arange(len(apart))],
+            np.diff(edges[of_documents]).astype(np.int32),
+            pairs[kept].reshape(-1).astype(np.int32),
+            2 * np.bincount(document[kept], minlength=len(self._documents)).astype(np.int32),
+        )
+
+
+def _edges_of(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Where each of so many begins when they lie end to end, and the end of the last."""
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+
+
+def _batch_of_tokens(documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
+    """Documents of tokens that were made elsewhere."""
+    parts: list[Ids] = []
+    lengths, spans, span_counts = [], [], []
+    for document in documents:
+        place = pairs = 0
+        for segment in document:
+            assert isinstance(segment, TokenSegment), "a source has tokens or text, not both"
+            parts.append(segment.ids)
+            if segment.learn:
+                spans += [place, place + len(segment.ids)]
+                pairs += 1
+            place += len(segment.ids)
+        lengths.append(place)
+        span_counts.append(2 * pairs)
+    columns = (np.array(numbers, np.int32) for numbers in (lengths, spans, span_counts))
+    return EncodedBatch(np.concatenate(parts), *columns)
+
+
+class CharacterEncoder:
+    """Every character of a corpus is a token, in the order of their code points."""
+
+    def __init__(self, characters: str) -> None:
+        self.characters = "".join(sorted(set(characters)))
+        table = np.full(0x110000, -1, np.int32)
+        codes = np.array([ord(character) for character in self.characters], np.int64)
+        table[codes] = np.arange(len(codes), dtype=np.int32)
+        self._table = table
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.characters.encode("utf-8")).hexdigest()
+
+    @property
+    def vocabulary(self) -> int:
+        return len(self.characters)
+
+    def encode(self, documents: Sequence[Sequence[Segment]]) -> EncodedBatch:
+        texts = ["".join(segment.text for segment in segments) for segments in documents]
+        codes = np.frombuffer("".join(texts).encode("utf-32-le"), np.uint32)
+        ids = self._table[codes]
+        if ids.size and ids.min() < 0:
+            stranger = chr(int(codes[int(np.argmin(ids))]))
+            raise DataError(f"the character {stranger!r} is not in the corpus the model learnt")
+        lengths = np.array([len(text) for text in texts], np.int32)
+        spans = np.stack([np.zeros_like(lengths), lengths], axis=1).reshape(-1)
+        return EncodedBatch(ids, lengths, spans, np.full(len(texts), 2, np.int32))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self.characters[token] for token in ids)
+
+    @property
+    def special_ids(self) -> dict[int, str]:
+        return {}
+
+    def to_json(self) -> str:
+        return json.dumps({"type": "characters", "characters": self.characters})
+
+
+def read_special_tokens(folder: Path) -> SpecialTokens:
+    """bos, eos and chat template of a model folder: tokenizer_config.json and its neighbours."""
+    config = _read_json(folder / "tokenizer_config.json")
+    more = _read_json(folder / "special_tokens_map.json")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several named templates: the default one
+        named = {entry.get("name"): entry.get("template") for entry in template}
+        template = named.get("default")
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        template = file.read_text(encoding="utf-8")
+    bos, eos, pad = (
+        _token(config.get(f"{name}_token")) or _token(more.get(f"{name}_token"))
+        for name in ("bos", "eos", "pad")
+    )
+    own = template if isinstance(template, str) and template else None
+    return SpecialTokens(bos, eos, own, pad)
+
+
+def _same(tokenizer: Any) -> Any:
+    return tokenizer
+
+
+def _token(value: Any) -> str:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else ""
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+    return data if isinstance(data, dict) else {}
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The fast tokenizer of a model folder; one without tokenizer.json is converted."""
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        try:
+            return Tokenizer.from_file(str(file))
+        except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+            raise DataError(f"{file}: not a tokenizer: {error}") from None
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such model folder  (download the model or check its name)")
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise DataError(
+            f"{folder}: no tokenizer.json  (pip install transformers to convert the tokenizer)"
+        ) from None
+    try:
+        slow = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return slow.backend_tokenizer
+    except (OSError, ValueError, ImportError, AttributeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise DataError(
+            f"{folder}: no tokenizer.json, and its tokenizer cannot be converted: {reason}  "
+            "(take a model folder that has tokenizer.json)"
+        ) from None

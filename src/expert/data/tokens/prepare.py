@@ -1,0 +1,352 @@
+"""Tokenise once: documents and their answer spans as Arrow, keyed by everything that decides them.
+
+A prepared folder is published whole. Shards are finished one by one in a `.parts` folder beside it,
+each under its final name only when it is complete, so a crash loses at most one of them, and two
+processes that build the same folder write the same shards: whoever renames first wins, the other
+uses what is there. The last step gathers them in a private folder, writes DONE with the size and
+sha256 of every file, and renames the folder to its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from expert.core.files import sha256_of, sync_file, sync_folder, write_text_atomically
+from expert.core.links import refuse_links, refuse_links_inside
+from expert.core.text import counted
+from expert.data.records import DataError
+from expert.data.tokens.documents import write_dataset_files
+from expert.data.tokens.shards import Rejects, Work, make_shards, shard_name
+from expert.data.tokens.statistics import DocumentStatistics
+
+FORMAT = 1
+DONE = "DONE"
+RECIPE = "recipe.json"
+STATISTICS = "statistics.json"
+REJECTS = "rejects.jsonl"
+MADE_FOR = "made_for.txt"
+_TOKENS = "tokens-"
+_KEY_DIGITS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides the tokens. Two equal recipes give the same folder."""
+
+    data: str
+    tokenizer: str
+    template: str
+    columns: str
+    learn_prompt: bool
+    checks: str = ""
+    max_samples: int | None = None
+    """Rows taken of the data, where not all are."""
+    format: int = FORMAT
+
+    def as_dict(self) -> dict[str, Any]:
+        """A limit that is not set is left out: keys stay those from before there was one."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    def key(self) -> str:
+        text = json.dumps(self.as_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+    def difference(self, other: dict[str, Any]) -> str:
+        """What differs from another recipe, in words."""
+        mine = asdict(self)
+        names = {
+            "data": "the data",
+            "tokenizer": "the tokenizer",
+            "template": "the prompt template",
+            "columns": "the columns",
+            "learn_prompt": "train_on_prompt",
+            "checks": "the row checks",
+            "max_samples": "max_samples",
+            "format": "the format of the cache",
+        }
+        changed = [words for key, words in names.items() if mine[key] != other.get(key)]
+        return f"{' and '.join(changed)} changed" if changed else "nothing changed"
+
+
+def short_key(key: str) -> str:
+    """The digits of a recipe's key that the name of its folder has."""
+    return key[:_KEY_DIGITS]
+
+
+def tokens_folder(key: str) -> str:
+    """The name of the folder with the tokens of a recipe, by its key."""
+    return _TOKENS + short_key(key)
+
+
+def short_key_of(folder: Path) -> str:
+    """The digits of the key in the name of a folder; "" where the user has named it."""
+    digits = folder.name.removeprefix(_TOKENS)
+    is_ours = len(digits) == _KEY_DIGITS and folder.name == tokens_folder(digits)
+    return digits if is_ours else ""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A finished folder, whether it was there already, and why or why not."""
+
+    folder: Path
+    hit: bool
+    because: str
+    statistics: DocumentStatistics
+    key: str
+    """What the content follows from, whatever the folder is called."""
+
+    @property
+    def left_out(self) -> str:
+        """What there is to say of bad rows that were tolerated; "" where there were none."""
+        count = self.statistics.bad_rows
+        rows = "1 bad row was" if count == 1 else f"{count:,} bad rows were"
+        return f"{rows} left out, and kept in {self.folder / REJECTS}" if count else ""
+
+
+def prepare(work: Work, recipe: Recipe, folder: Path) -> Prepared:
+    """Open the prepared folder if it is there and made by this recipe, else build it."""
+    state = inspect(folder, recipe, made_for=work.made_for)
+    if state is None:
+        because = "made from the same data and settings"
+        return Prepared(folder, True, because, read_statistics(folder), recipe.key())
+    _build(work, recipe, folder)
+    give_memory_back()
+    return Prepared(folder, False, state, read_statistics(folder), recipe.key())
+
+
+def give_memory_back() -> None:
+    """Return to the system what encoding has used: the C library keeps freed pieces for itself,
+    more than 100 MB of them after a data set of any size."""
+    with contextlib.suppress(OSError, AttributeError):  # only glibc knows the call
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def inspect(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
+    """None where the folder can be used; otherwise why not. A foreign folder is an error."""
+    if not folder.exists() or _is_empty(folder):
+        return _why_missing(folder, recipe, made_for)
+    if not (folder / DONE).is_file() or not (folder / RECIPE).is_file():
+        raise DataError(
+            f"{folder}: is no folder of prepared tokens  (remove it, or name another folder in "
+            "training.config.pretokenized_cache)"
+        )
+    made_by = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
+    if made_by != recipe.as_dict():
+        raise DataError(
+            f"{folder}: was made from something else: {recipe.difference(made_by)}  (remove it, or "
+            "leave training.config.pretokenized_cache out: caches are then keyed by content)"
+        )
+    damage = find_damage(folder)
+    if damage:
+        shutil.move(folder, _free_name(folder.with_name(f"{folder.name}.bad")))
+        return f"the cache was damaged ({damage}); it was put aside as {folder.name}.bad"
+    return None
+
+
+def misfit(folder: Path, recipe: Recipe) -> str:
+    """Why a folder that somebody has named cannot hold the tokens of a recipe; "" where it can, as
+    it is not there, is empty, or holds them."""
+    if not folder.is_dir() or _is_empty(folder):
+        return "it is a file" if folder.exists() and not folder.is_dir() else ""
+    try:
+        made_by = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        made_by = None
+    if not is_finished(folder) or not isinstance(made_by, dict):
+        return "it is not a prepared-token folder"
+    same = made_by == recipe.as_dict()
+    return "" if same else f"it was made from something else: {recipe.difference(made_by)}"
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not os.listdir(folder)
+
+
+def look(folder: Path, recipe: Recipe, *, made_for: str = "") -> str | None:
+    """As `inspect`, for those who only want to know: nothing is moved, read whole, or raised."""
+    if not folder.exists():
+        return _why_missing(folder, recipe, made_for)
+    try:
+        made_by = json.loads((folder / RECIPE).read_text(encoding="utf-8"))
+        listed = json.loads((folder / DONE).read_text(encoding="utf-8"))
+        sizes = {name: (folder / name).stat().st_size for name in listed}
+    except (OSError, ValueError):
+        return f"{folder} is no finished folder of prepared tokens"
+    if made_by != recipe.as_dict():
+        return recipe.difference(made_by)
+    wrong = [name for name, entry in listed.items() if sizes[name] != entry["size"]]
+    return f"{wrong[0]} is damaged" if wrong else None
+
+
+def _why_missing(folder: Path, recipe: Recipe, made_for: str) -> str:
+    """Compare with the newest neighbour of the same split, so that a miss says what changed."""
+    neighbours = sorted(
+        folder.parent.glob(f"*/{RECIPE}"), key=lambda path: path.stat().st_mtime, reverse=True
+    )
+    if not neighbours:
+        return "nothing was prepared yet"
+    for neighbour in neighbours:
+        try:
+            other = json.loads(neighbour.read_text(encoding="utf-8"))
+            told = neighbour.with_name(MADE_FOR).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):  # damaged, or of a version that did not say what it is for
+            continue
+        if told == made_for:
+            return recipe.difference(other)
+    return "it was not prepared before"
+
+
+def find_damage(folder: Path) -> str:
+    """What is wrong with a finished folder, or nothing.
+
+    Sizes are looked at always, hashes once for every state of the files (size and time), so that
+    opening a large cache does not read it.
+    """
+    listed = json.loads((folder / DONE).read_text(encoding="utf-8"))
+    seen = folder.with_name(f".{folder.name}.verified")
+    stamps: dict[str, list[int]] = {}
+    for name, entry in listed.items():
+        try:
+            status = (folder / name).stat()
+        except FileNotFoundError:
+            return f"{name} is missing"
+        if status.st_size != entry["size"]:
+            return f"{name} has {status.st_size} bytes instead of {entry['size']}"
+        stamps[name] = [status.st_size, status.st_mtime_ns]
+    text = json.dumps(stamps)
+    if seen.is_file() and seen.read_text(encoding="utf-8") == text:
+        return ""
+    for name, entry in listed.items():
+        if sha256_of(folder / name) != entry["sha256"]:
+            return f"{name} has other bytes than were written"
+    write_text_atomically(seen, text)
+    return ""
+
+
+def read_statistics(folder: Path) -> DocumentStatistics:
+    text = (folder / STATISTICS).read_text(encoding="utf-8")
+    return DocumentStatistics.from_json(json.loads(text))
+
+
+def _build(work: Work, recipe: Recipe, folder: Path) -> None:
+    parts = folder.with_name(f"{folder.name}.parts-{recipe.key()[:12]}")
+    refuse_links(parts, below=folder.parent)
+    refuse_links_inside(parts)
+    parts.mkdir(parents=True, exist_ok=True)
+    bad = Rejects(work.max_bad_rows)
+
+    def published() -> bool:
+        return is_finished(folder)
+
+    try:
+        shards = make_shards(work, bad, parts, published=published)
+        if not published():
+            _publish(parts, folder, recipe, shards, bad, work)
+    except FileNotFoundError:
+        # Another process published the folder and cleared the parts that this one was filling.
+        if not published():
+            raise
+    except BaseException:
+        with contextlib.suppress(OSError):  # what is finished is kept, to go on from there
+            parts.rmdir()
+        raise
+    shutil.rmtree(parts, ignore_errors=True)
+
+
+def is_finished(folder: Path) -> bool:
+    """DONE is written last, and the folder gets its name after that."""
+    return (folder / DONE).is_file()
+
+
+def _publish(
+    parts: Path, folder: Path, recipe: Recipe, shards: int, bad: Rejects, work: Work
+) -> None:
+    temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    names = [shard_name(index) for index in range(shards)]
+    try:
+        total = _gather(parts, temporary, names)
+        total.bad_rows = bad.count
+        if total.trainable_tokens == 0:
+            raise DataError(_nothing_to_learn(total))
+        write_dataset_files(temporary, names, recipe.key())
+        texts = {
+            RECIPE: json.dumps(recipe.as_dict(), indent=2),
+            STATISTICS: json.dumps(total.to_json(), indent=2),
+            MADE_FOR: work.made_for + "\n",
+            **work.records,
+            REJECTS: "".join(json.dumps(row.to_json()) + "\n" for row in bad.rows),
+        }
+        for name, text in texts.items():
+            (temporary / name).write_text(text, encoding="utf-8")
+        _write_done(temporary)
+        _rename(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _gather(parts: Path, temporary: Path, names: Sequence[str]) -> DocumentStatistics:
+    total = DocumentStatistics()
+    for name in names:
+        facts = json.loads((parts / f"{name}.json").read_text(encoding="utf-8"))
+        total = total.plus(DocumentStatistics.from_json(facts))
+        try:
+            os.link(parts / name, temporary / name)
+        except FileNotFoundError:
+            raise
+        except OSError:  # a file system without hard links
+            shutil.copyfile(parts / name, temporary / name)
+    return total
+
+
+def _write_done(folder: Path) -> None:
+    listed = {}
+    for path in sorted(folder.iterdir()):
+        sync_file(path)
+        listed[path.name] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
+    done = folder / DONE
+    done.write_text(json.dumps(listed, indent=2), encoding="utf-8")
+    sync_file(done)
+    sync_folder(folder)
+
+
+def _rename(temporary: Path, folder: Path) -> None:
+    try:
+        if _is_empty(folder):
+            folder.rmdir()  # made by the user, for the tokens
+        os.rename(temporary, folder)
+    except OSError:
+        # The name is taken: another process was first, and its folder is as good as ours.
+        if not is_finished(folder):
+            raise
+    sync_folder(folder.parent)
+
+
+def _nothing_to_learn(total: DocumentStatistics) -> str:
+    left_out = ", ".join(f"{count} {reason}" for reason, count in total.dropped.items())
+    detail = f"{counted(total.rows_in, 'row')} read, {total.bad_rows} bad"
+    detail += f", left out: {left_out}" if left_out else ""
+    return (
+        f"there is nothing to learn: {detail}, no token of the rest is an answer  "
+        "(check the columns with expert dataset check, or set train_on_prompt: true)"
+    )
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    free = path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.name}-{number}")
+    return free

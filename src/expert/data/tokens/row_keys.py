@@ -1,0 +1,104 @@
+"""What documents are recognised by: one number for the prompt and one for the whole of each.
+
+The numbers are of 64 bits: of a million documents two unlike ones share a number once in 37 million
+draws, and then they merely stay on one side of a split.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from expert.data.tokens.documents import DocumentStore
+from expert.data.tokens.encoder import EncodedBatch
+from expert.data.tokens.flat_documents import FlatDocuments, Shard
+from expert.data.tokens.prepare import Prepared, short_key
+
+FORMAT = 1
+Keys = NDArray[np.uint64]
+
+
+class RowKeys(NamedTuple):
+    """Two numbers for each document, in the order of the documents."""
+
+    prompt: Keys
+    """Of all that stands before the last answer; of the whole where nothing does."""
+    whole: Keys
+
+    @classmethod
+    def of(cls, documents: FlatDocuments) -> Self:
+        """Read every token once, a shard at a time: 7 us a document of 80 tokens on a busy core."""
+        parts = [_keys_of(shard) for shard in documents.shards()]
+        return cls.joined(parts) if parts else cls(*np.zeros((2, 0), np.uint64))
+
+    @classmethod
+    def joined(cls, parts: list[RowKeys]) -> Self:
+        """The keys of several sources, one after the other."""
+        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def keys_of_batch(batch: EncodedBatch) -> RowKeys:
+    """The keys of documents that were encoded just now."""
+    ends, span_ends = np.cumsum([0, *batch.lengths]), np.cumsum([0, *batch.span_counts])
+    return RowKeys.of(FlatDocuments([Shard(batch.ids, ends, batch.spans, span_ends)]))
+
+
+def saved_keys(prepared: Prepared, cache: Path) -> RowKeys:
+    """The keys of a prepared folder, made once and kept beside it: training starts many times."""
+    saved = kept_keys(prepared, cache)
+    if saved is not None:
+        return saved
+    made = RowKeys.of(DocumentStore(prepared.folder))
+    file = _file_of(prepared, cache)
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as sink:  # never through a link that waits there
+            np.save(sink, np.stack(made))
+        temporary.replace(file)
+    except OSError:  # a cache that is only read: the next start makes them again
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    return made
+
+
+def kept_keys(prepared: Prepared, cache: Path) -> RowKeys | None:
+    """The keys that were kept; None where they are not made yet, or damaged."""
+    try:
+        saved = np.load(_file_of(prepared, cache))
+    except (OSError, ValueError):
+        return None
+    return RowKeys(*saved) if saved.shape == (2, prepared.statistics.documents) else None
+
+
+def _file_of(prepared: Prepared, cache: Path) -> Path:
+    return cache / f"rows-{short_key(prepared.key)}-{FORMAT}.npy"
+
+
+def _keys_of(shard: Shard) -> RowKeys:
+    """The sum of a number for each token at its place; sums from the beginning of the shard give
+    those of every stretch of it by one subtraction, modulo 2 to the 64th."""
+    starts, stops = shard.offsets[:-1].astype(np.int64), shard.offsets[1:].astype(np.int64)
+    first, last = (int(starts[0]), int(stops[-1])) if len(starts) else (0, 0)
+    places = np.arange(first, last) - np.repeat(starts, stops - starts)
+    values = _mixed(shard.tokens[first:last].astype(np.uint64) << np.uint64(32) | places.view("u8"))
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values, dtype=np.uint64)])
+    whole = sums[stops - first] - sums[starts - first]
+    has_answer = np.diff(shard.span_offsets) > 0
+    answers = np.zeros(len(starts), np.int64)
+    answers[has_answer] = shard.spans[shard.span_offsets[1:][has_answer] - 2]
+    prompt = sums[starts + answers - first] - sums[starts - first]
+    return RowKeys(np.where(answers > 0, prompt, whole), whole)
+
+
+def _mixed(values: Keys) -> Keys:
+    """Numbers that tell nothing of their order: the finalizer of splitmix64 (Vigna)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: Keys = values ^ (values >> np.uint64(31))
+    return mixed

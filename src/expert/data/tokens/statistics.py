@@ -1,0 +1,85 @@
+"""What a data set amounts to: rows in and left out, tokens, lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from expert.data.tokens.encoder import EncodedBatch
+
+# Upper edges of the histogram: documents of at most so many tokens.
+EDGES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+
+@dataclass
+class DocumentStatistics:
+    """Counts that add up over shards."""
+
+    rows_in: int = 0
+    bad_rows: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    documents: int = 0
+    tokens: int = 0
+    trainable_tokens: int = 0
+    longest: int = 0
+    largest_id: int | None = None
+    """Of all tokens; None where there are none, or in a file of before it was kept."""
+    histogram: list[int] = field(default_factory=lambda: [0] * (len(EDGES) + 1))
+
+    @classmethod
+    def of(
+        cls, batch: EncodedBatch, *, rows_in: int, dropped: dict[str, int]
+    ) -> DocumentStatistics:
+        """Statistics of one encoded shard."""
+        spans = batch.spans.reshape(-1, 2)
+        places = np.searchsorted(np.array(EDGES), batch.lengths, side="left")
+        return cls(
+            rows_in=rows_in,
+            dropped=dict(dropped),
+            documents=len(batch.lengths),
+            tokens=int(batch.lengths.sum(dtype=np.int64)),
+            trainable_tokens=int((spans[:, 1] - spans[:, 0]).sum(dtype=np.int64)),
+            longest=int(batch.lengths.max(initial=0)),
+            largest_id=int(batch.ids.max()) if len(batch.ids) else None,
+            histogram=np.bincount(places, minlength=len(EDGES) + 1).tolist(),
+        )
+
+    def plus(self, other: DocumentStatistics) -> DocumentStatistics:
+        """Both together."""
+        dropped = dict(self.dropped)
+        for reason, count in other.dropped.items():
+            dropped[reason] = dropped.get(reason, 0) + count
+        return DocumentStatistics(
+            rows_in=self.rows_in + other.rows_in,
+            bad_rows=self.bad_rows + other.bad_rows,
+            dropped=dropped,
+            documents=self.documents + other.documents,
+            tokens=self.tokens + other.tokens,
+            trainable_tokens=self.trainable_tokens + other.trainable_tokens,
+            longest=max(self.longest, other.longest),
+            largest_id=_largest(self, other),
+            histogram=[a + b for a, b in zip(self.histogram, other.histogram, strict=True)],
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> DocumentStatistics:
+        return cls(**data)
+
+
+def _largest(one: DocumentStatistics, other: DocumentStatistics) -> int | None:
+    """The largest token of both; unknown where one of them has tokens and does not tell."""
+    told = [each for each in (one, other) if each.tokens]
+    known = [each.largest_id for each in told if each.largest_id is not None]
+    return max(known) if known and len(known) == len(told) else None
+
+
+def percentiles(lengths: Any, shares: tuple[float, ...] = (0.5, 0.9, 0.95, 0.99)) -> list[int]:
+    """Lengths that so many of the documents do not exceed."""
+    if not len(lengths):
+        return [0 for _ in shares]
+    return [int(value) for value in np.quantile(lengths, shares, method="higher")]

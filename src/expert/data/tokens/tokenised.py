@@ -1,0 +1,443 @@
+"""Rows that are tokens already (`input_ids`, `attention_mask`, `labels`), as other tools save them.
+
+They are checked against the tokenizer of the model and written once as prepared documents, without
+their padding, so that they are packed like any others. The folder itself is only read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from expert.core.text import counted
+from expert.data.read.arrow_rows import damage_told, rows_of_batches
+from expert.data.read.sources import Source, first_row, iterate
+from expert.data.records import BadRow, DataError, Dropped, Row, TokenSegment
+from expert.data.tokens.documents import numbers_in
+from expert.data.tokens.encoder import TextEncoder
+
+FORMAT = 1
+_BATCH_ROWS = 1000
+IDS = "input_ids"
+MASK = "attention_mask"
+LABELS = "labels"
+SPANS = "answer_spans"
+"""As prepared folders have them: pairs of the first token that is trained on and the first not."""
+# Other names of what is trained on, 1 for each token that is: TRL writes the first two.
+TRAINED_MASKS = ("completion_mask", "assistant_masks", "loss_mask")
+NOT_TRAINED = -100
+"""The label of a token that is not trained on, as in every loss of torch."""
+SAMPLED_ROWS = 64
+SAMPLED_TOKENS = 512
+# Ids whose text gives the same ids again: 1.000 with the tokenizer that made them, at most 0.89
+# with another one (three tokenizers of 4,096 to 151,669 tokens on JSON, SQL and Alpaca rows).
+SAME_TOKENIZER_FROM = 0.93
+SHOWN_CHARACTERS = 300
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TokenColumns:
+    """Which columns hold the tokens, and which are not read."""
+
+    mask: str = ""
+    trained: str = ""
+    """`labels`, or a mask of what is trained on; "": everything but padding is."""
+    ignored: tuple[str, ...] = ()
+    is_text: bool = True
+    """Whether the first row is trained on whole: a text, without a prompt before an answer."""
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        return tuple(name for name in (IDS, self.mask, self.trained) if name)
+
+    def __str__(self) -> str:
+        """What decides how a row is read: prepared tokens are kept by it."""
+        kind = "text" if self.is_text else "labels"
+        return f"Tokens(kind={kind!r}, used={self.used!r}, read={FORMAT})"
+
+
+def token_columns(names: Iterable[str]) -> TokenColumns | None:
+    """How rows with these columns are read; None where they hold no tokens."""
+    known = list(names)
+    if IDS not in known:
+        return None
+    trained = next((name for name in (LABELS, SPANS, *TRAINED_MASKS) if name in known), "")
+    mask = MASK if MASK in known else ""
+    ignored = tuple(name for name in known if name not in (IDS, mask, trained))
+    return TokenColumns(mask, trained, ignored)
+
+
+def columns_in(source: Source) -> TokenColumns | None:
+    """The token columns of a source, by its first row; None where it has none or no rows."""
+    try:
+        row = first_row(source)
+    except DataError:
+        return None
+    found = token_columns(row.values)
+    if found is None:
+        return None
+    made = TokenRows(source, found, None).segments_of(row)
+    whole = not isinstance(made, list) or all(segment.learn for segment in made)
+    return replace(found, is_text=whole)
+
+
+class TokenRows:
+    """The rows of one source of tokens, for the tokenizer of a model."""
+
+    def __init__(self, source: Source, columns: TokenColumns, encoder: TextEncoder | None) -> None:
+        self.source = source
+        self.columns = columns
+        self._pad, self._eos = (encoder.pad_id, encoder.eos_id) if encoder else (None, None)
+
+    def rows(self) -> Iterator[Row | BadRow]:
+        if self.source.kind == "saved":
+            return _first(_arrow_rows(self.source.files, self.columns.used), self.source)
+        return iterate(self.source)
+
+    def segments_of(self, row: Row) -> list[TokenSegment] | BadRow | Dropped:
+        """The tokens of a row without its padding, in stretches that are trained on or not."""
+        try:
+            ids, kept = self._ids_of(row.values)
+            trained = self._trained(row.values, ids, kept)
+        except _RowFault as fault:
+            return BadRow(row.file, row.line, str(fault), repr(dict(row.values))[:200])
+        tokens, trained = ids[kept].astype(np.int32), trained[kept]
+        if not len(tokens):
+            return Dropped("only padding")
+        edges = [0, *(np.flatnonzero(np.diff(trained)) + 1).tolist(), len(tokens)]
+        return [
+            TokenSegment("", bool(trained[start]), tokens[start:stop])
+            for start, stop in pairwise(edges)
+        ]
+
+    def _ids_of(self, values: Mapping[str, Any]) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+        ids = _numbers(values, IDS)
+        if len(ids) and ids.min() < 0:
+            raise _RowFault(f"{IDS} holds {int(ids.min())}, which is not a token")
+        if not self.columns.mask:
+            return ids, self._without_pads(ids)
+        mask = _numbers(values, self.columns.mask)
+        _same_length(ids, mask, self.columns.mask)
+        if len(mask) and not np.isin(mask, (0, 1)).all():
+            raise _RowFault(
+                f"{MASK} holds {int(mask.max())}: only 0 (padding) and 1 are read; rows that hold "
+                "several documents are to be saved one document a row"
+            )
+        return ids, mask == 1
+
+    def _without_pads(self, ids: Numbers) -> npt.NDArray[np.bool_]:
+        """Without a mask: pad tokens at both ends are padding. One is left at the end where the
+        tokenizer ends texts with the same token."""
+        pad = self._pad
+        kept = np.ones(len(ids), np.bool_)
+        if pad is None or not len(ids) or not (ids == pad).any():
+            return kept
+        others = np.flatnonzero(ids != pad)
+        first, last = (int(others[0]), int(others[-1])) if len(others) else (len(ids), -1)
+        kept[:first] = False
+        kept[last + 1 + (pad == self._eos and last + 1 < len(ids)) :] = False
+        return kept
+
+    def _trained(
+        self, values: Mapping[str, Any], ids: Numbers, kept: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.bool_]:
+        name = self.columns.trained
+        if not name:
+            return np.ones(len(ids), np.bool_)
+        labels = _numbers(values, name)
+        if name == SPANS:
+            return _in_spans(labels, len(ids))
+        _same_length(ids, labels, name)
+        if name != LABELS:
+            return np.not_equal(labels, 0)
+        trained = np.not_equal(labels, NOT_TRAINED)
+        told = trained & kept
+        if (labels[told] != ids[told]).any():
+            shifted = len(ids) > 1 and np.array_equal(labels[:-1][told[:-1]], ids[1:][told[:-1]])
+            raise _RowFault(
+                f"{LABELS} are {IDS} shifted by one place: they belong at the same place, the "
+                "trainer shifts them"
+                if shifted
+                else f"{LABELS} differ from {IDS} where they are not {NOT_TRAINED}"
+            )
+        return trained
+
+
+def _first(rows: Iterator[Row | BadRow], source: Source) -> Iterator[Row | BadRow]:
+    """As many good rows as are asked for."""
+    left = source.max_samples
+    for row in rows:
+        yield row
+        left = left - isinstance(row, Row) if left is not None else None
+        if left == 0:
+            return
+
+
+def _arrow_rows(files: Sequence[Path], names: Sequence[str]) -> Iterator[Row | BadRow]:
+    """The rows of saved Arrow files, each column a view of the mapped file: as Python numbers they
+    would take 5 times as long. What is not plain lists of whole numbers is read that way."""
+    for path in files:
+        number = 0
+        with damage_told(path, "Arrow"), pa.memory_map(str(path)) as stream:
+            for whole in pa.ipc.open_stream(stream):
+                batch = whole.select([name for name in names if name in whole.schema.names])
+                for start in range(0, batch.num_rows, _BATCH_ROWS):
+                    part = batch.slice(start, _BATCH_ROWS)
+                    yield from _rows_of(part, str(path), number)
+                    number += part.num_rows
+
+
+def _rows_of(batch: Any, file: str, first: int) -> Iterator[Row | BadRow]:
+    columns = [found for column in batch.columns if (found := _lists_in(column)) is not None]
+    if len(columns) < len(batch.schema.names):
+        for row in rows_of_batches([batch], file):
+            yield replace(row, line=first + row.line)
+        return
+    for number in range(batch.num_rows):
+        values = {
+            name: flat[ends[number] : ends[number + 1]]
+            for name, (flat, ends) in zip(batch.schema.names, columns, strict=True)
+        }
+        yield Row(values, file, first + number + 1)
+
+
+def _lists_in(column: Any) -> tuple[Numbers, Numbers] | None:
+    """The numbers of a column of lists, end to end, and where each begins; None for others."""
+    kind = column.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    is_list = is_list or pa.types.is_fixed_size_list(kind)
+    if not is_list or not pa.types.is_integer(kind.value_type) or column.null_count:
+        return None
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return None
+    flat = pc.list_flatten(column)
+    if flat.null_count:
+        return None
+    lengths = numbers_in(pc.list_value_length(column).cast(pa.int64()))
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    return numbers_in(flat).astype(np.int64), ends
+
+
+class _RowFault(Exception):
+    """Why a row cannot be used."""
+
+
+def _numbers(values: Mapping[str, Any], name: str) -> Numbers:
+    value = values.get(name)
+    if isinstance(value, np.ndarray):
+        return value
+    if not isinstance(value, list | tuple):
+        what = "is null" if value is None else "is not a list of numbers"
+        raise _RowFault(f"column {name!r} {what}")
+    if not value:
+        return np.zeros(0, np.int64)
+    found = np.asarray(value) if all(type(each) in (int, bool) for each in value) else None
+    if found is None or found.dtype.kind not in "ib":
+        raise _RowFault(f"column {name!r} is not a list of whole numbers")
+    return found.astype(np.int64)
+
+
+def _in_spans(spans: Numbers, length: int) -> npt.NDArray[np.bool_]:
+    trained = np.zeros(length, np.bool_)
+    if len(spans) % 2 or (len(spans) and not 0 <= spans.min() <= spans.max() <= length):
+        raise _RowFault(f"{SPANS} are not pairs of places in the row")
+    for start, stop in spans.reshape(-1, 2):
+        trained[start:stop] = True
+    return trained
+
+
+def _same_length(ids: Numbers, other: Numbers, name: str) -> None:
+    if len(ids) != len(other):
+        raise _RowFault(f"{name} has {len(other)} places and {IDS} {len(ids)}")
+
+
+@dataclass
+class TokenCheck:
+    """What was found in rows of tokens, and why they cannot be used where they cannot."""
+
+    name: str
+    rows: int = 0
+    bad_rows: int = 0
+    first_bad: str = ""
+    tokens: int = 0
+    padding: int = 0
+    trained_tokens: int = 0
+    longest: int = 0
+    one_length: int | None = None
+    """The length of every row, where they have one and are several."""
+    largest_id: int = -1
+    beyond: int = 0
+    """Rows with an id beyond the vocabulary."""
+    vocabulary: int = 0
+    same_again: float | None = None
+    """Share of the sampled ids that their text gives again."""
+    ended: int = 0
+    """Rows that end with a special token."""
+    eos: str = ""
+    used: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    sample: str = ""
+    """The beginning of the first row as text."""
+    max_bad_rows: int = 0
+    """As many are tolerated."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "not_known": UNKNOWN}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TokenCheck:
+        known = {name: value for name, value in data.items() if name != "not_known"}
+        return cls(**known)
+
+    @property
+    def misfits(self) -> list[str]:
+        """Why these tokens are not for this model; empty where they may be used."""
+        found = []
+        if self.bad_rows > self.max_bad_rows:
+            found.append(f"{counted(self.bad_rows, 'row')} cannot be used: {self.first_bad}")
+        if self.beyond:
+            found.append(
+                f"{counted(self.beyond, 'row')} with ids beyond the tokenizer's {self.vocabulary:,}"
+                f" tokens (up to {self.largest_id:,}): another tokenizer made them"
+            )
+        elif self.same_again is not None and self.same_again < SAME_TOKENIZER_FROM:
+            found.append(
+                f"only {self.same_again:.0%} of the ids are the same when their text is tokenised "
+                f"again: another tokenizer made them (as text they begin {self.sample[:80]!r})"
+            )
+        if not found and not self.trained_tokens:
+            found.append("there is no token to train on")
+        return found
+
+    def doubts(self) -> list[str]:
+        """What to look at although the tokens are used."""
+        found = []
+        if self.eos and not self.ended:
+            found.append(
+                f"{self.name}: no row ends with {self.eos} or another special token: the model "
+                "would not learn to stop  (add it to each row when tokenising)"
+            )
+        if self.one_length and self.trained_tokens == self.tokens:
+            found.append(
+                f"{self.name}: every row has {self.one_length:,} tokens: they were joined and cut "
+                "before, and documents in one row see each other  (name the rows they were made "
+                "from to keep them apart)"
+            )
+        return found
+
+    def notes(self) -> list[str]:
+        """What was checked, for people."""
+        padding = f", {self.padding:,} places of padding removed" if self.padding else ""
+        again = "" if self.same_again is None else f"; {self.same_again:.1%} of a sample of"
+        again += " the ids are the same when their text is tokenised again" if again else ""
+        ignored = f"; not used: {', '.join(self.ignored)}" if self.ignored else ""
+        return [
+            f"{self.name}: tokens made elsewhere, {counted(self.rows, 'row')} of at most "
+            f"{self.longest:,} tokens{padding}; {self.trained_tokens / max(1, self.tokens):.1%} of "
+            f"the tokens are trained on; columns: {', '.join(self.used)}{ignored}",
+            f"{self.name}: checked: no id beyond {self.largest_id:,} of {self.vocabulary:,}{again}."
+            f" {UNKNOWN}",
+            f"{self.name}: the first row begins: {self.sample!r}",
+        ]
+
+
+UNKNOWN = (
+    "Not recorded in such a folder, and not to be told from ids: the very tokenizer, and the prompt"
+    " template"
+)
+
+
+def check_tokens(rows: TokenRows, encoder: TextEncoder) -> TokenCheck:
+    """Read every row of tokens and hold it against the tokenizer."""
+    columns = rows.columns
+    found = TokenCheck(
+        rows.source.name,
+        vocabulary=1 + max(encoder.tokenizer.get_vocab(with_added_tokens=True).values()),
+        used=columns.used,
+        ignored=columns.ignored,
+        eos=encoder.special.eos,
+    )
+    ends = np.array([*encoder.tokenizer.get_added_tokens_decoder(), encoder.eos_id or 0])
+    sampled = _Sample()
+    lengths: set[int] = set()
+    for row in rows.rows():
+        made = row if isinstance(row, BadRow) else rows.segments_of(row)
+        found.rows += 1
+        if isinstance(made, BadRow):
+            found.bad_rows += 1
+            found.first_bad = found.first_bad or str(made)
+        elif isinstance(made, list) and isinstance(row, Row):
+            found.padding += len(row.values[IDS])
+            _count(found, made, ends)
+            lengths.add(sum(len(part.ids) for part in made))
+            sampled.add(made)
+    found.padding -= found.tokens
+    found.one_length = lengths.pop() if len(lengths) == 1 and found.rows > 1 else None
+    if sampled.rows:
+        first = np.concatenate([part.ids for part in sampled.rows[0]])
+        in_range = first[first < found.vocabulary][:SAMPLED_TOKENS].tolist()
+        found.sample = encoder.decode(in_range)[:SHOWN_CHARACTERS]
+        found.same_again = None if found.beyond else _same_again(sampled.rows, encoder)
+    return found
+
+
+def _count(found: TokenCheck, made: Sequence[TokenSegment], ends: Numbers) -> None:
+    length = sum(len(part.ids) for part in made)
+    largest = max(int(part.ids.max()) for part in made)
+    found.tokens += length
+    found.longest = max(found.longest, length)
+    found.trained_tokens += sum(len(part.ids) for part in made if part.learn)
+    found.largest_id = max(found.largest_id, largest)
+    found.beyond += largest >= found.vocabulary
+    last_two = made[-1].ids[-2:]  # templates end a turn with a token and a line break
+    found.ended += bool(np.isin(last_two, ends).any())
+
+
+class _Sample:
+    """Rows from all over a source whose length is not known: every so many, ever further apart."""
+
+    def __init__(self) -> None:
+        self.rows: list[Sequence[TokenSegment]] = []
+        self._apart = 1
+        self._seen = 0
+
+    def add(self, row: Sequence[TokenSegment]) -> None:
+        if self._seen % self._apart == 0:
+            self.rows.append(row)
+        self._seen += 1
+        if len(self.rows) >= 2 * SAMPLED_ROWS:
+            self.rows = self.rows[::2]
+            self._apart *= 2
+
+
+def _same_again(rows: Sequence[Sequence[TokenSegment]], encoder: TextEncoder) -> float | None:
+    """Share of ids that come back when their text is tokenised. Stretches are taken one by one:
+    prompt and answer are often tokenised apart."""
+    same = count = 0
+    for row in rows:
+        for part in row:
+            ids = part.ids[:SAMPLED_TOKENS].tolist()
+            again = encoder.tokenizer.encode(encoder.decode(ids), add_special_tokens=False).ids
+            same += sum((Counter(ids) & Counter(again)).values())
+            count += max(len(ids), len(again))
+    return same / count if count else None
+
+
+def digest_of(made: list[TokenSegment] | BadRow | Dropped) -> str:
+    """What a row of tokens is recognised by where texts are by what they say."""
+    parts = made if isinstance(made, list) else []
+    return hashlib.sha256(b"".join(part.ids.tobytes() for part in parts)).hexdigest()

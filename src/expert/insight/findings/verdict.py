@@ -1,0 +1,322 @@
+"""What a run is bound by, in one sentence with numbers, and what mending it would gain.
+
+The rules are asked in a fixed order and the first that holds is the verdict: a device that waits
+for data tells nothing about its kernels, so the feeding is judged before the computing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from expert.core.text import gib
+from expert.insight.findings.evidence import Evidence
+from expert.insight.step.anatomy import StepAnatomy, number
+from expert.insight.step.bound import Gain, Verdict
+from expert.insight.step.pauses import judge_run
+from expert.insight.wording import percent, span, times
+from expert.planning.choose.gains import NOT_RECOMPUTED
+
+WAITING_SHARE = 0.10
+"""Less waiting than a tenth is not worth a change; healthy runs on an H200 waited below 1 %."""
+THREAD_SWITCH_SECONDS = 0.005
+"""Python passes its lock on every 5 ms: shorter waits are a thread's price, not the data's."""
+COPY_OF_WAIT = 0.5
+"""The device waits for the copy rather than for the batch where copying takes half of the wait."""
+COPIES_FILL = 0.9
+"""One copy after the other for nine tenths of an update: they set its pace. Where a copy out of
+ordinary memory held up the loss's way back to the host, a device stood still in none of its phases
+(H200, copies of 1.01 s in updates of 1.00 s: docs/benchmarks/planted-faults-h200.json)."""
+DRY_SHARE = 0.5
+"""Half of the updates were launched too late: the host sets the pace."""
+LOW_UTILIZATION = 0.7
+"""For older runs, which do not tell whether the device ran dry: 0.58 was seen launch-bound on an
+H200, 0.91 and more where it was not (docs/benchmarks/char-gpt-h200.json)."""
+FULL_UTILIZATION = 0.97
+"""A device that is used so well loses nothing, even where its queue ran dry once in each update: on
+an H200 an 8B model on NF4 weights did in all of them, at 100 % (training-speed-h200.json)."""
+RETRIES_PER_UPDATE = 0.1
+"""Emptying the allocator's cache waits for the device; once in ten updates is not the start."""
+
+
+def judge(found: Evidence) -> Verdict:
+    """The verdict: by the whole time where most of it was no training, else by an update."""
+    return judge_run(found) or judge_step(found)
+
+
+def judge_step(found: Evidence) -> Verdict:
+    """The verdict on an average update."""
+    step = found.step
+    if step is None or step.wall <= 0:
+        return _untold(found)
+    pinned = found.run.planned("loader.pin_memory") is not False
+    waits = feeding_verdict(step, kind=found.feed_kind, workers=found.workers, pinned=pinned)
+    return waits or _memory(found, step) or _host(found, step) or _computing(found, step)
+
+
+def _untold(found: Evidence) -> Verdict:
+    """No log line: the run never came that far, or nobody asked for lines so often."""
+    done = max((number(event, "step") or 0 for event in found.run.events), default=0)
+    if done:
+        every = found.amount("watch.logging_steps")
+        asked = "" if every is None else f": logging_steps is {every:.0f}"
+        why = f"{done:.0f} steps were made, but no log line tells how long they took{asked}."
+        fix, overrides = "training.config.logging_steps: 1", ("training.config.logging_steps=1",)
+        return Verdict(kind="unknown", sentence=f"unknown: {why}", fix=fix, overrides=overrides)
+    error = found.newest("failed").get("error") or found.newest("stopped").get("reason")
+    why = "no update was finished, so there is nothing to judge by."
+    fix = f"the run ended with: {error}" if error else ""
+    return Verdict(kind="unknown", sentence=f"unknown: {why}", fix=fix)
+
+
+def is_worth_telling(waited: float, step: StepAnatomy) -> bool:
+    """Whether a wait is a tenth of the update, and longer than two threads need to change over."""
+    return waited >= max(WAITING_SHARE * step.wall, THREAD_SWITCH_SECONDS)
+
+
+def copies_set_the_pace(step: StepAnatomy) -> bool:
+    """Whether copies beside the computation take all of an update, and the device does not."""
+    fill = step.copies_beside and step.of("copy") >= COPIES_FILL * step.wall
+    return fill and is_worth_telling(step.wall - step.compute, step)
+
+
+def feeding_verdict(
+    step: StepAnatomy, *, kind: str = "late", workers: int = 0, pinned: bool = False
+) -> Verdict | None:
+    """Data-bound or copy-bound by a timeline alone; None where the device hardly waits.
+
+    `kind` is how batches are made: "late" where rows are tokenised when they are asked for;
+    `pinned`: out of page-locked memory.
+    """
+    if copies_set_the_pace(step):
+        return _copy_bound(step, step.wall - step.compute, pinned=pinned)
+    waited, copied = step.of("data_wait"), step.exposed_copy
+    stood = waited + copied
+    if not is_worth_telling(stood, step):
+        return None
+    beside = step.of("copy") if step.copies_beside else 0.0
+    if copied > waited or beside >= COPY_OF_WAIT * waited > 0:
+        return _copy_bound(step, stood, pinned=pinned)
+    doing = {"late": "tokenising", "padded": "padding rows", "stream": "reading the stream"}
+    what = f"made it wait {span(waited)} for {doing.get(kind, 'reading its tokens')}"
+    if copied:
+        what += f" and {span(copied)} for copying"
+    kept = step.wall - waited
+    change = _feeding_change(kind, workers)
+    gains = [
+        Gain(
+            what=change.what,
+            factor=step.wall / kept,
+            reckoned=f"{span(step.wall)} / {span(kept)}",
+        )
+    ]
+    if copied:
+        rest = kept - copied
+        gains.append(
+            Gain(
+                what="and copies beside the computation, up to",
+                factor=step.wall / rest,
+                reckoned=f"{span(step.wall)} / {span(rest)}",
+            )
+        )
+    return Verdict(
+        kind="data-bound",
+        sentence=f"data-bound: the device computes {span(step.compute)} of an update's "
+        f"{span(step.wall)} and is idle {percent(step.idle_share or 0)} of the time; the feeding "
+        f"{what}.",
+        fix=change.fix + (f"; {PINNED}" if copied else ""),
+        overrides=change.overrides,
+        gains=tuple(gains),
+    )
+
+
+PINNED = "training.config.dataloader_pin_memory: true and packing: true (copies run beside)"
+
+
+class _Change(NamedTuple):
+    what: str
+    fix: str
+    overrides: tuple[str, ...] = ()
+
+
+def _feeding_change(kind: str, workers: int) -> _Change:
+    """What to change about the feeding in a word, and the key or command that does it."""
+    if kind == "late":
+        fix = "training.config.tokenize: ahead (or once: expert pretokenize)"
+        return _Change("pre-tokenise", fix, ("training.config.tokenize=ahead",))
+    if kind == "stream":
+        fix = "training.dataset.streaming: false"
+        return _Change("prepare the data once", fix, ("training.dataset.streaming=false",))
+    if kind == "padded":
+        fix = f"training.config.packing: true (or dataloader_num_workers: {max(2, 2 * workers)})"
+        return _Change("pack the rows", fix, ("training.config.packing=true",))
+    cache = "training.config.pretokenized_cache: a folder on a fast local disk"
+    return _Change("read from a faster disk", cache)
+
+
+NARROW_LINK = (
+    "nvidia-smi -q tells how wide the card's link is (GPU Link Info), expert clear-cuda-cache who "
+    "else uses the card"
+)
+
+
+def _copy_bound(step: StepAnatomy, stood: float, *, pinned: bool) -> Verdict:
+    """Where copies run beside the computation out of page-locked memory already, it is the link."""
+    kept, narrow = step.wall - stood, pinned and step.copies_beside
+    gain = Gain(
+        what="a link that keeps up, up to" if narrow else "copies beside the computation, up to",
+        factor=step.wall / kept if kept > 0 else 1.0,
+        reckoned=f"{span(step.wall)} / {span(kept)}",
+    )
+    return Verdict(
+        kind="copy-bound",
+        sentence=f"copy-bound: copying batches takes {span(step.of('copy'))} an update, and the "
+        f"device stands still for {span(stood)} of its {span(step.wall)}.",
+        fix=NARROW_LINK if narrow else PINNED,
+        gains=(gain,) if kept > 0 else (),
+    )
+
+
+def _memory(found: Evidence, step: StepAnatomy) -> Verdict | None:
+    """Memory that is short: asked for again and again, or bought with recomputation."""
+    if found.retries_per_update >= RETRIES_PER_UPDATE:
+        return Verdict(
+            kind="memory-bound",
+            sentence="memory-bound: the allocator had to empty its cache "
+            f"{found.retries_per_update:.1f} times an update, and each time everything waits.",
+            fix="training.config.gradient_checkpointing: selective, or a smaller micro_batch_size",
+        )
+    short = found.recomputes and not found.asked("kernels.checkpointing")
+    out_of_memory = found.fell_back("OutOfMemory")
+    if not short and out_of_memory is None:
+        return None
+    what = "blocks are recomputed because memory is short"
+    gains: tuple[Gain, ...] = ()
+    if short:
+        share = found.run.planned("kernels.checkpointing") == "full"
+        factor = NOT_RECOMPUTED if share else 1 + (NOT_RECOMPUTED - 1) / 2
+        reckoned = f"measured: recomputing all blocks costs {NOT_RECOMPUTED:g}x"
+        gains = (Gain(what="room for all activations", factor=factor, reckoned=reckoned),)
+    else:
+        what = f"the run ran out of memory and went on with less: {_reason(out_of_memory)}"
+    budget = found.amount("memory.budget_bytes")
+    room = f" of {gib(budget)}" if budget else ""
+    peak = f"; it holds {gib(found.peak_bytes)}{room}" if found.peak_bytes else ""
+    return Verdict(
+        kind="memory-bound",
+        sentence=f"memory-bound: {what}{peak}.",
+        fix="base_model.quantization: int4, a shorter training.config.max_seq_length, or a card "
+        "with more memory",
+        gains=gains,
+    )
+
+
+def _reason(event: Any) -> str:
+    return str((event or {}).get("reason", "")).strip() or "out of memory"
+
+
+def is_starved(step: StepAnatomy) -> bool:
+    """The device waits for the host, and not only for a moment."""
+    dry, use = step.ran_dry, step.gpu_utilization
+    if dry is None:
+        return use is not None and use < LOW_UTILIZATION
+    return dry >= DRY_SHARE and (use is None or use < FULL_UTILIZATION)
+
+
+def _host(found: Evidence, step: StepAnatomy) -> Verdict | None:
+    """The device waits for the host: because that waits for it, or launches too slowly."""
+    if not found.run.on_gpu:
+        return None
+    use = step.gpu_utilization
+    dry = step.ran_dry
+    if not is_starved(step):
+        return None
+    seen = f"in {percent(dry)} of the updates" if dry is not None else f"(use {percent(use or 0)})"
+    gains: tuple[Gain, ...] = ()
+    if use is not None and 0 < use < 1:
+        reckoned = f"a kernel ran {percent(use)} of the time: 1 / {use:.2f}"
+        gains = (Gain(what="a device that never waits, up to", factor=1 / use, reckoned=reckoned),)
+    if found.syncs:
+        return Verdict(
+            kind="sync-bound",
+            sentence=f"sync-bound: the host stops {found.syncs} times an update to read from the "
+            f"device, which runs dry {seen}.",
+            fix=f"take the reads out of the update: {sync_places(found)}",
+            gains=gains,
+        )
+    tokens = f" with {step.tokens:,.0f} tokens each" if step.tokens else ""
+    return Verdict(
+        kind="launch-bound",
+        sentence=f"launch-bound: the device runs dry {seen}: updates of {span(step.wall)}{tokens} "
+        "are too small for the time it takes to launch them.",
+        fix=launch_fix(found)[0],
+        overrides=launch_fix(found)[1],
+        gains=gains,
+    )
+
+
+def sync_places(found: Evidence) -> str:
+    places = found.newest("syncs").get("places")
+    known = [str(place) for place in places] if isinstance(places, list) else []
+    return ", ".join(known[:5]) or "places unknown"
+
+
+def launch_fix(found: Evidence) -> tuple[str, tuple[str, ...]]:
+    """More work per launch first, then fewer launches: the key in words, and as `--set` has it."""
+    micro = found.amount("batch.micro_batch")
+    sequences = found.amount("batch.sequences_per_update")
+    alone = found.run.planned("data.packing") == "none"
+    if found.asked("batch.micro_batch") and micro and sequences and micro < sequences:
+        fix = "training.config.micro_batch_size"
+        return f"{fix}: auto", (f"{fix}=auto",)
+    if alone and found.run.planned("model.name") != "char-gpt":
+        return "training.config.packing: true", ("training.config.packing=true",)
+    if found.run.planned("kernels.cuda_graphs") is False and not found.asked("kernels.cuda_graphs"):
+        key = "training.config.use_cuda_graphs"
+        return f"{key}: true", (f"{key}=true",)
+    rows = max(16, int(2 * (found.amount("batch.examples_per_update") or 1)))
+    other = "torch_compile_mode: reduce-overhead"
+    if found.run.planned("kernels.compile") is False:
+        other = "torch_compile: true"
+    key = "training.config.batch_size"
+    return f"{key}: {rows}, or {other}", (f"{key}={rows}",)
+
+
+def padding_fix(found: Evidence) -> str:
+    if found.run.planned("data.packing") == "none":
+        return "training.config.packing: true"
+    return "training.config.max_seq_length: smaller, or more rows per step (batch_size)"
+
+
+def free_cores_fix(threads: int, cores: int, others: float) -> str:
+    """What gives every thread a core: fewer threads, or fewer neighbours."""
+    if threads < 2:
+        return "end what else is running, or train on a machine with free cores"
+    fewer = max(1, min(threads - 1, int(cores - others + 0.5)))
+    return f"OMP_NUM_THREADS={fewer} expert train …, or end what else is running"
+
+
+def _computing(found: Evidence, step: StepAnatomy) -> Verdict:
+    use = step.gpu_utilization
+    if step.idle_share is None and use is None:
+        why = f"an update takes {span(step.wall)}, but this run does not tell where that goes."
+        return Verdict(kind="unknown", sentence=f"unknown: {why}")
+    busy = percent(1 - step.idle_share if step.idle_share is not None else use or 0.0)
+    rate = f" at {step.tokens_per_second:,.0f} tokens/s" if step.tokens_per_second else ""
+    good, more, fix = "compute-bound: good.", "", ""
+    if found.wasted is not None:
+        good = f"compute-bound, but {percent(found.wasted)} of what is computed is padding."
+        fix = padding_fix(found)
+    crowded = found.crowded if not found.run.on_gpu else None
+    if crowded is not None:
+        good = "compute-bound, on crowded cores."
+        more = f", while others used {crowded[2]:.1f} of {crowded[1]} cores{found.neighbours}"
+        fix = free_cores_fix(*crowded)
+        if found.wasted is not None:
+            more += f"; {percent(found.wasted)} of what is computed is padding"
+    device = "GPU" if found.run.on_gpu else "CPU"
+    sentence = f"{good} The {device} computes {busy} of an update's {span(step.wall)}{rate}{more}"
+    if found.run.on_gpu and step.mfu:
+        card = found.gpu_fact("name") or "the card"
+        sentence += f", which is {percent(step.mfu)} of the peak of {card} (MFU)"
+        sentence += f"; the peak is {times(1 / step.mfu)} away"
+    return Verdict(kind="compute-bound", sentence=f"{sentence}.", fix=fix)

@@ -1,0 +1,406 @@
+"""The data of a run looked at before it: is it there, is it prepared, what is cut, how fast is it.
+
+Nothing is prepared here. Where tokens are ready they are counted; else the first rows are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import ExpertError
+from expert.core.text import counted, gib
+from expert.data.pack.packing import unlearnt_rows
+from expert.insight.findings.finding import Finding
+from expert.run.left_out import doubts_of, too_long_to_learn
+from expert.run.places import Doubt
+
+if TYPE_CHECKING:
+    from expert.data.inspect.shared_rows import SharedRows
+    from expert.data.read.sources import Source, Sources
+    from expert.jobs.diagnose.storage import ReadSpeed
+    from expert.manifest.reader import ReadManifest
+    from expert.planning.run_plan import RunPlan
+    from expert.run.prepare import Builder
+    from expert.run.token_folders import NamedSources
+
+SAMPLED_ROWS = 256
+# What a run reads a second at most: 4 bytes a token. The fastest run measured (char-gpt on an H200,
+# 3.9 million tokens/s) reads 16 MB/s; raw text that is tokenised once comes at 10 to 40 MB/s.
+SLOW_MEGABYTES = 40.0
+NOTICEABLE = 0.01
+"""A share of rows that is worth a warning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFacts:
+    """What was seen, for the other checks."""
+
+    findings: list[Finding] = field(default_factory=list)
+    mean_tokens: float | None = None
+    longest_tokens: int | None = None
+    files: tuple[str, ...] = ()
+    bytes: int = 0
+    prepared: bool = False
+    speed: ReadSpeed | None = None
+
+
+def check_data(read: ReadManifest, plan: RunPlan) -> DataFacts:
+    """Everything about the data that can be told before a run."""
+    from expert.run.token_folders import named_sources
+
+    try:
+        named = named_sources(read, fetch=False)
+        sources = named.first
+    except ExpertError as error:
+        return DataFacts(findings=[unusable("data-missing", "the data cannot be found", error)])
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}"
+        return DataFacts(findings=[unusable("data-missing", "the data cannot be read", what)])
+    files = sorted({path for source in _all(sources) for path in source.files if path.is_file()})
+    size = sum(path.stat().st_size for path in files)
+    try:
+        looked = _look(read, plan, named)
+    except ExpertError as error:
+        looked = DataFacts(findings=[unusable("data-unusable", "the data cannot be used", error)])
+    speed, slow = _storage(plan, files)
+    return DataFacts(
+        findings=[*looked.findings, *slow, *_size(plan, files, size)],
+        mean_tokens=looked.mean_tokens,
+        longest_tokens=looked.longest_tokens,
+        files=tuple(map(str, files)),
+        bytes=size,
+        prepared=looked.prepared,
+        speed=speed,
+    )
+
+
+def unusable(name: str, title: str, error: Any) -> Finding:
+    """An error that keeps a run from starting."""
+    first, _, rest = str(error).partition("\n")
+    evidence, _, fix = first.partition("  (")  # messages end with what to do
+    return Finding(
+        name=name,
+        severity="error",
+        title=title,
+        evidence=evidence,
+        consequence="the run would not start",
+        fix=fix.removesuffix(")") or " ".join(rest.split()) or "mend what the message names",
+    )
+
+
+def _all(sources: Sources) -> list[Source]:
+    named = [sources.train, sources.validation, sources.test]
+    for task in sources.tasks:
+        named += [task.train, task.validation, task.test]
+    return [source for source in named if source is not None]
+
+
+def _trains(sources: Sources) -> list[Source]:
+    own = [sources.train] if sources.train is not None else []
+    return [task.train for task in sources.tasks] or own
+
+
+# --- prepared or not -----------------------------------------------------------------------------
+
+
+def _look(read: ReadManifest, plan: RunPlan, named: NamedSources) -> DataFacts:
+    from expert.run.prepare import Builder
+
+    if plan.model.place == "hub":
+        return DataFacts(
+            findings=[
+                Finding(
+                    name="model-not-here",
+                    severity="note",
+                    title="the model is not on this machine yet",
+                    evidence=f"{plan.model.location}: its tokenizer is fetched when it is needed",
+                    consequence="rows were not tried, and nothing is said about their lengths",
+                )
+            ]
+        )
+    builder = Builder(plan, read, named, lambda name, rows, tokens: None)
+    sources = builder.sources
+    reason = ""
+    if not read.manifest.training.dataset.streaming:
+        reason = _why_not_prepared(builder, sources) or "prepared"
+    prepared = reason == "prepared"
+    found = _prepared(builder, plan) if prepared else _sampled(builder, plan, sources, reason)
+    return replace(found, findings=[*map(_of_tokens, builder.doubts.values()), *found.findings])
+
+
+def _of_tokens(doubt: Doubt) -> Finding:
+    """What there is to say of tokens that were made elsewhere."""
+    evidence, _, fix = doubt.text.partition("  (")
+    return Finding(
+        name="token-folder",
+        severity="warning",
+        title="tokens that were made elsewhere",
+        evidence=evidence,
+        consequence="what is trained on is not what was tokenised there, or less than it seems",
+        fix=fix.removesuffix(")") or f"look at {doubt.path}",
+    )
+
+
+def _why_not_prepared(builder: Builder, sources: Sources) -> str | None:
+    """None where every token is there; else why not."""
+    from expert.data.tokens.prepare import look
+
+    if not builder.cache.exists():
+        return "nothing was prepared yet"
+    for source in _trains(sources):
+        recipe, folder = builder.recipe_of(source, "train")
+        reason = look(folder, recipe, made_for=f"train {source.name}")
+        if reason is not None:
+            return reason
+    return None
+
+
+def _prepared(builder: Builder, plan: RunPlan) -> DataFacts:
+    """What the prepared tokens say: exact counts."""
+    from expert.data.tokens.statistics import DocumentStatistics
+
+    made = builder.build()
+    split = made.train
+    total = DocumentStatistics()
+    for prepared in split.folders:
+        total = total.plus(prepared.statistics)
+    over = split.index.overlong
+    held = made.validation is not None and made.validation.folders == split.folders
+    held_out = " (those held out for validation among them)" if held else ""
+    findings = [
+        Finding(
+            name="cache",
+            severity="good",
+            title="the tokens are prepared",
+            evidence=f"{total.documents:,} rows, {total.tokens:,} tokens{held_out} "
+            f"in {builder.cache}",
+            numbers={"rows": total.documents, "tokens": total.tokens},
+        ),
+        *_left_out(total.rows_in, total.bad_rows, sum(total.dropped.values()), exact=True),
+        *_overlong(plan, total.documents, over.cut, over.split, over.dropped, exact=True),
+        *map(_unlearnt, doubts_of(plan, *made.splits(), cut=False)),
+        *map(_shared, made.shared),
+    ]
+    return DataFacts(
+        findings=findings,
+        mean_tokens=total.tokens / total.documents if total.documents else None,
+        longest_tokens=total.longest or None,
+        prepared=True,
+    )
+
+
+def _sampled(builder: Builder, plan: RunPlan, sources: Sources, reason: str) -> DataFacts:
+    """What the first rows of every source say about all of them."""
+    from expert.data.records import BadRow, Segment
+
+    rows = bad = dropped = 0
+    documents: list[list[Segment]] = []
+    first_bad = ""
+    for source in _trains(sources):
+        segments_of, _ = builder.formatter(source)
+        for row in islice(builder.rows_of(source), SAMPLED_ROWS):
+            rows += 1
+            made = row if isinstance(row, BadRow) else segments_of(row)
+            if isinstance(made, BadRow):
+                bad, first_bad = bad + 1, first_bad or str(made)
+            elif isinstance(made, list):
+                documents.append(made)
+            else:
+                dropped += 1
+    lengths, unlearnt = _lengths(builder, documents)
+    findings: list[Finding] = []
+    if reason:
+        findings.append(
+            Finding(
+                name="cache",
+                severity="note",
+                title="the rows will be tokenised when the run begins",
+                evidence=f"{reason}; the tokens go to {builder.cache}",
+                consequence="that is done once; later runs find them",
+                fix="expert pretokenize does it now",
+            )
+        )
+    findings += _bad_rows(rows, bad, first_bad, builder.spec.max_bad_rows)
+    findings += _left_out(rows, 0, dropped, exact=False)
+    length = plan.data.max_seq_length
+    if builder.template is not None:
+        over = sum(1 for each in lengths if each > length)
+        cut, split, gone = (
+            over if plan.data.overlong == how else 0 for how in ("cut", "split", "drop")
+        )
+        findings += _overlong(plan, len(lengths), cut, split, gone, exact=False)
+        of = f"the first {len(lengths):,} rows"
+        told = too_long_to_learn(
+            plan, "train", unlearnt, len(lengths), max(lengths, default=0), of=of
+        )
+        findings += [_unlearnt(Doubt("", told))] if told else []
+    return DataFacts(
+        findings=findings,
+        mean_tokens=sum(lengths) / len(lengths) if lengths else None,
+        longest_tokens=max(lengths, default=None),
+    )
+
+
+def _lengths(builder: Builder, documents: list[Any]) -> tuple[list[int], int]:
+    """Tokens of each document, and of how many nothing would be learnt."""
+    if not documents or builder.template is None:
+        return [sum(len(part.text) for part in each) for each in documents], 0
+    batch = builder.encoder.encode(documents)
+    return [int(each) for each in batch.lengths], unlearnt_rows(builder.plan, batch)
+
+
+# --- what becomes of the rows --------------------------------------------------------------------
+
+
+def _bad_rows(rows: int, bad: int, first: str, allowed: int) -> list[Finding]:
+    if not bad:
+        return []
+    stops = bad > allowed
+    return [
+        Finding(
+            name="bad-rows",
+            severity="error" if stops else "note",
+            title="rows cannot be used",
+            evidence=f"{bad} of the first {rows}: {first}",
+            consequence="the run would stop at them" if stops else "they are left out",
+            fix="mend the data, or --set training.dataset.max_bad_rows=100" if stops else "",
+            numbers={"bad": bad, "rows": rows},
+        )
+    ]
+
+
+def _left_out(rows: int, bad: int, dropped: int, *, exact: bool) -> list[Finding]:
+    if not (bad + dropped):
+        return []
+    share = (bad + dropped) / max(1, rows)
+    of = f"{rows:,}" if exact else f"the first {rows:,}"
+    return [
+        Finding(
+            name="rows-left-out",
+            severity="warning" if share > NOTICEABLE else "note",
+            title="rows are left out",
+            evidence=f"{dropped:,} by the manifest's checks and {bad:,} unreadable, of {of}",
+            consequence=f"{share:.1%} of the data is not learnt",
+            fix="look at training.dataset.validation, and at rejects.jsonl in the cache",
+            numbers={"share": share},
+        )
+    ]
+
+
+def _overlong(
+    plan: RunPlan, rows: int, cut: int, split: int, dropped: int, *, exact: bool
+) -> list[Finding]:
+    if not (cut + split + dropped):
+        return []
+    count, verb = max((cut, "cut"), (split, "split"), (dropped, "dropped"))
+    share = count / max(1, rows)
+    of = f"{rows:,} rows" if exact else f"the first {rows:,} rows"
+    harmful = verb != "split" and share > NOTICEABLE
+    return [
+        Finding(
+            name="rows-cut",
+            severity="warning" if harmful else "note",
+            title=f"rows longer than {plan.data.max_seq_length} tokens are {verb}",
+            evidence=f"{count:,} of {of}",
+            consequence={
+                "cut": "the end of their answers is never learnt",
+                "dropped": "they are not learnt at all",
+            }.get(verb, ""),
+            fix=""
+            if verb == "split"
+            else "a larger training.config.max_seq_length, or overlong: split",
+            numbers={"share": share, "rows": count},
+        )
+    ]
+
+
+def _unlearnt(doubt: Doubt) -> Finding:
+    evidence, _, fix = doubt.text.partition("  (")
+    return Finding(
+        name="rows-not-learnt",
+        severity="warning",
+        title="rows are so long that nothing of them is learnt",
+        evidence=evidence,
+        consequence="they are left out; the model sees none of their answers",
+        fix=fix.removesuffix(")"),
+    )
+
+
+def _shared(rows: SharedRows) -> Finding:
+    return Finding(
+        name="rows-shared",
+        severity="warning",
+        title=f"{rows.split} rows stand in the training rows as well",
+        evidence=rows.evidence,
+        consequence=rows.consequence,
+        fix="take them out of one of the two; expert dataset check lists them",
+        numbers={"rows": rows.count, "share": rows.count / rows.of},
+    )
+
+
+def _size(plan: RunPlan, files: Sequence[Path], size: int) -> list[Finding]:
+    length = plan.length
+    if length.rows == 0:
+        return [
+            Finding(
+                name="no-rows",
+                severity="error",
+                title="there are no rows to train on",
+                evidence=f"{counted(len(files), 'file')}, {gib(size)}",
+                consequence="the run would not start",
+                fix="look at training.dataset.path",
+            )
+        ]
+    parts = [f"{counted(len(files), 'file')}, {gib(size)}"] if files else []
+    parts += [counted(length.rows, "training row")] if length.rows is not None else []
+    if length.tokens_per_epoch is not None:
+        told = next((d for d in plan.decisions if d.path == "length.tokens_per_epoch"), None)
+        exact = told is not None and told.source == "measurement"
+        how = "" if exact or told is None else f" ({told.because})"
+        about = "" if exact else "about "
+        parts.append(f"{about}{length.tokens_per_epoch:,} tokens an epoch{how}")
+    if length.max_steps and length.steps_per_epoch:
+        share = length.max_steps / (length.steps_per_epoch * length.epochs)
+        if share < 1:
+            parts.append(f"max_steps {length.max_steps} ends the run after {share:.0%} of it")
+    title = "the size of the data is known when it has been read"
+    if length.rows is not None:
+        title = "the data was counted"
+    return [
+        Finding(name="data-size", severity="note", title=title, evidence=", ".join(parts) or "–")
+    ]
+
+
+# --- the disk ------------------------------------------------------------------------------------
+
+
+def _storage(plan: RunPlan, files: Sequence[Path]) -> tuple[ReadSpeed | None, list[Finding]]:
+    """The prepared tokens where there are any, else the files of the manifest."""
+    from expert.jobs.diagnose.storage import read_speed
+
+    cache = Path(plan.data.cache) if plan.data.cache else None
+    prepared = sorted(cache.glob("tokens-*/*.arrow")) if cache and cache.is_dir() else []
+    speed = read_speed(prepared or files)
+    rate = speed.megabytes_per_second if speed is not None else None
+    if speed is None or rate is None:
+        return speed, []
+    slow = rate < SLOW_MEGABYTES and speed.how != "through the cache"
+    cached = " (out of the page cache: the disk itself was not seen)"
+    return speed, [
+        Finding(
+            name="slow-disk" if slow else "storage",
+            severity="warning" if slow else "good",
+            title="the data lies on slow storage" if slow else "the storage keeps up",
+            evidence=f"{rate:,.0f} MB/s, {speed.bytes / 1e6:.0f} MB read "
+            f"{speed.how}{cached if speed.how == 'through the cache' else ''}",
+            consequence="reading takes longer than training on it" if slow else "",
+            fix="put the data folder and training.config.pretokenized_cache on a local disk"
+            if slow
+            else "",
+            numbers={"megabytes_per_second": rate},
+        )
+    ]

@@ -1,0 +1,109 @@
+"""Why a run is as fast as it is, from its folder alone: while it lasts, afterwards, anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from expert.core.rundir import RunFolder
+from expert.insight.findings.evidence import Evidence
+from expert.insight.findings.finding import Finding, worst_first
+from expert.insight.findings.table import find_faults
+from expert.insight.findings.verdict import judge, judge_step
+from expert.insight.outcome import Outcome, judge_learning
+from expert.insight.record import RunRecord, read_run
+from expert.insight.step.anatomy import Anatomy, dissect
+from expert.insight.step.bound import Verdict
+from expert.jobs.resumable import command_of_run
+from expert.run.follow import ENDED_BEFORE, State, status_by
+from expert.run.locate import find_trained
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """The verdict on a run, where its time went, and everything that was found."""
+
+    run: RunRecord
+    state: State
+    because: str
+    """How the run ended, in words; empty while it goes on."""
+    expert: str | None
+    step_number: int | None
+    """The last update that is known of."""
+    verdict: Verdict
+    step_verdict: Verdict
+    """The verdict on an update alone; the same one, unless most of the time was no training."""
+    learning: Outcome
+    """Whether it learnt, as far as its losses tell."""
+    anatomy: Anatomy
+    findings: tuple[Finding, ...]
+    go_on: str
+    """The command that goes on with it as it was started, where it ended before its end."""
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder
+
+    def as_dict(self) -> dict[str, Any]:
+        step = self.anatomy.step
+        return {
+            "run": str(self.folder),
+            "state": self.state,
+            "expert": self.expert,
+            "step": self.step_number,
+            "verdict": self.verdict.as_dict(),
+            "step_verdict": self.step_verdict.as_dict(),
+            "learning": self.learning.as_dict(),
+            "seconds": self.anatomy.run.as_dict(),
+            "update": step.as_dict() if step is not None else None,
+            "findings": [finding.as_dict() for finding in self.findings],
+        }
+
+
+def diagnose_run(place: Path | None) -> Diagnosis:
+    """The diagnosis of a run folder, or of the newest run of a folder of runs or of an expert.
+
+    A folder with events is a run however damaged it is.
+    """
+    folder = RunFolder(place) if place is not None else None
+    if folder is None or not folder.events.is_file():
+        folder = find_trained(place)
+    run = read_run(folder.path)
+    status = status_by(run.events, folder, damaged_lines=run.damaged_lines)
+    go_on = ""
+    if status.state in ENDED_BEFORE:
+        go_on = command_of_run(folder, next(reversed(run.of("started")), {}))
+    found = Evidence(run=run, anatomy=dissect(run), go_on=go_on)
+    findings = find_faults(found)
+    if status.state == "gone":
+        findings = worst_first([_killed(run, status.step, go_on), *findings])
+    return Diagnosis(
+        run=run,
+        state=status.state,
+        because=status.because,
+        expert=status.expert,
+        step_number=status.step,
+        verdict=judge(found),
+        step_verdict=judge_step(found),
+        learning=judge_learning(found),
+        anatomy=found.anatomy,
+        findings=tuple(findings),
+        go_on=go_on,
+    )
+
+
+def _killed(run: RunRecord, step: int | None, go_on: str) -> Finding:
+    """A run whose trainer is gone without a word."""
+    saved = run.of("saved")
+    kept = f"the last checkpoint is that of update {saved[-1].get('step')}" if saved else ""
+    return Finding(
+        name="no-ending",
+        severity="error",
+        title="the trainer ended without a word: killed, or the machine went down",
+        evidence=f"the last event is {run.events[-1].get('event')} at update {step}"
+        if run.events
+        else "there is no event at all",
+        consequence=kept or "there is no checkpoint to go on from",
+        fix=f"{go_on}; dmesg names a process that the kernel killed for its memory",
+    )

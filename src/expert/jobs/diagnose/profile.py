@@ -1,0 +1,295 @@
+"""The job behind `expert diagnose --profile N`: what the device did in N settled updates.
+
+A real short run; torch's profiler looks on from where the updates pass on their way to the loop.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.quiet import without_lines
+from expert.jobs.rehearse import SETTLING, rehearse
+
+if TYPE_CHECKING:
+    from expert.manifest.reader import ReadManifest
+
+# Purposes in the order they are looked for: a kernel has the first that its name fits. The names
+# are those of CUDA kernels (cutlass, nvjet, triton_…) and of torch's operators on a CPU.
+PURPOSES: tuple[tuple[str, str], ...] = (
+    ("communication", r"nccl|all_?reduce|all_?gather|c10d"),
+    ("copy", r"memcpy|memset|aten::copy_|aten::_to_copy|_local_scalar_dense|direct_copy"),
+    (
+        "attention",
+        r"flash|fmha|flex_attention|attention|varlen|sdpa|mem_eff|cudnn.*sdp|softmax(?!.*nll)",
+    ),
+    ("loss", r"row_kernel|cross_entropy|nll_loss|log_softmax|_fusedloss"),
+    ("optimizer", r"adam|multi_tensor|_foreach|fused_adamw|sgd|8bit.*(opt|blockwise)"),
+    (
+        "matmul",
+        r"gemm|gemv|matmul|\bmm\b|aten::(mm|bmm|addmm|linear|_scaled_mm)|cutlass|nvjet|xmma|"
+        r"sm\d+_.*(tensorop|bf16)|mkldnn|dequantize|splitk",
+    ),
+    (
+        "norm and elementwise",
+        r"norm|elementwise|vectorized|reduce|triton_|aten::(add|mul|sub|div|silu|gelu|sum|mean|pow|"
+        r"rsqrt|neg|cat|index|embedding|where|masked|exp|cos|sin|clamp|fill_|zero_|sigmoid)",
+    ),
+)
+OTHER = "other"
+KINETO = b"USDT:"
+"""The profiler says on standard error that it starts and stops; no level of its log hides that."""
+GAP_MICROSECONDS = 20.0
+"""Shorter pauses lie between any two kernels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One kernel (on a CPU: operator), summed over the updates."""
+
+    name: str
+    purpose: str
+    seconds: float
+    calls: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What N updates were made of."""
+
+    trace: str
+    device: str
+    on_gpu: bool
+    updates: int
+    seconds: float
+    """From the first to the last thing seen."""
+    busy: float
+    """Share of that in which something ran on the device."""
+    gaps: int
+    """Pauses of the device of more than 20 µs."""
+    gap_seconds: float
+    longest_gap_seconds: float
+    purposes: dict[str, float]
+    """Seconds by purpose."""
+    kernels: tuple[Kernel, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Something that ran, in microseconds."""
+
+    name: str
+    start: float
+    end: float
+    own: float
+    """Time not spent in what it called itself."""
+
+
+def profile(
+    read: ReadManifest,
+    *,
+    updates: int,
+    model: str | None = None,
+    vram: str | None = None,
+    allow_remote_code: bool = False,
+    folder: Path | None = None,
+) -> Profile:
+    """Run, look on, write the trace to profile/ beside the manifest, and sum it up."""
+    from expert.core.links import refuse_links
+    from expert.planning.plan import folder_name
+
+    place = folder or read.folder / "profile"
+    refuse_links(place, below=place.parent)
+    looking = _Looking(updates)
+    done = rehearse(
+        read,
+        updates=SETTLING + updates + 1,
+        model=model,
+        vram=vram,
+        allow_remote_code=allow_remote_code,
+        through=looking.through,
+    )
+    seen = looking.finish()
+    on_gpu = done.plan.kernels.device == "cuda"
+    trace = (
+        place / f"{folder_name(done.plan.expert)}-{datetime.now(UTC):%Y%m%d-%H%M%S}.trace.json.gz"
+    )
+    _write(seen, trace)
+    spans = device_spans(seen) if on_gpu else host_spans(seen)
+    return summed(
+        spans, trace=str(trace), device=done.plan.target, on_gpu=on_gpu, updates=looking.seen
+    )
+
+
+class _Looking:
+    """The profiler around settled updates. An update ends when the loop asks for the next one."""
+
+    def __init__(self, updates: int) -> None:
+        self._wanted = updates
+        self._profiler: Any = None
+        self._stopped = False
+        self.seen = 0
+
+    def through(self, updates: Iterable[Any]) -> Iterator[Any]:
+        from torch.profiler import ProfilerActivity, profile
+
+        for number, fed in enumerate(updates):
+            if number == SETTLING and self._profiler is None:
+                _wait()
+                self._profiler = profile(
+                    activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]
+                    if _cuda()
+                    else [ProfilerActivity.CPU]
+                )
+                with without_lines(KINETO):
+                    self._profiler.start()
+            yield fed
+            if number >= SETTLING and self._running:
+                self.seen += 1
+                if self.seen == self._wanted:
+                    self._stop()
+
+    @property
+    def _running(self) -> bool:
+        return self._profiler is not None and not self._stopped
+
+    def _stop(self) -> None:
+        _wait()
+        with without_lines(KINETO):
+            self._profiler.stop()
+        self._stopped = True
+
+    def finish(self) -> Any:
+        """The profiler with what it saw; an error where the data has too few updates."""
+        from expert.core.errors import ExpertError
+
+        if self._running:
+            self._stop()
+        if not self.seen:
+            raise ExpertError(
+                f"--profile: the run has too few updates: {SETTLING} settle, then some are looked "
+                "at  (more epochs, or a smaller batch_size)"
+            )
+        return self._profiler
+
+
+def _cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _wait() -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def _write(profiler: Any, trace: Path) -> None:
+    """The trace for Perfetto, whole or not at all."""
+    trace.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".tmp-trace-", dir=trace.parent) as place:
+        plain, packed = Path(place) / "trace.json", Path(place) / "trace.json.gz"
+        profiler.export_chrome_trace(str(plain))
+        with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=6) as target:
+            shutil.copyfileobj(source, target)
+        with packed.open("rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(packed, trace)
+
+
+# --- what was seen -------------------------------------------------------------------------------
+
+
+def device_spans(profiler: Any) -> list[Span]:
+    """Kernels and copies on the card."""
+    found = []
+    for event in profiler.events():
+        if not str(event.device_type).endswith("CUDA") or getattr(
+            event, "is_user_annotation", False
+        ):
+            continue
+        start, end = float(event.time_range.start), float(event.time_range.end)
+        found.append(Span(name=event.name, start=start, end=end, own=end - start))
+    return found
+
+
+def host_spans(profiler: Any) -> list[Span]:
+    """Operators on the CPU; what an operator calls counts for what was called."""
+    found = []
+    for event in profiler.events():
+        if getattr(event, "is_user_annotation", False) or not event.name.startswith("aten::"):
+            continue
+        start, end = float(event.time_range.start), float(event.time_range.end)
+        own = float(event.self_cpu_time_total)
+        found.append(Span(name=event.name, start=start, end=end, own=own))
+    return found
+
+
+def purpose_of(name: str) -> str:
+    """What a kernel is for, by its name."""
+    for purpose, pattern in PURPOSES:
+        if re.search(pattern, name, re.IGNORECASE):
+            return purpose
+    return OTHER
+
+
+def summed(
+    spans: Sequence[Span], *, trace: str, device: str, on_gpu: bool, updates: int
+) -> Profile:
+    """Seconds by kernel and by purpose, and how much of the time something ran."""
+    kernels: dict[str, list[float]] = {}
+    for span in spans:
+        kernels.setdefault(span.name, []).append(span.own / 1e6)
+    listed = [
+        Kernel(name=name, purpose=purpose_of(name), seconds=sum(times), calls=len(times))
+        for name, times in kernels.items()
+    ]
+    listed.sort(key=lambda kernel: -kernel.seconds)
+    purposes: dict[str, float] = {}
+    for kernel in listed:
+        purposes[kernel.purpose] = purposes.get(kernel.purpose, 0.0) + kernel.seconds
+    whole, busy, gaps = busy_time(spans)
+    return Profile(
+        trace=trace,
+        device=device,
+        on_gpu=on_gpu,
+        updates=updates,
+        seconds=whole / 1e6,
+        busy=busy / whole if whole else 0.0,
+        gaps=len(gaps),
+        gap_seconds=sum(gaps) / 1e6,
+        longest_gap_seconds=max(gaps, default=0.0) / 1e6,
+        purposes=dict(sorted(purposes.items(), key=lambda item: -item[1])),
+        kernels=tuple(listed),
+    )
+
+
+def busy_time(spans: Sequence[Span]) -> tuple[float, float, list[float]]:
+    """All the time, the time in which something ran, and the pauses worth a name."""
+    if not spans:
+        return 0.0, 0.0, []
+    ordered = sorted(spans, key=lambda span: span.start)
+    begin, reached = ordered[0].start, ordered[0].start
+    busy, gaps = 0.0, []
+    for span in ordered:
+        if span.start > reached:
+            if span.start - reached > GAP_MICROSECONDS:
+                gaps.append(span.start - reached)
+            reached = span.start
+        if span.end > reached:
+            busy += span.end - reached
+            reached = span.end
+    return reached - begin, busy, gaps

@@ -1,0 +1,284 @@
+"""The README.md of an export: what it is, how to load it, how it was trained, how well it does."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath, PureWindowsPath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from expert import __version__
+from expert.core.install import how_to_get_it
+from expert.core.text import counted, loss
+from expert.jobs.export.card_snippet import loading_code
+from expert.jobs.export.portable_base import PortableBase, portable_base
+from expert.manifest.schema.manifest import CHAR_GPT
+
+if TYPE_CHECKING:
+    from expert.core.events import Event
+    from expert.jobs.export.card_snippet import Asking
+    from expert.jobs.export.export import Exported
+    from expert.jobs.validate.standing_verdict import Verdict
+    from expert.planning.run_plan import RunPlan
+
+_SPOKEN = (
+    " aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da "
+    "de dv dz ee el en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy "
+    "hz ia id ie ig ii ik io is it iu ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg "
+    "li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om or "
+    "os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st su sv sw ta "
+    "te tg th ti tk tl tn to tr tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu "
+)
+"""ISO 639-1, by which model hubs list languages; without `ts` (Tsonga), TypeScript in manifests."""
+
+
+class Known(NamedTuple):
+    """What is known of the run beside its plan."""
+
+    events: Sequence[Event] = ()
+    environment: Mapping[str, Any] = {}
+    manifest: Mapping[str, Any] = {}
+    verdict: Verdict | None = None
+    asking: Asking | None = None
+
+
+def model_card(plan: RunPlan, done: Exported, known: Known) -> str:
+    """The card as Markdown, with the head that model hubs read."""
+    base = portable_base(plan.model, needed=done.kind == "adapter")
+    parts = [
+        _head(plan, done, base, known.manifest),
+        f"# {plan.expert}\n",
+        _what(plan, done, base),
+        "## Loading it\n",
+        loading_code(plan, done, base, known.asking),
+        _about_loading(plan, done, base),
+        "## How it was trained\n",
+        _table(_settings(plan, done, base, known)),
+        "## How well\n",
+        _table([*_answers(known.verdict), *_losses(known.events)]),
+        "Losses are sums over all tokens trained on, divided once. The logits of this export, "
+        f"loaded as above ({_dtype(plan, done)}), were compared with those of the trained model on "
+        f"{done.texts} texts: the largest difference is {done.largest_difference:.3g}, "
+        f"{done.share:.2%} of their spread (tolerance {done.tolerance:.1%}).\n",
+        *(f"Note: {warning}\n" for warning in done.warnings()),
+        f"Made with Expert {__version__} ({how_to_get_it()}).\n",
+    ]
+    return "\n".join(parts)
+
+
+def _head(plan: RunPlan, done: Exported, base: PortableBase, manifest: Mapping[str, Any]) -> str:
+    library = {"adapter": "peft"}.get(done.kind, "transformers")
+    if plan.model.name == CHAR_GPT:
+        library = "expert"
+    people, machines = languages(manifest.get("capabilities") or ())
+    own = [str(tag) for tag in manifest.get("tags") or ()]
+    tags = dict.fromkeys([plan.adapter.type, "expert", *(["code"] if machines else []), *machines])
+    lines = ["---"]
+    if base.hub_id is not None:  # hubs take it for the id of a repository
+        lines.append(f"base_model: {json.dumps(base.hub_id)}")
+    if people:
+        lines += ["language:", *(f"- {json.dumps(code)}" for code in people)]
+    if isinstance(manifest.get("license"), str) and manifest["license"]:
+        lines.append(f"license: {json.dumps(manifest['license'])}")
+    lines += [f"library_name: {library}", "pipeline_tag: text-generation", "tags:"]
+    lines += [f"- {json.dumps(tag)}" for tag in dict.fromkeys([*tags, *own])]
+    return "\n".join([*lines, "---\n"])
+
+
+def languages(capabilities: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Those that people speak and those that machines read, by tags like `language:de`,
+    `language:sql` and `format:json`; empty where the manifest names none: nothing is guessed."""
+    people, machines = [], []
+    for tag in capabilities:
+        kind, _, name = str(tag).lower().partition(":")
+        code = name.partition("-")[0]
+        if kind == "language" and f" {code} " in _SPOKEN:
+            people.append(code)
+        elif kind in ("language", "format") and name:
+            machines.append(name)
+    return list(dict.fromkeys(people)), list(dict.fromkeys(machines))
+
+
+def _what(plan: RunPlan, done: Exported, base: PortableBase) -> str:
+    kind = {
+        "adapter": f"A {plan.adapter.type} adapter for {base.name}",
+        "merged": f"{base.name} with a {plan.adapter.type} adapter merged into its weights",
+        "model": f"{base.name}, every weight trained",
+    }[done.kind]
+    if plan.adapter.type == "none":
+        kind = f"Soft prompts for {base.name}"
+    return f"{kind} ({done.checkpoint} of the run, {_dtype(plan, done)}).\n"
+
+
+def _dtype(plan: RunPlan, done: Exported) -> str:
+    """In which dtype it is used."""
+    return plan.kernels.precision if done.kind == "adapter" else done.dtype
+
+
+def _about_loading(plan: RunPlan, done: Exported, base: PortableBase) -> str:
+    if plan.model.name == CHAR_GPT:
+        return ""
+    notes = [base.note] if base.note and done.kind == "adapter" else []
+    template = plan.model.prompt_template or "tokenizer"
+    of = " of the tokenizer (chatml where it has none)" if template == "tokenizer" else ""
+    notes.append(
+        f"`prompt` is what the template `{template}`{of} writes in front of an answer. Loaded in "
+        "another dtype, or asked in other words, it answers otherwise."
+    )
+    if done.kind == "adapter" and plan.model.quantization == "int8":
+        notes.append(
+            "In training the base's 8-bit weights were multiplied with inputs in full; "
+            "bitsandbytes rounds the inputs too, so that single answers can differ."
+        )
+    prompts = [prompt["name"] for prompt in plan.adapter.soft_prompts]
+    if prompts and plan.adapter.type != "none":
+        notes.append(
+            f"The soft prompts {', '.join(prompts)} lie in soft_prompts/ as PEFT prompt tuning; "
+            "their rows come before every conversation."
+        )
+    return "\n\n".join(notes) + "\n"
+
+
+def _settings(
+    plan: RunPlan, done: Exported, base: PortableBase, known: Known
+) -> list[tuple[str, str]]:
+    adapter, optim, data = plan.adapter, plan.optim, plan.data
+    rows = f", {counted(plan.length.rows, 'row')}" if plan.length.rows else ""
+    rank = f", rank {adapter.rank}, alpha {adapter.alpha:g}" if adapter.rank else ""
+    comes_with = ", which comes with Expert" if plan.model.place == "built-in" else ""
+    versions = known.environment.get("versions") or {}
+    used = [
+        f"{name} {versions[name]}" for name in ("torch", "transformers", "peft") if name in versions
+    ]
+    steps, epochs = trained_for(plan, done, known.events)
+    return [
+        ("base", f"{base.name}{comes_with}, quantization {plan.model.quantization}"),
+        ("data", f"{_source(data.dataset)}{rows}"),
+        ("trained", f"{adapter.type}{rank}, dropout {adapter.dropout:g}"),
+        ("trained weights", _number(adapter.trainable_parameters, "{:,}")),
+        ("longest sequence", f"{data.max_seq_length} tokens, packing {data.packing}"),
+        ("rows per step", str(plan.batch.examples_per_update)),
+        ("epochs", epochs),
+        ("steps", steps),
+        (
+            "optimizer",
+            f"{optim.optimizer}, {optim.scheduler}, learning rate {optim.learning_rate:g}",
+        ),
+        ("dtype", plan.kernels.precision),
+        ("seed", str(optim.seed)),
+        ("on", plan.target),
+        ("with", ", ".join(used) or "unknown"),
+    ]
+
+
+def _source(spec: Mapping[str, Any]) -> str:
+    """The data by name; folders of this machine are nobody's business."""
+    path = str(spec.get("path") or "")
+    if PurePath(path).is_absolute() or PureWindowsPath(path).is_absolute():
+        path = PureWindowsPath(path).name
+    return path or ", ".join(spec.get("tasks") or ()) or "unknown"
+
+
+def trained_for(plan: RunPlan, done: Exported, events: Sequence[Event]) -> tuple[str, str]:
+    """Steps and epochs that the exported weights were trained for, beside what was planned."""
+    step, seen = _step_of(done, events), None
+    for event in events:
+        if event["event"] == "step" and step is not None and event["step"] <= step:
+            seen = event
+    if step is None:
+        return "unknown", f"unknown (asked for: {plan.length.epochs:g})"
+    planned = plan.length.total_steps
+    steps = f"{step:,}" + (f" of {planned:,}" if planned and planned != step else "")
+    epoch = seen.get("epoch") if seen else None
+    if not isinstance(epoch, int | float) or not seen:
+        return steps, f"unknown (asked for: {plan.length.epochs:g})"
+    real = epoch * step / seen["step"]  # the log may have ended some steps before
+    told = f"{real:.3g}"
+    asked = f"{plan.length.epochs:.3g}"
+    if told == asked:
+        return steps, told
+    ended = f"; max_steps: {plan.length.max_steps:,}" if plan.length.max_steps else ""
+    return steps, f"{told} (asked for: {asked}{ended})"
+
+
+def _step_of(done: Exported, events: Sequence[Event]) -> int | None:
+    """The step after which the exported weights were saved."""
+    named = re.search(r"step-(\d+)", done.checkpoint)
+    if named:
+        return int(named[1])
+    taken = [event["step"] for event in events if event["event"] == "took_best"]
+    last = [event["step"] for event in events if event["event"] in ("finished", "step")]
+    found = taken or last
+    return int(found[-1]) if found else None
+
+
+def _answers(verdict: Verdict | None) -> list[tuple[str, str]]:
+    """What `expert validate` found; a reader who cannot judge answers is told that nobody did."""
+    if verdict is None or verdict.cases is None:
+        return [("answers", "not judged: expert validate was not run")]
+    if verdict.outdated:
+        return [("answers", f"not judged: the validation {verdict.outdated}")]
+    if not verdict.cases:
+        none = ("answers", "not judged: the rows have none that could be asked for")
+        return [none, (f"loss on {verdict.test_set}", _loss(verdict.loss))]
+    if verdict.by_loss:
+        rows = [("answers", "open text: judged by the loss on them, not one by one")]
+        rows += [
+            ("loss on them", _loss(verdict.loss)),
+            ("loss of the base", _loss(verdict.base_loss)),
+        ]
+        rows.append(("token accuracy", _number(verdict.token_accuracy, "{:.1%}")))
+    elif verdict.mean_score is not None:
+        rows = [("answers, mean score of a judge command", f"{verdict.mean_score:.3g}")]
+    else:
+        rows = [("answers right", _number(verdict.accuracy, "{:.1%}"))]
+    if verdict.interval is not None and verdict.mean_score is None:
+        low, high = verdict.interval
+        rows.append(("95 % interval", f"{low:.1%} to {high:.1%}"))
+    of = f" of {counted(verdict.rows or 0, 'row')}" if verdict.rows != verdict.cases else ""
+    part = f", a part of {verdict.of:,}" if verdict.of is not None else ""
+    rows.append(("cases", f"{verdict.cases:,}{of}{part} ({verdict.test_set})"))
+    if verdict.learnt:
+        without = _number(verdict.learnt.get("accuracy_of_others"), "{:.1%}")
+        also = f"{verdict.learnt.get('cases')}; answers right without them: {without}"
+        rows.append(("cases that were also learnt", also))
+    gate = "passed" if verdict.passed else f"not passed: {verdict.reasons}"
+    bar = f", {verdict.low_bar}" if verdict.low_bar else ""
+    rows.append(("quality gate", f"{gate} ({verdict.checkpoint}){bar}"))
+    if verdict.demands:
+        rows.append(("it asks for", "; ".join(verdict.demands)))
+    return rows
+
+
+def _losses(events: Sequence[Event]) -> list[tuple[str, str]]:
+    by_split: dict[str, Event] = {}
+    finished: Event = {}
+    for event in events:
+        if event["event"] == "eval":
+            by_split[str(event.get("split") or "validation")] = event
+        elif event["event"] == "finished":
+            finished = event
+    rows = [
+        ("training loss, mean", _loss(finished.get("loss"))),
+        ("validation loss, best", _loss(finished.get("eval_loss"))),
+    ]
+    for split, event in by_split.items():
+        name = "validation loss, last" if split == "validation" else f"{split} loss"
+        rows.append((name, _loss(event.get("loss"))))
+    return rows
+
+
+def _loss(value: Any) -> str:
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return loss(value) if known else "unknown"
+
+
+def _number(value: Any, form: str) -> str:
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return form.format(value) if known else "unknown"
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    lines = [f"| {name} | {value.replace('|', '/')} |" for name, value in rows]
+    return "\n".join(["| | |", "|---|---|", *lines, ""])

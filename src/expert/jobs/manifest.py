@@ -1,0 +1,128 @@
+"""The jobs behind `expert manifest check` and `expert manifest upgrade`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from expert.core.errors import ExpertError, ManifestError, Problem
+from expert.core.files import write_text_atomically
+
+if TYPE_CHECKING:
+    from expert.manifest.notices import Notice
+    from expert.manifest.reader import ReadManifest
+    from expert.planning.run_plan import RunPlan
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A file that was read, or the problems that kept it from being read."""
+
+    source: str
+    read: ReadManifest | None
+    error: ManifestError | None
+    doubts: tuple[Notice, ...] = ()
+    """What it names and is not there."""
+    plan: RunPlan | None = None
+    """For this machine; None where none can be made."""
+
+
+def check_manifests(
+    paths: Sequence[Path], *, overrides: Sequence[str] = (), strict: bool = False
+) -> Iterator[Checked]:
+    """Read every file, one broken one not keeping the others from being checked."""
+    from expert.manifest.notices import Notice
+    from expert.manifest.reader import read_manifest
+    from expert.run.places import doubts_about
+
+    for path in paths:
+        try:
+            read = read_manifest(path, overrides=overrides, strict=strict)
+        except ManifestError as error:
+            yield Checked(str(path), None, error)
+        else:
+            doubts = doubts_about(read)
+            wrong = [Problem(each.path, each.text) for each in doubts if each.refused]
+            if wrong:
+                yield Checked(str(path), None, ManifestError(str(path), wrong))
+                continue
+            warned = [Notice("warning", doubt.path, doubt.text) for doubt in doubts]
+            told = (*warned, *_settings_of_tiny(read))
+            yield Checked(str(path), read, None, told, _planned(read))
+
+
+def _planned(read: ReadManifest) -> RunPlan | None:
+    from expert.run.plan import plan
+
+    try:
+        return plan(read)
+    except (ExpertError, OSError):  # a plan that is asked for says why
+        return None
+
+
+def _settings_of_tiny(read: ReadManifest) -> Iterator[Notice]:
+    """Of every base model that it names, settings that suit `tiny` alone."""
+    from expert.manifest.notices import Notice
+    from expert.planning.choose.starting_points import made_for_tiny
+    from expert.planning.models.resolve import resolve_model
+
+    config = read.manifest.training.config
+    for number, spec in enumerate(read.manifest.base_models):
+        try:
+            shape = resolve_model(spec, read.folder).shape
+        except ExpertError:  # told among the doubts
+            shape = None
+        for path, text in made_for_tiny(spec, config, shape):
+            key = path.rpartition(".")[2]
+            where = f"training.config.{key}"
+            if key == "alpha" and config.alpha == "auto":
+                where = f"base_models[{number}].adapters[0].alpha"
+            yield Notice("warning", where, text)
+
+
+@dataclass(frozen=True)
+class Upgraded:
+    """Where the 2.0 manifest was written, and what the reader had to tell."""
+
+    path: Path
+    backup: Path | None
+    notices: tuple[Notice, ...]
+
+
+class WouldOverwrite(ExpertError):
+    """A file that is in the way and that nobody said may be replaced."""
+
+
+def upgraded_text(path: Path) -> tuple[str, tuple[Notice, ...]]:
+    """The 2.0 text of a manifest, in its own format."""
+    from expert.manifest.migrate.upgrade import upgrade
+    from expert.manifest.text.document import read_document
+
+    text, notices = upgrade(read_document(path))
+    return text, tuple(notices)
+
+
+def upgrade_file(path: Path, *, output: Path | None = None, in_place: bool = False) -> Upgraded:
+    """Write the 2.0 manifest beside the old one, to `output`, or in its place with a backup."""
+    if in_place and output:
+        raise WouldOverwrite("--in-place and --output name two places  (keep one of the two)")
+    text, notices = upgraded_text(path)
+    target = path if in_place else output or path.with_name(f"{path.stem}-2.0{path.suffix}")
+    backup = None
+    if in_place:
+        backup = path.with_name(path.name + ".bak")
+        _refuse_overwriting(backup, "remove it")
+        shutil.copy2(path, backup)
+    else:
+        _refuse_overwriting(target, "remove it, or choose another name with --output")
+    write_text_atomically(target, text)
+    return Upgraded(target, backup, notices)
+
+
+def _refuse_overwriting(path: Path, fix: str) -> None:
+    if os.path.lexists(path):  # a link that leads nowhere yet, too
+        raise WouldOverwrite(f"{path} exists  ({fix})")

@@ -1,0 +1,106 @@
+"""The job behind `expert pretokenize --all`: what became of each manifest."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from expert.core.errors import ExpertError
+
+if TYPE_CHECKING:
+    from expert.run.prepare import Tell
+    from expert.run.prepared import PreparedData
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one manifest; a reason where it was not prepared."""
+
+    manifest: Path
+    state: Literal["prepared", "skipped", "failed"]
+    data: PreparedData | None = None
+    reason: str = ""
+
+
+def manifests_below(folder: Path) -> list[Path]:
+    """Every manifest in a folder of experts, however deep, those of a folder before those below it.
+
+    Left out: what a run has written, virtual environments, hidden folders and what caches hold. A
+    folder that links lead to twice is looked into once.
+    """
+    from expert.data.records import DataError
+    from expert.manifest.text.document import FILE_NAMES
+
+    if not folder.is_dir():
+        what = "is no folder" if folder.exists() else "there is no such folder"
+        raise DataError(f"--all {folder}: {what}  (name a folder of experts)")
+    names = FILE_NAMES
+    seen: set[str] = set()
+    found = []
+    for here, inner, files in os.walk(folder, followlinks=True):
+        place = os.path.realpath(here)
+        if place in seen or (here != str(folder) and _holds_no_experts(Path(here), files)):
+            inner.clear()
+            continue
+        seen.add(place)
+        inner[:] = sorted(name for name in inner if not _SKIPPED.fullmatch(name))
+        found += [Path(here) / name for name in sorted(files) if name in names]
+    if not found:
+        raise DataError(f"{folder}: no manifest below  (looked for {', '.join(names)})")
+    return found
+
+
+_SKIPPED = re.compile(
+    r"\..+|__pycache__|node_modules|site-packages|datasets_optimized|(models|datasets)--.+"
+)
+
+
+def _holds_no_experts(folder: Path, files: Sequence[str]) -> bool:
+    """A run, which keeps the manifest it was begun with; a virtual environment."""
+    is_run = "plan.json" in files and ("events.jsonl" in files or "environment.json" in files)
+    return is_run or "pyvenv.cfg" in files
+
+
+def is_foreign(file: Path) -> bool:
+    """Whether a file only has the name of a manifest: other tools write manifest.json, too. One
+    that cannot be read is told of by those who read it."""
+    from expert.core.errors import ManifestError
+    from expert.manifest.text.document import read_document
+
+    try:
+        keys = read_document(file).root.fields().keys()
+    except ManifestError:
+        return False
+    return not keys & _OWN_KEYS
+
+
+_OWN_KEYS = frozenset(
+    {"base_model", "base_models", "model", "training", "dataset", "datasets", "schema_version"}
+)
+
+
+def attempt(
+    manifest: Path, *, model: str | None, overrides: tuple[str, ...], tell: Tell
+) -> Outcome:
+    """Prepare what a manifest names. It is skipped where there is nothing to prepare on this
+    machine, and has failed where there is."""
+    from expert.data.records import DataNotHere
+    from expert.run.prepare import NothingToPrepare, prepare
+
+    if is_foreign(manifest):
+        reason = "it names neither a model nor rows to train on"
+        return Outcome(manifest=manifest, state="skipped", reason=reason)
+    try:
+        data = prepare(manifest, model=model, overrides=overrides, tell=tell)
+    except (DataNotHere, NothingToPrepare) as error:
+        return Outcome(manifest=manifest, state="skipped", reason=str(error))
+    except ExpertError as error:
+        return Outcome(manifest=manifest, state="failed", reason=str(error))
+    except OSError as error:
+        reason = f"{error.filename or manifest}: {error.strerror or error}"
+        return Outcome(manifest=manifest, state="failed", reason=reason)
+    return Outcome(manifest=manifest, state="prepared", data=data)

@@ -1,0 +1,64 @@
+"""`expert.sample` and `expert.export`: a text and a folder, without what surrounds a command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+
+def sample(
+    run: str | Path,
+    prompt: str,
+    *,
+    system: str = "",
+    tools: str | Path | None = None,
+    plain: bool | None = None,
+    checkpoint: str | None = None,
+    seed: int | None = None,
+    device: str = "auto",
+    **decoding: Any,
+) -> str:
+    """What a trained expert answers. `run`: its run folder, a folder of runs, or its own.
+
+    `decoding` holds what differs from the manifest's: temperature, top_p, top_k, max_new_tokens
+    and so on; with the same `seed` the text is the same. `plain` continues the prompt as it
+    stands; `tools` is a file that names what may be called. Every call loads the model: several
+    prompts at once are `expert.jobs.sample.sample.sample`.
+    """
+    from expert.jobs.sample.sample import CannotSample, Decoding
+    from expert.jobs.sample.sample import sample as sample_job
+
+    unknown = sorted(set(decoding) - set(Decoding.__annotations__))
+    if unknown:
+        known = ", ".join(Decoding.__annotations__)
+        raise CannotSample(f"{unknown[0]}: is no setting of decoding  (known: {known})")
+    how: dict[str, Any] = {"plain": plain, "checkpoint": checkpoint, "seed": seed}
+    how["tools"] = Path(tools) if tools is not None else None
+    found = sample_job(Path(run), [prompt], system=system, device=device, decoding=decoding, **how)
+    return found.samples[0].text
+
+
+def export(
+    run: str | Path,
+    to: str | Path,
+    *,
+    kind: Literal["adapter", "merged"] | None = None,
+    dtype: Literal["bf16", "fp16", "fp32"] | None = None,
+    checkpoint: str | None = None,
+    device: str = "auto",
+    allow_failed: bool = False,
+) -> Path:
+    """Write what a run has learnt to the new folder `to`, as `expert export` does; its path."""
+    from expert.jobs.export.export import export as export_job
+    from expert.run.locate import find_trained
+
+    done = export_job(
+        find_trained(Path(run)).path,
+        Path(to),
+        kind=kind,
+        dtype=dtype,
+        checkpoint=checkpoint,
+        device=device,
+        allow_failed=allow_failed,
+    )
+    return done.folder

@@ -1,0 +1,154 @@
+"""The job behind `expert report`: reads run folders and writes the page beside the run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from expert.core.errors import ExpertError
+
+if TYPE_CHECKING:
+    from expert.insight.findings.finding import Finding
+    from expert.insight.ladder.ladder import Ladder
+    from expert.insight.outcome import Outcome
+    from expert.insight.page.contents import Report
+    from expert.insight.page.facts import RunFacts
+    from expert.insight.record import RunRecord
+    from expert.insight.step.bound import Verdict
+    from expert.jobs.diagnose.diagnose import Diagnosis
+
+HTML = "report.html"
+MARKDOWN = "report.md"
+
+
+class ReportError(ExpertError):
+    """A report that cannot be written, with the reason."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A report that was written, and what it says first."""
+
+    run: Path
+    html: Path
+    markdown: Path
+    html_bytes: int
+    state: str
+    verdict: Verdict
+    learning: Outcome | None
+    findings: tuple[Finding, ...]
+    figures: tuple[str, ...]
+    """Names of the figures, as their ids in the page have them."""
+    compared: tuple[Path, ...]
+
+
+def report(
+    place: Path | None,
+    *,
+    compare: Sequence[Path] = (),
+    ladder: Path | None = None,
+    to: Path | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Written:
+    """Write report.html and report.md of a run into its folder, or into the folder `to`; a name
+    that ends in .html is that of the page itself."""
+    from expert.core.files import write_text_atomically
+    from expert.insight.page.blocks import Figure
+    from expert.insight.page.contents import make_page
+    from expert.insight.page.html import page_html
+    from expert.insight.page.markdown import page_markdown
+
+    made = gather(place, compare=compare, ladder=ladder, now=clock())
+    page = make_page(made)
+    html = page_html(page)
+    place_html, place_markdown = _places(made.run.record.folder if to is None else to)
+    try:
+        _refuse_to_overwrite(place_markdown, place_html)
+        write_text_atomically(place_markdown, page_markdown(page))
+        write_text_atomically(place_html, html)
+    except OSError as error:
+        where = made.run.record.folder if to is None else to
+        raise ReportError(
+            f"{where}: no report can be written here: {error.strerror}  (name another place "
+            "with --to)"
+        ) from error
+    blocks = (block for section in page.sections for block in section.inside)
+    return Written(
+        run=made.run.record.folder,
+        html=place_html,
+        markdown=place_markdown,
+        html_bytes=len(html.encode("utf-8")),
+        state=made.run.state,
+        verdict=made.verdict,
+        learning=made.learning,
+        findings=made.findings,
+        figures=tuple(block.name for block in blocks if isinstance(block, Figure)),
+        compared=tuple(run.record.folder for run in made.others),
+    )
+
+
+def _places(to: Path) -> tuple[Path, Path]:
+    """Where the page and its Markdown twin go."""
+    if to.suffix.lower() == ".html" and not to.is_dir():
+        return to, to.with_suffix(".md")
+    return to / HTML, to / MARKDOWN
+
+
+def _refuse_to_overwrite(markdown: Path, html: Path) -> None:
+    """The page was named by the user, its twin was not: only an earlier twin makes room."""
+    from expert.core.links import refuse_links
+    from expert.insight.page.markdown import is_page
+
+    for place in (markdown, html):
+        refuse_links(place, below=place.parent)
+    if not markdown.exists():
+        return
+    if not is_page(markdown.read_text(encoding="utf-8", errors="replace")):
+        raise ReportError(
+            f"{html}: the same page in Markdown would overwrite {markdown}, which is no report  "
+            "(name another place with --to)"
+        )
+
+
+def gather(
+    place: Path | None, *, compare: Sequence[Path] = (), ladder: Path | None = None, now: float
+) -> Report:
+    """Everything a page is made of, read from the folders."""
+    from expert.insight.page.contents import Report
+    from expert.jobs.diagnose.diagnose import diagnose_run
+
+    found = diagnose_run(place)
+    return Report(
+        run=_facts(found),
+        verdict=found.verdict,
+        learning=found.learning,
+        findings=found.findings,
+        ladder=_ladder(found.run, ladder),
+        others=tuple(_facts(diagnose_run(other)) for other in compare),
+        made=now,
+    )
+
+
+def _facts(found: Diagnosis) -> RunFacts:
+    from expert.insight.page.facts import RunFacts
+
+    return RunFacts(
+        record=found.run,
+        anatomy=found.anatomy,
+        state=found.state,
+        because=found.because,
+        verdict=found.verdict.kind,
+    )
+
+
+def _ladder(record: RunRecord, named: Path | None) -> Ladder | None:
+    """The benchmark that was named, or the one that lies in the run folder."""
+    from expert.insight.ladder.ladder import FILE, read_ladder
+
+    if named is not None:
+        return read_ladder(named)
+    own = record.folder / FILE
+    return read_ladder(own) if own.is_file() else None

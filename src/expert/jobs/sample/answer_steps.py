@@ -1,0 +1,256 @@
+"""The scores of every row's next token, step by step: the two ways to go on from some prompts.
+
+Where a model allows it, keys and values lie in memory that stays where it is: prompts are read in
+groups of their own lengths, and on a card the step is recorded once and replayed with one launch.
+Other models (some layers see a window only, or remember a state) go on with transformers' own
+growing cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from expert.parallel.graphs import Recorder
+    from expert.run.trained import Trained
+
+CLEAR_BELOW = 0.75
+"""Rows that have ended stay in the batch until this share of it is left: taking them out copies the
+whole cache."""
+CLEAR_RECORDED_BELOW = 0.5
+"""The same where the step must be recorded anew afterwards."""
+ENDLESS = 2**31
+"""Context of a model that does not tell where its own ends."""
+ROOM = {"cpu": 32, "cuda": 128}
+"""Tokens to come that memory is taken for at once. More of them are looked at in vain, fewer are
+recorded more often, which takes about as long as three steps that are not."""
+
+
+Group = Sequence[Sequence[int]]
+"""Prompts that are read together, as tokens."""
+
+
+class Speaker:
+    """A model that answers, and how it does so on its device."""
+
+    def __init__(self, trained: Trained, note: Callable[[str], None] = lambda text: None) -> None:
+        from expert.model.fixed_cache import can_be_fixed
+
+        self.model, self.device, self._note = trained.loaded.causal_lm, trained.device, note
+        prompts = trained.loaded.soft_prompts
+        self.soft: Tensor | None = prompts.rows().detach() if prompts is not None else None
+        self.lead = len(self.soft) if self.soft is not None else 0
+        """Places that stand before every prompt."""
+        config = self.model.config.get_text_config()
+        self.context: int = getattr(config, "max_position_embeddings", None) or ENDLESS
+        self.fixed = can_be_fixed(self.model)
+        self._can_record = True
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens have a score."""
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    def begin(self, groups: Sequence[Group], room: int) -> Steps:
+        """Read some prompts, longest first, to be answered with so many tokens at most; all in one
+        group where memory cannot be fixed."""
+        return FixedSteps(self, groups, room) if self.fixed else GrowingSteps(self, groups)
+
+    def recorder(self) -> Recorder | None:
+        """Who records the steps of a batch. Each has its own: where memory ran out while one was
+        recording, its own is not to be trusted any more."""
+        return recorder_of(self.device) if self._can_record else None
+
+    def cannot_record(self, reason: str) -> None:
+        """Steps are launched kernel by kernel from here on: it is slower, and says the same."""
+        self._can_record = False
+        self._note(f"answers took longer than they might, as a step {reason}")
+
+
+def recorder_of(device: torch.device) -> Recorder | None:
+    """Who records a step; None where every kernel is launched by itself."""
+    from expert.parallel.graphs import CudaRecorder
+
+    return CudaRecorder() if device.type == "cuda" else None
+
+
+def read(speaker: Speaker, group: Group) -> tuple[Any, Tensor, Tensor]:
+    """Read some prompts, left-padded: what was remembered, the scores of what follows, the mask."""
+    import torch
+
+    model, soft, lead, device = speaker.model, speaker.soft, speaker.lead, speaker.device
+    width = max(map(len, group)) + lead
+    ids = torch.zeros((len(group), width), dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for place, prompt in enumerate(group):
+        ids[place, width - len(prompt) :] = torch.tensor(prompt)
+        mask[place, width - len(prompt) - lead :] = 1
+    ids, mask = ids.to(device), mask.to(device)
+    given = {"input_ids": ids}
+    if soft is not None:
+        words = model.get_input_embeddings()(ids)
+        for place, prompt in enumerate(group):
+            end = width - len(prompt)
+            words[place, end - lead : end] = soft.to(words.device, words.dtype)
+        given = {"inputs_embeds": words}
+    output = model(
+        **given,
+        attention_mask=mask,
+        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
+        use_cache=True,
+        logits_to_keep=1,
+    )
+    return output.past_key_values, output.logits[:, -1].float(), mask
+
+
+class Steps(Protocol):
+    """Rows that go on token by token."""
+
+    scores: Tensor
+    """Of the next token of every row."""
+
+    def go_on(self, tokens: Tensor) -> None:
+        """One token more to every row."""
+
+    def keep(self, index: Tensor) -> None:
+        """Only these rows are left."""
+
+    @property
+    def clear_below(self) -> float:
+        """The share of rows that must be left for the others to stay, too."""
+
+
+class GrowingSteps:
+    """With transformers' own cache, which is copied at every step."""
+
+    clear_below = CLEAR_BELOW
+
+    def __init__(self, speaker: Speaker, groups: Sequence[Group]) -> None:
+        (group,) = groups
+        self._speaker = speaker
+        self._past, self.scores, self._mask = read(speaker, group)
+
+    def go_on(self, tokens: Tensor) -> None:
+        import torch
+
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
+        # Places that have ended go on past the context, and are not looked at.
+        positions = (self._mask.sum(1, keepdim=True) - 1).clamp(max=self._speaker.context - 1)
+        output = self._speaker.model(
+            input_ids=tokens[:, None],
+            attention_mask=self._mask,
+            position_ids=positions,
+            past_key_values=self._past,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self._past, self.scores = output.past_key_values, output.logits[:, -1].float()
+
+    def keep(self, index: Tensor) -> None:
+        self._past.batch_select_indices(index)
+        self._mask = self._mask[index]
+
+
+class FixedSteps:
+    """In memory that stays where it is, recorded where there is somebody who can."""
+
+    def __init__(self, speaker: Speaker, groups: Sequence[Group], room: int) -> None:
+        import torch
+
+        from expert.model.fixed_cache import FixedCache
+
+        self._speaker, device = speaker, speaker.device
+        self._record = speaker.recorder()
+        width = max(len(prompt) for group in groups for prompt in group) + speaker.lead
+        self._most = width + room
+        self._cache = cache = FixedCache(sum(map(len, groups)), width, self._more_room(width))
+        self._mask = torch.zeros((cache.rows, 1, 1, cache.size), dtype=torch.bool, device=device)
+        first, scores = 0, []
+        for group in groups:
+            past, found, mask = read(speaker, group)
+            cache.put(past, first)
+            rows = slice(first, first + len(group))
+            self._mask[rows, 0, 0, cache.filled - mask.shape[1] : cache.filled] = mask.bool()
+            scores.append(found)
+            first += len(group)
+            del past  # before the next group's is made
+        self.scores = torch.cat(scores)
+        self._positions = self._mask[:, 0, 0].sum(1, keepdim=True) - 1
+        self._tokens = torch.zeros_like(self._positions)
+        self._replay: Callable[[], None] | None = None
+        self._warm = False
+        self._past: Any = None
+        self._forget()
+
+    @property
+    def clear_below(self) -> float:
+        return CLEAR_BELOW if self._record is None else CLEAR_RECORDED_BELOW
+
+    def go_on(self, tokens: Tensor) -> None:
+        if self._cache.is_full:
+            self._grow()
+        self._tokens.copy_(tokens[:, None])
+        if self._replay is None and self._record is not None and self._warm:
+            self._record_it(self._record)
+        if self._replay is not None:
+            self._replay()
+        else:
+            (self.scores,) = self._step()
+            self._warm = True
+        self._cache.went_on()
+
+    def keep(self, index: Tensor) -> None:
+        self._forget()
+        self._cache.keep(index)
+        self._mask, self._positions = self._mask[index], self._positions[index]
+        self._tokens = self._tokens[index]
+
+    def _grow(self) -> None:
+        import torch.nn.functional as F
+
+        self._forget()
+        self._cache.grow(self._more_room(self._cache.filled))
+        self._mask = F.pad(self._mask, (0, self._cache.size - self._mask.shape[3]))
+
+    def _more_room(self, filled: int) -> int:
+        at_once = ROOM.get(self._speaker.device.type, ROOM["cpu"])
+        return max(1, min(at_once, self._most - filled))
+
+    def _forget(self) -> None:
+        """What was recorded reads memory that is no longer used; the first step of a new shape is
+        not recorded, as kernels are chosen and given their workspace in it."""
+        self._replay = None
+        self._past = self._cache.for_transformers()
+        self._warm = False
+
+    def _record_it(self, record: Recorder) -> None:
+        from expert.parallel.graphs import GraphsUnavailable, recorded
+
+        try:
+            (scores,), self._replay = recorded(lambda: list(self._step()), record)
+        except GraphsUnavailable as error:
+            self._record = None
+            self._speaker.cannot_record(str(error))
+            return
+        assert scores is not None
+        self.scores = scores
+
+    def _step(self) -> tuple[Tensor]:
+        """One step: everything it changes lies on the device."""
+        # Rows that have ended go on past the context, and are not looked at.
+        self._positions.add_(1).clamp_(max=self._speaker.context - 1)
+        self._mask.index_fill_(3, self._cache.place, True)
+        output = self._speaker.model(
+            input_ids=self._tokens,
+            attention_mask=self._mask,
+            position_ids=self._positions,
+            past_key_values=self._past,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self._cache.place.add_(1)
+        return (output.logits[:, -1].float(),)

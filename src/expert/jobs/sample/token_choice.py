@@ -1,0 +1,123 @@
+"""The next token of every row, from the scores of all: the likeliest, or one that is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from expert.jobs.sample.answer_steps import Speaker
+    from expert.jobs.sample.sample import Decoding
+
+
+class Tokens:
+    """Chooses the next token of every row; what a row has seen is made less likely if asked for.
+
+    What a row draws depends on its own number and the seed alone.
+    """
+
+    def __init__(
+        self, how: Decoding, prompts: Mapping[int, Sequence[int]], seed: int, speaker: Speaker
+    ) -> None:
+        """For rows with these numbers and prompts."""
+        device = speaker.device
+        self._choose: Likeliest | Drawn = Likeliest()
+        if how.temperature > 0:
+            self._choose = Drawn(how, _draws(how, prompts, seed).to(device))
+        self._penalty: Penalty | None = None
+        if how.repetition_penalty != 1.0:
+            seen = _seen(list(prompts.values()), speaker.vocabulary).to(device)
+            self._penalty = Penalty(how.repetition_penalty, seen)
+
+    def of(self, scores: Tensor) -> Tensor:
+        """The tokens that these scores lead to."""
+        return self._choose(scores if self._penalty is None else self._penalty(scores))
+
+    def took(self, tokens: Tensor) -> None:
+        """Every row has one token more."""
+        if self._penalty is not None:
+            self._penalty.add(tokens)
+
+    def keep(self, index: Tensor) -> None:
+        """Only these rows are left."""
+        self._choose.keep(index)
+        if self._penalty is not None:
+            self._penalty.keep(index)
+
+
+class Likeliest:
+    """The token of the highest score."""
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        return scores.argmax(-1)
+
+    def keep(self, index: Tensor) -> None:
+        """Nothing to do: it knows nothing of rows."""
+
+
+class Drawn:
+    """Tokens drawn with numbers that were drawn before: a row's do not depend on its neighbours."""
+
+    def __init__(self, how: Decoding, draws: Tensor) -> None:
+        self._how, self._draws, self._step = how, draws, 0
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        import torch
+
+        how = self._how
+        ordered, tokens = (scores / how.temperature).sort(-1, descending=True)
+        if how.top_k:
+            ordered[:, how.top_k :] = float("-inf")
+        shares = ordered.softmax(-1)
+        before = shares.cumsum(-1) - shares
+        shares = shares.where(before < how.top_p, 0.0)
+        shares = shares.where(shares >= how.min_p * shares[:, :1], 0.0)
+        upto = shares.cumsum(-1)
+        aims = self._draws[:, self._step, None] * upto[:, -1:]
+        self._step += 1
+        places = torch.searchsorted(upto, aims, right=True).clamp(max=scores.shape[1] - 1)
+        return tokens.gather(1, places)[:, 0]
+
+    def keep(self, index: Tensor) -> None:
+        self._draws = self._draws[index]
+
+
+class Penalty:
+    """Scores of tokens that a row has seen made less likely."""
+
+    def __init__(self, factor: float, seen: Tensor) -> None:
+        self._factor, self._seen = factor, seen
+
+    def __call__(self, scores: Tensor) -> Tensor:
+        lower = (scores / self._factor).where(scores >= 0, scores * self._factor)
+        return lower.where(self._seen, scores)
+
+    def add(self, tokens: Tensor) -> None:
+        """Every row has seen one more."""
+        self._seen.scatter_(1, tokens[:, None], value=True)
+
+    def keep(self, index: Tensor) -> None:
+        self._seen = self._seen[index]
+
+
+def _draws(how: Decoding, numbers: Iterable[int], seed: int) -> Tensor:
+    """A number from 0 to 1 for every token to come, by the seed and the number of the row."""
+    import torch
+
+    drawn = []
+    for number in numbers:
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
+        drawn.append(torch.rand(how.max_new_tokens, generator=generator))
+    return torch.stack(drawn)
+
+
+def _seen(prompts: Sequence[Sequence[int]], vocabulary: int) -> Tensor:
+    """Which tokens stand in each prompt."""
+    import torch
+
+    seen = torch.zeros((len(prompts), vocabulary), dtype=torch.bool)
+    for place, prompt in enumerate(prompts):
+        seen[place, torch.tensor(prompt)] = True
+    return seen

@@ -1,0 +1,320 @@
+"""Many prompts answered at once, each as if it were alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from expert.data.records import Example
+    from expert.jobs.sample.sample import Decoding
+    from expert.run.trained import Trained
+
+MOST_ROWS = {"cpu": 128, "cuda": 512}
+"""At once. 300 answers of 25 tokens took `tiny` 4.1 s on one CPU core with 128 rows, 4.0 s with 64,
+5.5 s with 32. A step of a small model takes a card as long for a few rows as for hundreds: 512 is
+reckoned from that, not measured."""
+NEAR = 0.5
+"""Prompts that are read together are at least so long for the longest of them."""
+WORTH_A_PASS = 8192
+"""Tokens and padding; fewer are read together however long they are: another pass has to be
+launched, too."""
+CACHE_SHARE = 0.4
+"""Of the memory that is free, for keys and values."""
+READING_SHARE = 0.2
+"""The same for reading prompts: what their layers compute, and a mask of each."""
+TAIL_TOKENS = 32
+"""Last tokens that are searched for a stop: a stop of more tokens is found at the end."""
+
+Tell = Callable[[int, int], None]
+"""Told of the answers that are done, and of how many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What was said to one prompt."""
+
+    text: str
+    marked: str
+    """The same with its special tokens: some templates mark calls of tools by them."""
+    tokens: int
+    ended: bool
+    """It came to its end; otherwise it was cut."""
+    refused: str = ""
+    """Why nothing could be said."""
+
+
+def answer_all(
+    trained: Trained,
+    questions: Sequence[Example],
+    how: Decoding,
+    *,
+    seed: int = 0,
+    rows: int | None = None,
+    tell: Tell = lambda done, of: None,
+    note: Callable[[str], None] = lambda text: None,
+) -> list[Answer]:
+    """Answer every question, in its order; an answer does not depend on the other questions.
+
+    Numbers of a batch are rounded in another order than alone: a token that is a tie but for that
+    may come out otherwise. `rows`: so many at once; None: as many as fit.
+    """
+    from expert.model.attention import without_cudnn
+    from expert.run.recover import is_out_of_memory
+
+    work = _Work(trained, questions, how, seed, note)
+    done = len(questions) - len(work.order)
+    most = rows or MOST_ROWS.get(trained.device.type, MOST_ROWS["cpu"])
+    left = list(work.order)
+    while left:
+        at_once = min(most, len(left)) if rows else min(most, _rows_that_fit(work, left))
+        some, again = left[:at_once], 0
+        try:
+            for _ in work.answer(some):
+                done += 1
+                tell(done, len(questions))
+        except RuntimeError as error:
+            if told := without_cudnn(error):
+                note(told)
+                again = at_once
+            elif is_out_of_memory(error) and at_once > 1:
+                again = at_once // 2
+            else:
+                raise
+        if again:  # out here, where the traceback holds no tensors any more
+            done -= work.forget(some)
+            most = again
+            _empty_cache(trained.device)
+            continue
+        left = left[at_once:]
+    return work.answers()
+
+
+class _Work:
+    """All prompts in tokens, and what was said to them so far."""
+
+    def __init__(
+        self,
+        trained: Trained,
+        questions: Sequence[Example],
+        how: Decoding,
+        seed: int,
+        note: Callable[[str], None],
+    ) -> None:
+        from expert.data.tokens.encoder import TextEncoder
+        from expert.jobs.sample.answer_steps import Speaker
+        from expert.jobs.sample.sample import end_tokens
+
+        encoder, template = trained.encoder, trained.template
+        assert isinstance(encoder, TextEncoder)
+        assert template is not None, "the character model answers nothing"
+        self.trained, self.how, self.seed = trained, how, seed
+        self.tokenizer: Any = encoder.tokenizer
+        self.ends = frozenset(end_tokens(encoder, template))
+        self.stops = list(how.stop_sequences)
+        if self.tokenizer.token_to_id(template.stop) is None:
+            self.stops.append(template.stop)
+        self.speaker = speaker = Speaker(trained, note)
+        asked = [template.prompt(question.turns, question.tools) for question in questions]
+        self.prompts = _encoded(asked, encoder)
+        self.room = [
+            min(how.max_new_tokens, speaker.context - speaker.lead - len(prompt))
+            for prompt in self.prompts
+        ]
+        # Longest first: what does not fit shows at once, and rows of one length pad each other.
+        answerable = [row for row, room in enumerate(self.room) if room > 0]
+        self.order = sorted(answerable, key=lambda row: -len(self.prompts[row]))
+        self.said: list[list[int]] = [[] for _ in self.prompts]
+        self.ended = [False] * len(self.prompts)
+
+    def forget(self, rows: Sequence[int]) -> int:
+        """Begin anew with these rows; how many of them were done."""
+        count = sum(self._is_over(row) for row in rows)
+        for row in rows:
+            self.said[row], self.ended[row] = [], False
+        return count
+
+    def answers(self) -> list[Answer]:
+        return [
+            Answer(
+                text=self._text(row, special=bool(self.stops)),
+                marked=self._text(row, special=True),
+                tokens=len(said),
+                ended=self.ended[row],
+            )
+            if self.room[row] > 0
+            else Answer(
+                text="", marked="", tokens=0, ended=False, refused="the prompt fills the context"
+            )
+            for row, said in enumerate(self.said)
+        ]
+
+    def answer(self, rows: Sequence[int]) -> Iterator[int]:
+        """Answer these rows together; yields each as it ends."""
+        import torch
+
+        with torch.inference_mode():
+            batch = _Batch(self, rows)
+            while batch.rows:
+                tokens = batch.next_tokens()
+                over = []
+                for place, row in enumerate(batch.rows):
+                    if row < 0:
+                        continue
+                    self._take(row, tokens[place])
+                    if self._is_over(row):
+                        over.append(place)
+                yield from (batch.rows[place] for place in over)
+                batch.go_on(tokens, over)
+
+    def _take(self, row: int, token: int) -> None:
+        said = self.said[row]
+        said.append(token)
+        self.ended[row] = token in self.ends or bool(self.stops and self._has_stop(said))
+
+    def _has_stop(self, said: list[int]) -> bool:
+        text = self.tokenizer.decode(said[-TAIL_TOKENS:], skip_special_tokens=False)
+        return any(stop in text for stop in self.stops)
+
+    def _is_over(self, row: int) -> bool:
+        return self.ended[row] or len(self.said[row]) >= self.room[row]
+
+    def _text(self, row: int, *, special: bool) -> str:
+        """What was said, without what ended it."""
+        from expert.jobs.sample.answer_writer import cut_at
+
+        kept = [token for token in self.said[row] if token not in self.ends]
+        text = str(self.tokenizer.decode(kept, skip_special_tokens=not special))
+        place = cut_at(text, self.stops)
+        return (text if place is None else text[:place]).strip()
+
+
+class _Batch:
+    """Some rows on the device, and who of them is still speaking."""
+
+    def __init__(self, work: _Work, rows: Sequence[int]) -> None:
+        from expert.jobs.sample.token_choice import Tokens
+
+        speaker, self._device = work.speaker, work.trained.device
+        self.rows = list(rows)
+        """The row at each place of the batch; -1 where it has ended."""
+        own = [work.prompts[row] for row in rows]
+        self._tokens = Tokens(work.how, dict(zip(rows, own, strict=True)), work.seed, speaker)
+        room = max(work.room[row] for row in rows)
+        self._steps = speaker.begin(_groups(work, own) if speaker.fixed else [own], room)
+
+    def next_tokens(self) -> list[int]:
+        """The next token of every place."""
+        found: list[int] = self._tokens.of(self._steps.scores).tolist()
+        return found
+
+    def go_on(self, tokens: list[int], over: Sequence[int]) -> None:
+        """Take up the tokens; places that are over are marked, and taken out when they are many."""
+        import torch
+
+        for place in over:
+            self.rows[place] = -1
+        kept = [place for place, row in enumerate(self.rows) if row >= 0]
+        if not kept:
+            self.rows = []
+            return
+        chosen = torch.tensor(tokens, device=self._device)
+        if len(kept) <= self._steps.clear_below * len(self.rows):
+            index = torch.tensor(kept, device=self._device)
+            self.rows, chosen = [self.rows[place] for place in kept], chosen[index]
+            self._steps.keep(index)
+            self._tokens.keep(index)
+        self._tokens.took(chosen)
+        self._steps.go_on(chosen)
+
+
+def _encoded(texts: Sequence[str], encoder: Any) -> list[list[int]]:
+    from expert.data.records import Segment
+
+    found = encoder.encode([[Segment(text, learn=False)] for text in texts])
+    ids, prompts, start = found.ids.tolist(), [], 0
+    for length in found.lengths.tolist():
+        prompts.append(ids[start : start + length])
+        start += length
+    return prompts
+
+
+def _rows_that_fit(work: _Work, left: Sequence[int]) -> int:
+    """As many rows as leave room for their keys and values; a model that does not tell its shape
+    gets few. The first of them is the longest."""
+    from expert.model.fixed_cache import even
+
+    token_bytes = _remembered_bytes(work)
+    if not token_bytes:
+        return 8
+    longest = len(work.prompts[left[0]]) + work.speaker.lead
+    most = longest + max(work.room[row] for row in left)
+    row_bytes = token_bytes * even(most)
+    # Scores are float32; sorted and added up to draw from, they are held about ten times.
+    row_bytes += work.speaker.vocabulary * 4 * (10 if work.how.temperature else 4)
+    fitting = max(1, int(CACHE_SHARE * _free_bytes(work.trained.device) / row_bytes))
+    return fitting if work.speaker.fixed else min(fitting, _rows_read_at_once(work, longest))
+
+
+def _remembered_bytes(work: _Work) -> int:
+    """Of keys and values a token; 0 where the model does not tell its shape."""
+    config = work.trained.loaded.causal_lm.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", None)
+    layers = getattr(config, "num_hidden_layers", None)
+    width = getattr(config, "head_dim", None) or (config.hidden_size // heads if heads else None)
+    if not (heads and layers and width):
+        return 0
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    return 2 * int(layers) * int(groups) * int(width) * _number_bytes(work)
+
+
+def _number_bytes(work: _Work) -> int:
+    return max(2, next(work.trained.loaded.module.parameters()).element_size())
+
+
+def _rows_read_at_once(work: _Work, longest: int) -> int:
+    """How many prompts of this length go through the model together."""
+    config = work.trained.loaded.causal_lm.config.get_text_config()
+    size = _number_bytes(work)
+    hidden = getattr(config, "hidden_size", 0) or 0
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    # What one layer has at hand of a token, its mask once as bits and once as numbers, and what
+    # all layers remember of it until that is put to the other rows'.
+    token_bytes = size * (8 * hidden + 3 * inner) + (1 + size) * longest + _remembered_bytes(work)
+    share = READING_SHARE * _free_bytes(work.trained.device)
+    return max(1, int(share / max(1, longest * token_bytes)))
+
+
+def _groups(work: _Work, prompts: Sequence[Sequence[int]]) -> list[Sequence[Sequence[int]]]:
+    """The prompts of a batch, longest first, in groups that are read together: shorter ones are not
+    padded to the longest of the batch."""
+    groups: list[Sequence[Sequence[int]]] = []
+    left = list(prompts)
+    while left:
+        longest = len(left[0]) + work.speaker.lead
+        count = min(len(left), _rows_read_at_once(work, longest))
+        near = sum(len(prompt) + work.speaker.lead >= NEAR * longest for prompt in left[:count])
+        count = near if longest * count > WORTH_A_PASS else count
+        groups.append(left[:count])
+        left = left[count:]
+    return groups
+
+
+def _free_bytes(device: torch.device) -> int:
+    import psutil
+    import torch
+
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    return int(psutil.virtual_memory().available)
+
+
+def _empty_cache(device: torch.device) -> None:
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.empty_cache()

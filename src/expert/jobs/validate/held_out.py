@@ -1,0 +1,164 @@
+"""The rows that a run held out of its training rows, found again, and whether another learnt them.
+
+Only in the very rows that a run saw: a row more, and another share would be drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from expert.core.errors import ExpertError
+from expert.run.trained_rows import learnt_rows
+
+if TYPE_CHECKING:
+    from expert.core.rundir import RunFolder
+    from expert.data.examples.columns import Columns
+    from expert.data.read.sources import Source
+    from expert.data.records import BadRow, Example, Row
+    from expert.manifest.schema.dataset import DatasetSpec
+    from expert.planning.run_plan import RunPlan
+    from expert.run.prepare import Builder
+    from expert.run.prepared import PreparedData, PreparedSplit
+
+
+TOKENS_ONLY = (
+    "{}: its rows are tokens, without questions and answers to judge by  (name rows of text with "
+    "--test-set FILE)"
+)
+
+
+class NoTestSet(ExpertError):
+    """Nothing to judge an expert by."""
+
+
+class CannotBeTold(Exception):
+    """Which rows a run learnt is not known any more; the text says why."""
+
+
+@dataclass(frozen=True)
+class DrawnAgain:
+    """The rows of a run, drawn as it drew them."""
+
+    builder: Builder
+    sources: Sequence[Source]
+    made: PreparedData
+
+    def rows_of(self, split: PreparedSplit) -> Iterator[tuple[Iterable[Row | BadRow], Columns]]:
+        """The rows of a split that was drawn from the training rows and their columns, source by
+        source."""
+        import numpy as np
+
+        from expert.data.tokens.documents import DocumentStore
+
+        first = 0
+        documents = np.unique(split.index.piece_document)
+        for prepared, source in zip(split.folders, self.sources, strict=True):
+            count, store = prepared.statistics.documents, DocumentStore(prepared.folder)
+            own = documents[(documents >= first) & (documents < first + count)] - first
+            numbers = {store.row(int(document)) for document in own}
+            rows = enumerate(self.builder.rows_of(source))
+            if source in self.builder.chosen.tokens:
+                raise NoTestSet(TOKENS_ONLY.format(source.name))
+            columns, _ = self.builder.columns_in(source)
+            yield [row for number, row in rows if number in numbers], columns
+            first += count
+
+
+def draw_again(
+    folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path, *, make: bool = True
+) -> DrawnAgain:
+    """The rows of a run, from the data as it is now; CannotBeTold where that is another, or where
+    its tokens are gone and not to be made again."""
+    from expert.data.tokens.prepare import look
+    from expert.manifest.reader import ReadManifest
+    from expert.manifest.schema.manifest import Manifest
+    from expert.run.prepare import Builder
+    from expert.run.token_folders import sources_of
+
+    text = folder.manifest.read_text(encoding="utf-8")
+    read = ReadManifest(Manifest.model_validate_json(text), str(folder.manifest), place)
+    learnt = learnt_rows(folder)
+    named = sources_of(spec, place, read.manifest.training.config.pretokenized_cache)
+    builder = Builder(
+        plan, read, named, lambda name, rows, tokens: None, own_indexes=learnt.indexes
+    )
+    sources = builder.sources
+    own_trains = [sources.train] if sources.train is not None else []
+    trains = [task.train for task in sources.tasks] or own_trains
+    recipes = [builder.recipe_of(source, "train") for source in trains]
+    unlike = learnt.unlike([recipe for recipe, _ in recipes], builder.cache)
+    if unlike:
+        raise CannotBeTold(unlike)
+    if not make and any(look(tokens, recipe) for recipe, tokens in recipes):
+        raise CannotBeTold("the prepared rows are gone")
+    made = builder.build()
+    if not (learnt.has_index(made.train.index_file.name) or builder.packed_before):
+        raise CannotBeTold("other rows are drawn from it than in the run")
+    return DrawnAgain(builder, trains, made)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, and where the paths of its manifest start from; None where its data is not there."""
+
+    folder: RunFolder
+    plan: RunPlan
+    place: Path | None
+
+
+def refuse_rows_of_the_baseline(judged: Sequence[Example], name: str, run: Run, other: Run) -> None:
+    """Raise NoTestSet where the baseline may have learnt rows that the run only held out."""
+    ours, theirs = learnt_rows(run.folder), learnt_rows(other.folder)
+    if theirs.same_as(ours):
+        return
+    where = f"{other.folder.path}: the baseline"
+    remedy = "name rows that neither run has learnt with --test-set FILE"
+    try:
+        known = _learnt_among(frozenset(judged), other)
+    except (CannotBeTold, ExpertError, OSError) as error:
+        raise NoTestSet(
+            f"{where} may have learnt the rows it would be judged by ({name}): {error}  ({remedy}, "
+            "or put the data back as it was)"
+        ) from error
+    # A row that stands twice in the data may be learnt and held out: of that the run knows, too.
+    known -= _learnt_among(known, run) if known else frozenset()
+    count = sum(example in known for example in judged)
+    if count:
+        raise NoTestSet(
+            f"{where} has learnt {count} of the {len(judged)} rows it would be judged by ({name})  "
+            f"({remedy}, or compare with a run that held out the same ones)"
+        )
+
+
+def _learnt_among(judged: frozenset[Example], run: Run) -> frozenset[Example]:
+    """Those of the judged rows that the run has learnt."""
+    from expert.data.records import BadRow
+    from expert.manifest.schema.dataset import DatasetSpec
+
+    if run.place is None:
+        raise CannotBeTold("its data is not where it was")
+    spec = DatasetSpec.model_validate(run.plan.data.dataset)
+    drawn = draw_again(run.folder, run.plan, spec, run.place)
+    found = set()
+    for group, columns in drawn.rows_of(drawn.made.train):
+        for _, example in understood(group, columns):
+            if not isinstance(example, BadRow) and example in judged:
+                found.add(example)
+    return frozenset(found)
+
+
+def understood(
+    rows: Iterable[Row | BadRow], columns: Columns
+) -> Iterator[tuple[Row | BadRow, Example | BadRow]]:
+    """Rows of one source, each with the example in it as training understands it; those that
+    training leaves out by their label are left out."""
+    from expert.data.examples.formats import example_of
+    from expert.data.records import BadRow, Dropped
+
+    for row in rows:
+        example = row if isinstance(row, BadRow) else example_of(row, columns)
+        if not isinstance(example, Dropped):
+            yield row, example

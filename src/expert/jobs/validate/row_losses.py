@@ -1,0 +1,144 @@
+"""Loss and token accuracy of a trained expert on rows, computed as a run computes them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from expert.data.records import Example, Row
+    from expert.run.prepared import PreparedSplit
+    from expert.run.trained import Trained
+    from expert.training.evaluation import EvalResult
+
+Tell = Callable[[int, int], None]
+
+
+def row_losses(
+    trained: Trained,
+    examples: Sequence[Example],
+    *,
+    tell: Tell = lambda done, of: None,
+    note: Callable[[str], None] = lambda text: None,
+) -> EvalResult:
+    """Means over all target tokens of the rows; every token counts the same. No logits are kept."""
+    from expert.model.attention import without_cudnn
+    from expert.run.feed import split_batches
+    from expert.run.recover import is_out_of_memory
+    from expert.training.evaluation import evaluate, means_of
+
+    plan = trained.plan
+    # Rows go alone: it is the same loss as packed, and one kernel does for every machine.
+    alone = plan.model_copy(update={"data": plan.data.model_copy(update={"packing": "none"})})
+    rows = plan.batch.eval_batch
+    with tempfile.TemporaryDirectory(prefix="expert-rows-") as place, _evaluating(trained):
+        split, engine = _prepared(trained, examples, Path(place)), _engine(trained)
+        while True:
+            again = 0
+            try:
+                with split_batches(alone, split, rows=rows, device=trained.device) as batches:
+                    sums = evaluate(engine, _counted(batches, len(examples), tell))
+            except RuntimeError as error:
+                if told := without_cudnn(error):
+                    note(told)
+                    again = rows
+                elif is_out_of_memory(error) and rows > 1:
+                    again = rows // 2
+                else:
+                    raise
+            if not again:
+                break
+            rows = again
+        del split  # its tokens are mapped from the folder that goes
+    assert sums is not None
+    return means_of(
+        sums.loss_sum.item(),
+        sums.correct.item(),
+        targets=sums.targets,
+        examples=sums.examples,
+    )
+
+
+@contextmanager
+def _evaluating(trained: Trained) -> Iterator[None]:
+    """Attention as in training, which knows of documents, and afterwards as in answering."""
+    from expert.model.attention import IMPLEMENTATIONS
+    from expert.model.fixed_cache import ANSWERING
+
+    if trained.template is None:
+        yield
+        return
+    model = trained.loaded.causal_lm
+    model.set_attn_implementation(IMPLEMENTATIONS["sdpa"])
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(ANSWERING)
+
+
+def _engine(trained: Trained) -> Any:
+    import torch
+
+    from expert.model.load import DTYPES
+    from expert.parallel.engine import SingleDevice
+
+    loaded = trained.loaded
+    precision = DTYPES[loaded.kernels.precision]
+    mixed = any(parameter.dtype != precision for _, parameter in loaded.trainable)
+    learner: Any = None  # nothing is learnt
+    return SingleDevice(
+        loaded,
+        learner,
+        device=trained.device,
+        autocast=precision if mixed and precision != torch.float32 else None,
+    )
+
+
+def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> PreparedSplit:
+    """The rows tokenised, one to a sequence."""
+    from expert.data.pack.pack import pack_none
+    from expert.data.records import BadRow, Row, Segment
+    from expert.data.template.templates import TemplateError
+    from expert.data.tokens.documents import DocumentStore
+    from expert.data.tokens.prepare import Recipe, prepare
+    from expert.data.tokens.shards import Work
+    from expert.run.prepared import PreparedSplit
+
+    plan, template = trained.plan, trained.template
+
+    def segments_of(row: Row) -> list[Segment] | BadRow:
+        example = examples[row.line - 1]
+        if template is None:
+            return [Segment(example.text, learn=True)]
+        try:
+            return template.segments(example, learn_prompt=plan.data.train_on_prompt)
+        except TemplateError as error:
+            return BadRow(row.file, row.line, str(error))
+
+    def rows() -> Iterator[Row]:
+        return (Row({}, "test set", number + 1) for number in range(len(examples)))
+
+    recipe = Recipe(
+        data="", tokenizer="", template="", columns="", learn_prompt=plan.data.train_on_prompt
+    )
+    work = Work(rows=rows, segments_of=segments_of, encoder=trained.encoder)
+    tokens = prepare(work, recipe, place / "tokens")
+    soft = trained.loaded.soft_prompts
+    index = pack_none(
+        DocumentStore(tokens.folder).lengths,
+        plan.data.max_seq_length,
+        overlong="split" if template is None else plan.data.overlong,
+        soft_tokens=len(soft.rows()) if soft is not None else 0,
+    )
+    return PreparedSplit("test", (tokens,), index, place / "index.arrow", False)
+
+
+def _counted(batches: Iterator[Any], of: int, tell: Tell) -> Iterator[Any]:
+    done = 0
+    for batch in batches:
+        yield batch
+        done += batch.counts.examples
+        tell(min(done, of), of)

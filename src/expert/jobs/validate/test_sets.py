@@ -1,0 +1,310 @@
+"""The rows an expert is judged by: a file that is named, or what its manifest holds out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.text import counted
+from expert.jobs.validate.held_out import TOKENS_ONLY, NoTestSet
+
+if TYPE_CHECKING:
+    from expert.core.rundir import RunFolder
+    from expert.data.examples.columns import Columns
+    from expert.data.read.sources import Source
+    from expert.data.records import BadRow, Example, Row
+    from expert.judging.cases import Case
+    from expert.manifest.schema.dataset import DatasetSpec
+    from expert.planning.run_plan import RunPlan
+
+CASE_FILE = "test_cases.json"
+SHOWN_BAD_ROWS = 3
+_ASK = ("user", "tool")
+"""Roles after which an answer is asked for."""
+
+__all__ = ["NoTestSet", "TestSet", "data_folder", "find_test_set"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestSet:
+    """Rows that were not learnt; each answer in them is a case."""
+
+    __test__ = False  # pytest would take it for a class of tests
+
+    name: str
+    """Where they come from, in words."""
+    domain: str
+    """As a file of cases says; "": it does not."""
+    examples: tuple[Example, ...]
+    cases: tuple[tuple[Case, ...], ...]
+    """For each example, one for every answer in it; none for plain text, which asks nothing."""
+    drawn: bool = False
+    """Held out of the training rows by the run: another may have drawn others, and learnt these."""
+    left_out: int = 0
+    """Rows that were held out too, of which nothing could have been learnt: they are not asked."""
+    part_of: TestSet | None = None
+    """The whole set, where only some of it is judged."""
+
+    @property
+    def partial(self) -> dict[str, Any] | None:
+        """Of what this is a part, and how much that is; None where it is the whole."""
+        whole = self.part_of
+        return {"test_set": whole.name, "of": whole.count} if whole is not None else None
+
+    def asked(self) -> list[tuple[Case, Example]]:
+        """Every case with its row as far as the answer that is asked for."""
+        return [
+            (case, replace(example, turns=example.turns[: case.turn]))
+            for example, own in zip(self.examples, self.cases, strict=True)
+            for case in own
+        ]
+
+    @property
+    def count(self) -> int:
+        """The cases; a row that has none counts as one."""
+        return sum(len(own) or 1 for own in self.cases)
+
+    def limited(self, most: int | None) -> TestSet:
+        """At most so many cases, spread over all: rows of a task often stand together. A row stays
+        as it is where a case of it does."""
+        count = self.count
+        if most is None or most >= count:
+            return self
+        every = [(row, case) for row, own in enumerate(self.cases) for case in own or (None,)]
+        kept: dict[int, list[Case]] = {}
+        for place in range(most):
+            row, case = every[place * count // most]
+            kept.setdefault(row, []).extend([case] if case is not None else [])
+        return replace(
+            self,
+            name=f"{most} of {count} of {self.name}",
+            examples=tuple(self.examples[row] for row in kept),
+            cases=tuple(map(tuple, kept.values())),
+            part_of=self,
+        )
+
+
+def find_test_set(
+    folder: RunFolder, plan: RunPlan, *, beside: Path | None, named: Path | None
+) -> TestSet:
+    """The rows to judge by: those of `named`, else the manifest's test rows, else its cases, else
+    the rows it was validated by while it learnt.
+
+    `beside`: the folder of the manifest, where it is known.
+    """
+    from expert.data.examples.columns import ColumnsNotFound
+    from expert.data.read.sources import resolve_sources
+    from expert.judging.cases import is_case_file
+    from expert.manifest.schema.dataset import DatasetSpec
+
+    spec = DatasetSpec.model_validate(plan.data.dataset)
+    if named is not None:
+        if not named.exists():
+            raise NoTestSet(f"--test-set {named}: there is no such file")
+        if is_case_file(named):
+            return _of_cases(named)
+        source = resolve_sources(DatasetSpec(path=str(named.resolve())), named.parent).train
+        assert source is not None
+        try:
+            return _of_sources([source], spec, str(named))
+        except ColumnsNotFound as error:
+            what = str(error).partition("  (")[0]
+            raise NoTestSet(
+                f"--test-set {what}  (name its columns as those of the rows it was trained on)"
+            ) from None
+    place = data_folder(folder, plan, beside)
+    if place is None:
+        raise NoTestSet(
+            f"{folder.path}: the data of the run is not where it was  (name rows with --test-set "
+            "FILE, or the folder of the manifest with --expert)"
+        )
+    sources = resolve_sources(spec, place)
+    tests = [task.test for task in sources.tasks] or [sources.test]
+    found = [source for source in tests if source is not None]
+    if found:
+        return _of_sources(found, spec, f"test rows: {', '.join(each.name for each in found)}")
+    if (place / CASE_FILE).is_file():
+        return _of_cases(place / CASE_FILE)
+    held_out = [task.validation for task in sources.tasks] or [sources.validation]
+    found = [source for source in held_out if source is not None]
+    if found:
+        names = ", ".join(each.name for each in found)
+        return _of_sources(found, spec, f"validation rows: {names}")
+    return _of_split(folder, plan, spec, place)
+
+
+def data_folder(folder: RunFolder, plan: RunPlan, beside: Path | None) -> Path | None:
+    """The folder that the paths of the manifest start from; None where the data is not there."""
+    from expert.manifest.migrate.names import CORPORA
+    from expert.manifest.schema.dataset import DatasetSpec
+    from expert.planning.survey import local_path
+
+    if beside is not None:
+        return beside
+    spec = DatasetSpec.model_validate(plan.data.dataset)
+    named = [task.train for task in (spec.tasks or {}).values()] or [spec.path or ""]
+    cached = Path(plan.data.cache).parents[1:2] if plan.data.cache else ()
+    above = folder.path.resolve().parents[1:2]
+    likely = [*cached, Path(plan.watch.output_dir).parent, *above, *_folder_of_manifest(folder)]
+    for place in dict.fromkeys(likely):
+        if all(name in CORPORA or local_path(name, place).exists() for name in named):
+            return place
+    return None
+
+
+def _folder_of_manifest(folder: RunFolder) -> list[Path]:
+    """Where the manifest lay when the run started; runs and tokens may be on other disks."""
+    from expert.run.locate import start_of
+
+    manifest = start_of(folder).get("manifest")
+    return [Path(str(manifest)).parent] if manifest else []
+
+
+def _of_cases(path: Path) -> TestSet:
+    """A test_cases.json; its cases are rows of instruction, input and output to training."""
+    from expert.data.examples.column_survey import survey_rows
+    from expert.data.examples.columns import columns_of
+    from expert.data.records import Row
+    from expert.judging.cases import OWN_KEYS, read_case_file
+    from expert.manifest.schema.dataset import DatasetSpec
+
+    found = read_case_file(path)
+    rows = []
+    for number, case in enumerate(found.cases, 1):
+        asked = {key: value for key, value in case.items() if key not in OWN_KEYS}
+        facts = {key: case[key] for key in ("id", "task", "check", "domain") if key in case}
+        rows.append(Row({**asked, "output": case["expected"], **facts}, str(path), number))
+    spec = DatasetSpec(path="cases", json_values=True)
+    columns = columns_of(survey_rows(rows), spec)
+    return _of_rows([(rows, columns)], spec, str(path), domain=found.domain)
+
+
+def _of_sources(sources: Sequence[Source], spec: DatasetSpec, name: str) -> TestSet:
+    from expert.data.examples.column_survey import survey_rows
+    from expert.data.examples.columns import columns_of
+    from expert.data.read.sources import first_row, iterate
+
+    groups = []
+    for source in sources:
+        seen = survey_rows(iterate(source))
+        if not seen.rows:
+            first_row(source)  # raises, with the reason
+        if "input_ids" in seen.names:
+            raise NoTestSet(TOKENS_ONLY.format(source.name))
+        groups.append((iterate(source), columns_of(seen, spec)))
+    return _of_rows(groups, spec, name)
+
+
+def _of_split(folder: RunFolder, plan: RunPlan, spec: DatasetSpec, place: Path) -> TestSet:
+    """The share of the training rows that was held out, found again by the seed of the run."""
+    from expert.jobs.validate.held_out import CannotBeTold, draw_again
+
+    nothing = NoTestSet(
+        f"{folder.path}: the manifest holds no rows out  (name rows with --test-set FILE, or "
+        "set training.dataset.test_path)"
+    )
+    if spec.streaming or not spec.validation_split:
+        raise nothing
+    name = spec.path or "the tasks"
+    try:
+        drawn = draw_again(folder, plan, spec, place)
+    except CannotBeTold as why:
+        raise NoTestSet(
+            f"{folder.path}: the rows that it held out of {name} cannot be told from those it "
+            f"learnt: {why}  (name rows it has not learnt with --test-set FILE, or put the data "
+            "back as it was)"
+        ) from why
+    split = drawn.made.validation
+    if split is None:
+        raise nothing
+    found = _of_rows(list(drawn.rows_of(split)), spec, f"rows held out of {name}")
+    return replace(found, drawn=True, left_out=split.index.overlong.unlearnt)
+
+
+def _of_rows(
+    groups: Sequence[tuple[Iterable[Row | BadRow], Columns]],
+    spec: DatasetSpec,
+    name: str,
+    *,
+    domain: str = "",
+) -> TestSet:
+    """Rows understood as training understands them; one that is not understood is an error."""
+    from expert.data.records import BadRow, DataError
+    from expert.jobs.validate.held_out import understood
+
+    examples: list[Example] = []
+    cases: list[tuple[Case, ...]] = []
+    seen: dict[str, int] = {}
+    bad: list[str] = []
+    for group, columns in groups:
+        for row, example in understood(group, columns):
+            if isinstance(example, BadRow) or isinstance(row, BadRow):
+                bad.append(str(example))
+            else:
+                examples.append(example)
+                cases.append(_cases(example, row, _name(row, seen)))
+    if len(bad) > spec.max_bad_rows:
+        raise DataError(
+            "\n".join([f"{name}: {counted(len(bad), 'bad row')}", *bad[:SHOWN_BAD_ROWS]])
+        )
+    if not examples:
+        raise NoTestSet(f"{name}: there are no rows  (name others with --test-set FILE)")
+    return TestSet(name=name, domain=domain, examples=tuple(examples), cases=tuple(cases))
+
+
+def _cases(example: Example, row: Row, name: str) -> tuple[Case, ...]:
+    """The cases in a row: every answer that is to be learnt from such a row, asked for with the
+    turns before it as they stand there.
+    What the row says of its task, its domain and its check holds of each of them; an answer that
+    calls tools is held to its calls."""
+    from expert.data.examples.tools import calls_of, with_calls
+    from expert.judging.cases import Case
+    from expert.judging.oracles.calls import CALLS, check_of
+
+    turns, values = example.turns, row.values
+    said = tuple((turn.role, with_calls(turn)) for turn in turns)
+    answers = [
+        place
+        for place, turn in enumerate(turns)
+        if turn.role == "assistant" and turn.learn and place and turns[place - 1].role in _ASK
+    ]
+    domain = values["domain"] if isinstance(values.get("domain"), str) else ""
+    own = domain, _check(values.get("check"), row)
+    judged = {place: calls_of(turns[place]) for place in answers}
+    return tuple(
+        Case(
+            id=name if len(answers) == 1 else f"{name}, turn {place + 1}",
+            turns=said[:place],
+            expected=said[place][1],
+            task=values["task"] if isinstance(values.get("task"), str) else "",
+            domain=CALLS if calls else own[0],
+            check=check_of(calls) if calls else own[1],
+            row=name,
+            turn=place + 1,
+        )
+        for place, calls in judged.items()
+    )
+
+
+def _name(row: Row, seen: dict[str, int]) -> str:
+    """The id of a row, or where it stands; one that was `seen` before is numbered."""
+    from expert.data.records import place_of
+
+    name = str(row.values.get("id") or place_of(Path(row.file).name, row.line))
+    seen[name] = seen.get(name, 0) + 1
+    return name if seen[name] == 1 else f"{name} ({seen[name]})"
+
+
+def _check(value: Any, row: Row) -> Mapping[str, Any]:
+    from expert.data.records import DataError
+
+    try:
+        found = json.loads(value) if isinstance(value, str) and value else value or {}
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, Mapping):
+        raise DataError(f"{row.place}: column 'check' is no JSON object")
+    return {key: part for key, part in found.items() if part is not None}

@@ -1,0 +1,436 @@
+"""The job behind `expert validate`: answers of an expert judged, and the gate it has to pass."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.judged import weights_of
+from expert.jobs.validate.judge_choice import Asked, CannotValidate, Way, way_of
+from expert.jobs.validate.standing_verdict import place_for
+from expert.jobs.validate.validated import Judged, Reached, Validation
+from expert.judging.gate import ENOUGH_NEW_CASES, MAX_REGRESSION, Demands, Standing, gate_of
+from expert.judging.score import Score, compare
+from expert.run.locate import find_expert
+
+if TYPE_CHECKING:
+    import torch
+
+    from expert.core.rundir import RunFolder
+    from expert.jobs.sample.sample import Decoding
+    from expert.jobs.validate.answering import Answer
+    from expert.jobs.validate.test_sets import TestSet
+    from expert.judging.cases import Case
+    from expert.judging.judge_command import Scored
+    from expert.judging.oracles.oracle import Judgement
+    from expert.judging.score import Comparison
+    from expert.planning.run_plan import RunPlan
+    from expert.run.choose_checkpoint import Choice
+    from expert.run.trained import Trained
+    from expert.training.evaluation import EvalResult
+
+__all__ = ["CannotValidate", "Validation", "find_expert", "validate"]
+
+ALL = "all"
+
+Tell = Callable[[str, int, int], None]
+"""Told of what is being done, how far it is, and of how much; of 0 where that is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    """What every model of a validation is asked, and how."""
+
+    test: TestSet
+    cases: tuple[Case, ...]
+    learnt: frozenset[str]
+    """Ids of the cases that the run has learnt."""
+    way: Way
+    strict: bool
+    decoding: Decoding
+    seed: int
+    device: torch.device
+    tell: Tell
+    found: list[str] = field(default_factory=list)
+    """What was noticed while they were asked."""
+
+
+def validate(
+    expert: str | Path | None = None,
+    *,
+    test_set: str | Path | None = None,
+    baseline: str | Path | None = None,
+    min_accuracy: float | None = None,
+    max_regression: float = MAX_REGRESSION,
+    min_improvement: float | None = None,
+    min_token_accuracy: float | None = None,
+    judge_command: str | None = None,
+    judge_seconds: float | None = None,
+    min_score: float | None = None,
+    checkpoint: str | None = None,
+    checkpoints: str | None = None,
+    domain: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    tell: Tell = lambda what, done, of: None,
+) -> Validation:
+    """Judge an expert by rows it has not learnt, and write validation.json into its run folder.
+
+    `expert`: a run folder, a folder of runs, or the folder of a manifest, whose newest run is
+    taken. `baseline`: "base" for the same base untrained, or another run. `checkpoints`: "all".
+    `min_accuracy`: 0.95 where it is not named; rows without answers have none, and no gate on it.
+    Open text is held to its base by loss and token accuracy: `min_improvement`, as a share of the
+    base's loss, and `min_token_accuracy` ask for more. `judge_command`: a program that scores the
+    answers (see expert.judging.judge_command); `min_score` is the mean that is asked for.
+    """
+    from expert.jobs.sample.sample import settle_decoding
+    from expert.run.choose_checkpoint import choose
+    from expert.run.trained import base_remark, pick_device, read_plan
+
+    _refuse_unknown(checkpoints)
+    asked = Asked(
+        min_accuracy=min_accuracy,
+        max_regression=max_regression,
+        min_improvement=min_improvement,
+        min_token_accuracy=min_token_accuracy,
+        judge_command=judge_command,
+        judge_seconds=judge_seconds,
+        min_score=min_score,
+    )
+    began = time.monotonic()
+    folder, beside = find_expert(Path(expert) if expert is not None else None)
+    plan = read_plan(folder)
+    _look_for_baseline(baseline)
+    chosen = choose(folder, checkpoint or plan.watch.packaging_checkpoint)
+    weights = weights_of(chosen.path)
+    remark = base_remark(folder, plan)
+    named = Path(test_set) if test_set is not None else None
+    test = _rows(folder, plan, beside, named=named, limit=limit, baseline=baseline, tell=tell)
+    how, _ = settle_decoding(plan, {})  # it speaks of characters that are drawn; here none are
+    way = way_of(folder, plan, test, domain, asked)
+    task = _task(plan, test, way, how, seed=seed, device=pick_device(device), tell=tell)
+    learnt, untold = _learnt(folder, plan, beside, test)
+    task = replace(task, learnt=learnt)
+    reached = _reach(folder, plan, chosen, task)
+    others = _reach_all(folder, plan, task, {chosen.path: reached}) if checkpoints else ()
+    before = _baseline(folder, plan, str(baseline), task) if baseline is not None else None
+    theirs = before.standing if before is not None else None
+    base = _base_rows(plan, task, before) if way.to_base else None
+    demands = asked.demands()
+    file, kept = place_for(folder, chosen, test)
+    done = Validation(
+        folder=folder.path,
+        expert=plan.expert,
+        model=plan.model.name,
+        domain=way.domain,
+        test_set=test.name,
+        weights=weights,
+        reached=reached,
+        baseline=before,
+        comparison=_compared(reached, before),
+        base=base,
+        gate=gate_of(demands, reached.standing, theirs, base=_as_standing(base)),
+        because=way.because,
+        judge=way.judge.command if way.judge is not None else "",
+        checkpoints=others,
+        settings=_settings(demands, task, limit),
+        partial=test.partial,
+        file=file,
+        notes=tuple(filter(None, (*_notes(task, reached), *task.found, remark, untold, kept))),
+        seconds=time.monotonic() - began,
+    )
+    folder.write_json(file.name, done.as_dict())
+    return done
+
+
+def _compared(reached: Reached, before: Reached | None) -> Comparison | None:
+    if before is None:
+        return None
+    return compare(reached.verdicts(), before.verdicts(), reached.rows_of_cases())
+
+
+def _rows(
+    folder: RunFolder,
+    plan: RunPlan,
+    beside: Path | None,
+    *,
+    named: Path | None,
+    limit: int | None,
+    baseline: str | Path | None,
+    tell: Tell,
+) -> TestSet:
+    """The rows to judge by, which a baseline has not learnt either."""
+    from expert.jobs.validate.test_sets import find_test_set
+
+    tell("reading the test set", 0, 0)
+    test = find_test_set(folder, plan, beside=beside, named=named).limited(limit)
+    if baseline is not None and test.drawn:
+        tell("reading what the baseline has learnt", 0, 0)
+        _refuse_what_the_baseline_learnt(folder, plan, beside, str(baseline), test)
+    return test
+
+
+def _refuse_unknown(checkpoints: str | None) -> None:
+    if checkpoints not in (None, ALL):
+        raise CannotValidate(
+            f"--checkpoints {checkpoints}: is not known  (write --checkpoints all)"
+        )
+
+
+def _notes(task: _Task, reached: Reached) -> list[str]:
+    from expert.jobs.validate.notes import few_cases, notes_on
+
+    known = notes_on(task.cases, task.way.domain, left_out=task.test.left_out)
+    return [*known, "" if reached.is_scored else few_cases(reached.standing.score)]
+
+
+def _task(
+    plan: RunPlan, test: TestSet, way: Way, how: Decoding, *, seed: int, device: Any, tell: Tell
+) -> _Task:
+    from expert.judging.domain import is_strict
+
+    return _Task(
+        test=test,
+        cases=tuple(case for own in test.cases for case in own),
+        learnt=frozenset(),
+        way=way,
+        strict=is_strict(plan.decoding),
+        decoding=how,
+        seed=seed,
+        device=device,
+        tell=tell,
+    )
+
+
+def _settings(demands: Demands, task: _Task, limit: int | None) -> dict[str, Any]:
+    """All that decides the outcome besides the expert and the rows, as validation.json has it."""
+    return {
+        **task.way.settings(demands),
+        "decoding": asdict(task.decoding),
+        "seed": task.seed,
+        "limit": limit,
+        "strict": task.strict,
+        "device": str(task.device),
+    }
+
+
+def _reach_all(
+    folder: RunFolder, plan: RunPlan, task: _Task, known: dict[Path, Reached]
+) -> tuple[Reached, ...]:
+    """What every state of the run reaches; `known`: of some it was found out before."""
+    from expert.run.choose_checkpoint import choose, states
+
+    return tuple(
+        known.get(choice.path) or _reach(folder, plan, choice, task)
+        for choice in (choose(folder, name) for name in states(folder))
+    )
+
+
+def _reach(folder: RunFolder, plan: RunPlan, choice: Choice, task: _Task) -> Reached:
+    """Ask a state of a run."""
+    from expert.run.trained import load_trained
+
+    task.tell(f"loading {plan.model.name} and {choice.name}", 0, 0)
+    return _ask(load_trained(folder, plan, choice, device=task.device), str(folder.path), task)
+
+
+def _baseline(folder: RunFolder, plan: RunPlan, named: str, task: _Task) -> Reached:
+    """Ask the base of the run without what it learnt, or another run."""
+    from expert.run.choose_checkpoint import BASE, choose
+    from expert.run.trained import load_base, read_plan
+
+    if named == BASE:
+        task.tell(f"loading {plan.model.name} alone", 0, 0)
+        return _ask(load_base(plan, device=task.device), str(folder.path), task)
+    other, _ = find_expert(Path(named))
+    theirs = read_plan(other)
+    return _reach(other, theirs, choose(other, theirs.watch.packaging_checkpoint), task)
+
+
+def _look_for_baseline(named: str | Path | None) -> None:
+    """Raise where the baseline is no run with a finished state, before anything is loaded."""
+    from expert.run.choose_checkpoint import BASE, choose
+    from expert.run.trained import read_plan
+
+    if named is not None and str(named) != BASE:
+        other, _ = find_expert(Path(named))
+        choose(other, read_plan(other).watch.packaging_checkpoint)
+
+
+def _refuse_what_the_baseline_learnt(
+    folder: RunFolder, plan: RunPlan, beside: Path | None, named: str, test: TestSet
+) -> None:
+    """Rows that a run held out are to be new to a run beside it as well."""
+    from expert.jobs.validate.held_out import Run, refuse_rows_of_the_baseline
+    from expert.jobs.validate.test_sets import data_folder
+    from expert.run.choose_checkpoint import BASE
+    from expert.run.trained import read_plan
+
+    if named == BASE:
+        return
+    other, beside_other = find_expert(Path(named))
+    runs = [
+        Run(run, its, data_folder(run, its, near))
+        for run, its, near in ((folder, plan, beside), (other, read_plan(other), beside_other))
+    ]
+    refuse_rows_of_the_baseline(test.examples, test.name, *runs)
+
+
+def _learnt(
+    folder: RunFolder, plan: RunPlan, beside: Path | None, test: TestSet
+) -> tuple[frozenset[str], str]:
+    """Cases that the run has learnt; where that cannot be told, a note that says why."""
+    from expert.jobs.validate.held_out import Run
+    from expert.jobs.validate.test_sets import data_folder
+    from expert.jobs.validate.trained_cases import learnt_cases
+
+    found, untold = learnt_cases(test, Run(folder, plan, data_folder(folder, plan, beside)))
+    return found, f"whether cases were learnt cannot be told: {untold}" if untold else ""
+
+
+def _ask(trained: Trained, run: str, task: _Task) -> Reached:
+    """Loss on the rows, answers to the cases, and what becomes of them."""
+    from expert.jobs.validate.row_losses import row_losses
+    from expert.jobs.validate.written_calls import as_written
+    from expert.judging.court import judge_all
+
+    name = trained.choice.name
+    if task.cases and trained.template is None:
+        raise CannotValidate(
+            f"{run}: the character model continues a text and answers nothing, and the rows are "
+            f"conversations ({task.test.name})  (name a text with --test-set FILE)"
+        )
+    rows = row_losses(
+        trained,
+        task.test.examples,
+        tell=lambda done, of: task.tell(f"{name}: loss on held-out rows", done, of),
+        note=task.found.append,
+    )
+    new_rows = _new_rows(trained, task)
+    began = time.monotonic()
+    answers = _answers(trained, task)
+    seconds, step = time.monotonic() - began, trained.choice.step
+    cases = as_written(task.test.asked(), trained.template) if trained.template else []
+    del trained
+    gc.collect()
+    said = [_said(*pair) for pair in zip(cases, answers, strict=True)]
+    scored = _scored(cases, said, name, task)
+    judgements = [each.judgement for each in scored] or judge_all(
+        cases,
+        said,
+        domain=task.way.domain,
+        strict=task.strict,
+        tell=lambda done, of: task.tell(f"{name}: judging", done, of),
+        notice=task.found.append,
+    )
+    scores = [each.score for each in scored] or [None] * len(cases)
+    return Reached(
+        name=name,
+        run=run,
+        step=step,
+        rows=rows,
+        cases=tuple(
+            replace(_judged(case, answer, found), learnt=case.id in task.learnt, score=score)
+            for case, answer, found, score in zip(cases, answers, judgements, scores, strict=True)
+        ),
+        new_rows=new_rows,
+        tokens=sum(answer.tokens for answer in answers),
+        seconds=seconds,
+    )
+
+
+def _scored(cases: list[Case], answers: list[str], name: str, task: _Task) -> list[Scored]:
+    """What the judge command says; nothing where there is none."""
+    from expert.judging.judge_command import score_all
+
+    if task.way.judge is None:
+        return []
+    task.tell(f"{name}: {task.way.judge.command}", 0, 0)
+    found, faults = score_all(task.way.judge, cases, answers)
+    task.found.extend(f"{name}: {fault}" for fault in faults)
+    return found
+
+
+def _new_rows(trained: Trained, task: _Task) -> EvalResult | None:
+    """Loss on the rows that were not learnt, where the loss decides and some of them were."""
+    from expert.jobs.validate.row_losses import row_losses
+
+    pairs = zip(task.test.examples, task.test.cases, strict=True)
+    new = [row for row, own in pairs if not any(case.id in task.learnt for case in own)]
+    enough = len(new) >= min(ENOUGH_NEW_CASES, len(task.test.examples))
+    if not task.way.to_base or not enough or len(new) == len(task.test.examples):
+        return None
+    return row_losses(trained, new, note=task.found.append)
+
+
+def _base_rows(plan: RunPlan, task: _Task, before: Reached | None) -> EvalResult:
+    """Loss of the base on the rows by which the expert is held to it; it is asked nothing."""
+    from expert.jobs.validate.row_losses import row_losses
+    from expert.run.choose_checkpoint import BASE
+    from expert.run.trained import load_base
+
+    if before is not None and before.name == BASE:
+        return before.new_rows or before.rows
+    task.tell(f"loading {plan.model.name} alone", 0, 0)
+    base = load_base(plan, device=task.device)
+    return _new_rows(base, task) or row_losses(
+        base,
+        task.test.examples,
+        tell=lambda done, of: task.tell("base: loss on held-out rows", done, of),
+        note=task.found.append,
+    )
+
+
+def _as_standing(rows: EvalResult | None) -> Standing | None:
+    if rows is None:
+        return None
+    none = Score(passed=0, failed=0, without_oracle=0)
+    return Standing(score=none, loss=rows.loss, token_accuracy=rows.token_accuracy)
+
+
+def _answers(trained: Trained, task: _Task) -> list[Answer]:
+    from expert.jobs.validate.answering import answer_all
+
+    if not task.cases:
+        return []
+    name = trained.choice.name
+    return answer_all(
+        trained,
+        [replace(example, turns=example.turns[:-1]) for _, example in task.test.asked()],
+        task.decoding,
+        seed=task.seed,
+        tell=lambda done, of: task.tell(f"{name}: answering", done, of),
+        note=task.found.append,
+    )
+
+
+def _said(case: Case, answer: Answer) -> str:
+    """What is judged: of an answer that is to call tools, with the marks of its calls."""
+    return answer.marked if case.check.get("marks") else answer.text
+
+
+def _judged(case: Case, answer: Answer, judgement: Judgement) -> Judged:
+    from expert.judging.answers import normalised, unfenced
+    from expert.judging.oracles.open_text import OPEN_KIND
+    from expert.judging.oracles.oracle import wrong
+
+    if answer.refused and judgement.kind == OPEN_KIND:
+        judgement = replace(judgement, reason=answer.refused)
+    elif answer.refused:
+        judgement = wrong("run", answer.refused)
+    elif judgement.passed is False and not answer.ended:
+        cut = f"{judgement.reason}; the answer was cut at {answer.tokens} tokens"
+        judgement = wrong(judgement.kind, cut)
+    said = _said(case, answer)
+    return Judged(
+        case=case,
+        answer=said,
+        judgement=judgement,
+        exact=said == case.expected.strip(),
+        normalised=normalised(unfenced(said)) == normalised(case.expected),
+    )

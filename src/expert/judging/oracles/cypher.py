@@ -1,0 +1,175 @@
+"""Cypher: the answer parses, and does in an embedded graph database what the expected one does.
+
+The grammar is openCypher's. The database is Ladybug, which goes on from Kuzu: its dialect wants
+tables for nodes and relationships, and lacks some functions of Neo4j. What it refuses for such a
+reason has no oracle.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from expert.judging.answers import unfenced
+from expert.judging.cases import Case
+from expert.judging.oracles.cypher_statements import NotCypher, Parsed, parse, setup_statements
+from expert.judging.oracles.oracle import Begin, Judgement, NoOracle, needed, right, unknown, wrong
+from expert.judging.oracles.tables import difference
+
+SECONDS = 2.0
+MOST_ROWS = 10_000
+POOL_BYTES, DATABASE_BYTES = 2**26, 2**30
+"""Of the graph of a case; the database would otherwise take most of the machine's memory."""
+
+_DIALECT = re.compile(
+    r"Parser exception|function .* does not exist|not supported|not implemented|Not implemented|"
+    r"Cannot (?:implicitly )?cast|Conversion exception|Implicit cast",
+    re.IGNORECASE,
+)
+_EVERYTHING = ("MATCH (n) RETURN n", "MATCH (a)-[r]->(b) RETURN a, r, b")
+
+
+class Refused(Exception):
+    """What the database does not run; `dialect` where another database might."""
+
+    def __init__(self, what: str, *, dialect: bool) -> None:
+        self.dialect = dialect
+        super().__init__(what)
+
+
+class CypherOracle:
+    """`check` of a case: `setup`, the statements that make its graph, in Ladybug's dialect."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
+
+    def judge(self, case: Case, answer: str, begin: Begin) -> Judgement:
+        own = answer if self._strict else unfenced(answer)
+        try:
+            wanted = parse(case.expected)
+        except NoOracle as fault:
+            return unknown(str(fault))
+        except NotCypher as fault:
+            begin()
+            same = " ".join(own.split()) == " ".join(case.expected.split())
+            why = f"the expected query is not in the grammar: {fault}"
+            return right("equal") if same else unknown(why)
+        given = case.check.get("setup") or ()
+        setup = [str(each) for each in ([given] if isinstance(given, str | int) else given)]
+        rows, none = None, ""
+        try:
+            rows = _expected_result(wanted, setup)
+        except NoOracle as fault:
+            none = str(fault)
+        begin()
+        try:
+            found = parse(own)
+        except NotCypher as fault:
+            return wrong("parse", str(fault))
+        if found.canonical() == wanted.canonical():
+            return right("equal")
+        return unknown(none) if rows is None else _held_to(wanted, rows, found, setup)
+
+
+def _expected_result(wanted: Parsed, setup: Sequence[str]) -> list[list[Any]]:
+    if not setup:
+        raise NoOracle("the case has no graph to run the query on")
+    with Graph(setup) as graph:
+        try:
+            return graph.result_of(wanted)
+        except Refused as fault:
+            raise NoOracle(f"the expected query does not run in Ladybug: {fault}") from None
+
+
+def _held_to(
+    wanted: Parsed, expected: list[list[Any]], found: Parsed, setup: Sequence[str]
+) -> Judgement:
+    """Run the answer in a graph of its own, and compare."""
+    if found.reads != wanted.reads:
+        what = "a query" if wanted.reads else "a statement that changes the graph"
+        return wrong("run", f"is not {what}")
+    with Graph(setup) as graph:
+        try:
+            rows = graph.result_of(found)
+        except Refused as fault:
+            if fault.dialect:
+                return unknown(f"Ladybug's dialect lacks something of the answer: {fault}")
+            return wrong("run", str(fault))
+        untouched = graph.untouched(expected) if not wanted.reads else False
+    place = difference(expected, rows, ordered=wanted.ordered)
+    if place is not None:
+        return wrong("rows" if wanted.reads else "state", place)
+    if wanted.reads and not expected:
+        return unknown("the expected query returns no rows, as does the answer")
+    if untouched:
+        return unknown("the expected statement changes nothing, as does the answer")
+    return right("rows" if wanted.reads else "state")
+
+
+class Graph:
+    """A graph in memory, made by the statements of a case."""
+
+    def __init__(self, setup: Sequence[str]) -> None:
+        self._ladybug = needed("ladybug")
+        self._database = self._ladybug.Database(
+            ":memory:",
+            buffer_pool_size=POOL_BYTES,
+            max_db_size=DATABASE_BYTES,
+            max_num_threads=1,
+        )
+        self._connection = self._ladybug.Connection(self._database, num_threads=1)
+        self._connection.set_query_timeout(int(1000 * SECONDS))
+        try:
+            for text in setup:
+                for statement in setup_statements(text):
+                    self._rows(statement.safe)
+        except (NotCypher, Refused) as fault:
+            self.close()
+            raise NoOracle(f"the graph of the case cannot be made: {fault}") from None
+        self._before: list[list[Any]] | None = None
+
+    def __enter__(self) -> Graph:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+        self._database.close()
+
+    def result_of(self, query: Parsed) -> list[list[Any]]:
+        """The rows of a query, or all of the graph after a statement that changes it."""
+        if query.refused:
+            raise Refused(query.refused, dialect=True)
+        if query.reads:
+            return self._rows(query.safe)
+        self._before = self._all()
+        self._rows(query.safe)
+        return self._all()
+
+    def untouched(self, now: list[list[Any]]) -> bool:
+        """Whether a graph is as this one was before it was changed."""
+        return self._before is not None and difference(self._before, now, ordered=False) is None
+
+    def _all(self) -> list[list[Any]]:
+        nodes, ways = (self._rows(query) for query in _EVERYTHING)
+        return [[*row, None, None] for row in nodes] + ways
+
+    def _rows(self, query: str) -> list[list[Any]]:
+        try:
+            result = self._connection.execute(query)
+            if isinstance(result, list):
+                result = result[-1]
+            rows: list[list[Any]] = []
+            while result.has_next():
+                rows.append(list(result.get_next()))
+                if len(rows) > MOST_ROWS:
+                    raise Refused(f"returns more than {MOST_ROWS:,} rows", dialect=False)
+        except RuntimeError as error:
+            first = (str(error).splitlines() or [""])[0][:160]
+            if first.startswith("Interrupted"):
+                raise Refused(f"takes longer than {SECONDS:g} s", dialect=False) from None
+            raise Refused(first, dialect=bool(_DIALECT.search(first))) from None
+        return rows

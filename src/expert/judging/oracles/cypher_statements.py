@@ -1,0 +1,414 @@
+"""Cypher as it may be run: parsed first, and only what reads or builds a graph goes through.
+
+Queries are parsed by openCypher's grammar, tables by a reader of Ladybug's CREATE NODE TABLE and
+CREATE REL TABLE, which that grammar does not have. Nothing else is a statement here: LOAD, COPY,
+EXPORT, IMPORT, INSTALL, ATTACH, USE, CALL, macros and settings are refused, in a setup, an expected
+query and an answer alike. What reaches the database is written anew from the tokens that were
+understood, so that a comment, a quotation mark or an escape cannot mean something else to it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from expert.judging.answers import unreadable
+from expert.judging.oracles.oracle import needed
+
+WRITING = frozenset({"CREATE", "DELETE", "DETACH", "MERGE", "REMOVE", "SET", "DROP", "ADD"})
+_SPACE = frozenset({"SP", "WHITESPACE"})
+_COMMENT = frozenset({"Comment", "COMMENT"})
+_STRINGS = frozenset({"STRING_LITERAL", "CHAR_LITERAL"})
+_REFUSED_RULES = {
+    "standaloneCall": "CALL",
+    "queryCallSt": "CALL",
+    "yieldItems": "YIELD",
+    "parameter": "a parameter",
+}
+"""Rules of the grammar that are not reading or building; all others are clauses, patterns and
+expressions."""
+FUNCTIONS = frozenset(
+    """
+    abs acos all any array_append array_cat array_concat array_contains array_cosine_similarity
+    array_cross_product array_distance array_dot_product array_extract array_has array_indexof
+    array_inner_product array_position array_prepend array_push_back array_push_front array_slice
+    array_squared_distance array_value asin atan atan2 avg bitshift_left bitshift_right bitwise_and
+    bitwise_or bitwise_xor blob cardinality cast cbrt ceil ceiling century coalesce collect concat
+    concat_ws constant_or_null contains cos cot count count_if current_date current_timestamp date
+    datepart datetrunc date_part date_trunc dayname decode degrees duration element_at encode
+    ends_with end_node epoch_ms even exists extract factorial filter floor gamma gen_random_uuid
+    greatest hash head histogram id ifnull initcap interval is_acyclic is_trail keys label labels
+    last last_day lcase least left length levenshtein lgamma list_any_value list_append list_cat
+    list_concat list_contains list_creation list_distinct list_element list_extract list_filter
+    list_has list_has_all list_has_any list_indexof list_max list_min list_position list_prepend
+    list_product list_reduce list_reverse list_reverse_sort list_slice list_sort list_sum
+    list_to_string list_transform list_unique ln log log10 log2 lower lpad ltrim make_date map
+    map_extract map_keys map_values max md5 min monthname nodes none nullif octet_length offset
+    percentilecont percentiledisc pi pow prefix properties radians rand random range regexp_extract
+    regexp_extract_all regexp_full_match regexp_matches regexp_replace regexp_split_to_array
+    relationships rels repeat replace reverse right round rpad rtrim sha256 sign sin single size
+    split split_part sqrt starts_with start_node stdev string string_split string_to_array
+    struct_extract struct_pack str_split substr substring suffix sum tail tan time timestamp
+    time_bucket toboolean tofloat tointeger tolower tostring toupper to_blob to_bool to_date to_days
+    to_double to_epoch_ms to_float to_hours to_int128 to_int16 to_int32 to_int64 to_int8 to_interval
+    to_microseconds to_milliseconds to_minutes to_months to_seconds to_string to_timestamp
+    to_uint128 to_uint16 to_uint32 to_uint64 to_uint8 to_uuid to_years trim type typeof ucase
+    union_extract union_tag union_value upper uuid
+    """.split()  # noqa: SIM905 - one a line would be three screens
+)
+"""Functions that work on values. Those that the database lacks it refuses itself."""
+
+_TABLES = (["CREATE", "NODE", "TABLE"], ["CREATE", "REL", "TABLE"])
+
+Token = tuple[str, str]
+"""(kind, text)."""
+
+
+class NotCypher(Exception):
+    """Text that is no Cypher query, and why."""
+
+
+class _Ambiguous(Exception):
+    """A token that another lexer may read otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parsed:
+    """A statement that is understood."""
+
+    tokens: tuple[Token, ...]
+    """Without blanks and comments."""
+    safe: str
+    """The statement written anew, for the database; "" where it may not be run."""
+    refused: str = ""
+    """Why it may not be run; "" where it may."""
+
+    @property
+    def kinds(self) -> set[str]:
+        return {kind for kind, _ in self.tokens}
+
+    @property
+    def reads(self) -> bool:
+        return not self.kinds & WRITING
+
+    @property
+    def ordered(self) -> bool:
+        """Whether what is returned last is sorted."""
+        kinds = [kind for kind, _ in self.tokens]
+        last = len(kinds) - kinds[::-1].index("RETURN") if "RETURN" in kinds else len(kinds)
+        return "ORDER" in kinds[last:]
+
+    def canonical(self) -> tuple[str, ...]:
+        """The same for two queries that differ in white space and case of keywords alone."""
+        words = ("ID", "ESC_LITERAL", "STRING_LITERAL", "CHAR_LITERAL")
+        return tuple(text if kind in words else text.upper() for kind, text in self.tokens)
+
+
+def parse(text: str) -> Parsed:
+    """One query by openCypher's grammar, or NotCypher. What does something else than to read or to
+    build a graph is `refused`: it can be compared, and not run."""
+    fault = unreadable(text)
+    if fault:
+        raise NotCypher(fault)
+    # The simpler prediction is several times faster; where it fails, the full one has the word.
+    modes = needed("antlr4.atn.PredictionMode").PredictionMode
+    for mode in (modes.SLL, modes.LL):
+        tree, tokens, complaint = _parsed(text, mode)
+        if not complaint:
+            break
+    else:
+        raise NotCypher(f"does not parse: {complaint}")
+    return _statement([token for token in tokens if token[0] != "SEMI"], _foreign_part(tree))
+
+
+@lru_cache(maxsize=256)
+def setup_statements(text: str) -> tuple[Parsed, ...]:
+    """The statements of a setup: tables, and what fills them. NotCypher names the first that is
+    anything else."""
+    fault = unreadable(text)
+    if fault:
+        raise NotCypher(fault.replace("the answer", "the statement"))
+    found = []
+    for part in _split(_lexed(text)):
+        words = [token for token in part if token[0] not in _SPACE | _COMMENT]
+        if not words:
+            continue
+        found.append(_setup_statement(part, words))
+    return tuple(found)
+
+
+def _setup_statement(part: Sequence[Token], words: Sequence[Token]) -> Parsed:
+    try:
+        if [word.upper() for _, word in words[:3]] in _TABLES:
+            _Table(words).read()
+            found = _statement(part)
+        else:
+            found = parse("".join(word for _, word in part))
+        why = found.refused
+    except NotCypher as fault:
+        why = str(fault)
+    if why:
+        raise NotCypher(
+            f"{_shown(words)}: not allowed in a setup, which builds a graph by CREATE NODE TABLE, "
+            f"CREATE REL TABLE, CREATE, MERGE and clauses around them: {why[:160]}"
+        )
+    return found
+
+
+def _statement(tokens: Sequence[Token], refused: str = "") -> Parsed:
+    safe = ""
+    if not refused:
+        try:
+            safe = "".join(_rewritten(token) for token in tokens)
+        except _Ambiguous as why:
+            refused = str(why)
+    blank = _SPACE | _COMMENT
+    kept = tuple(token for token in tokens if token[0] not in blank)
+    return Parsed(tokens=kept, safe=safe, refused=refused)
+
+
+def _rewritten(token: Token) -> str:
+    """A token that every lexer takes for the same: strings without quotation marks, backslashes or
+    line ends inside, no comments."""
+    kind, text = token
+    if kind in _COMMENT or kind in _SPACE:
+        return " "
+    if kind == "ID" and not re.fullmatch(r"\w+", text):
+        # The grammar takes some blanks for letters, U+00A0 among them, and the database does not.
+        raise _Ambiguous(f"the name {text[:40]!r} has a character that is not a letter or a digit")
+    if kind == "ESC_LITERAL":
+        if re.search(r"[`\\\x00-\x1f]", text[1:-1]):
+            raise _Ambiguous(f"the name {text[:40]} has a quotation mark or a control character")
+        return text
+    if kind in _STRINGS:
+        return "'" + "".join(_escaped(letter) for letter in _value(text)) + "'"
+    return text
+
+
+def _escaped(letter: str) -> str:
+    if letter.isalnum() or letter in " _-.,:;/+*=()[]{}<>@#%&!?|^~$":
+        return letter
+    code = ord(letter)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+_ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+
+
+def _value(literal: str) -> str:
+    """What a literal says."""
+
+    def one(found: re.Match[str]) -> str:
+        code = found[1] or found[2]
+        if code:
+            number = int(code, 16)
+            if number > 0x10FFFF or 0xD800 <= number <= 0xDFFF:
+                raise _Ambiguous(f"{found[0]} is not a character")
+            return chr(number)
+        return _ESCAPES.get(found[3], found[3])
+
+    return _ESCAPE.sub(one, literal[1:-1])
+
+
+def _shown(words: Sequence[Token]) -> str:
+    text = " ".join(word for _, word in words[:3])
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _split(tokens: Sequence[Token]) -> Iterator[list[Token]]:
+    """Statement by statement: a semicolon in a string is no token."""
+    part: list[Token] = []
+    for token in tokens:
+        if token[0] == "SEMI":
+            yield part
+            part = []
+        else:
+            part.append(token)
+    yield part
+
+
+def _lexed(text: str) -> list[Token]:
+    """The tokens of a text, blanks and comments with them."""
+    antlr, grammar = needed("antlr4"), needed("antlr4_cypher")
+    listener = _listener()
+    lexer = grammar.CypherLexer(antlr.InputStream(text))
+    lexer.removeErrorListeners()
+    lexer.addErrorListener(listener)
+    stream = antlr.CommonTokenStream(lexer)
+    stream.fill()
+    if listener.first:
+        raise NotCypher(f"does not parse: {listener.first}")
+    return _named(stream, grammar)
+
+
+def _named(stream: Any, grammar: Any) -> list[Token]:
+    names = grammar.CypherLexer.symbolicNames
+    return [(names[token.type], token.text) for token in stream.tokens if token.type > 0]
+
+
+def _parsed(text: str, mode: Any) -> tuple[Any, list[Token], str]:
+    """The tree of a text, its tokens, and the first complaint about it."""
+    antlr, grammar = needed("antlr4"), needed("antlr4_cypher")
+    listener = _listener()
+    lexer = grammar.CypherLexer(antlr.InputStream(text))
+    stream = antlr.CommonTokenStream(lexer)
+    parser = grammar.CypherParser(stream)
+    parser._interp.predictionMode = mode
+    for part in (lexer, parser):
+        part.removeErrorListeners()
+        part.addErrorListener(listener)
+    try:
+        tree = parser.script()
+    except RecursionError:
+        return None, [], "it is nested too deep"
+    return tree, _named(stream, grammar), str(listener.first)
+
+
+def _listener() -> Any:
+    """Keeps the first complaint of the parser, which would write all of them to the terminal."""
+    base: Any = needed("antlr4.error.ErrorListener").ErrorListener
+
+    class FirstFault(base):  # type: ignore[misc, valid-type, unused-ignore]
+        first = ""
+
+        def syntaxError(
+            self, recognizer: Any, symbol: Any, line: int, column: int, message: str, error: Any
+        ) -> None:
+            self.first = self.first or f"line {line}, column {column + 1}: {message[:120]}"
+
+    return FirstFault()
+
+
+def _foreign_part(tree: Any) -> str:
+    """What in a query neither reads nor builds a graph; "" where all of it does."""
+    rules = needed("antlr4_cypher").CypherParser.ruleNames
+    left = [tree]
+    while left:
+        node = left.pop()
+        if not hasattr(node, "getRuleIndex"):
+            continue
+        name = rules[node.getRuleIndex()]
+        if name in _REFUSED_RULES:
+            return f"{_REFUSED_RULES[name]} is not run here"
+        if name == "functionInvocation":
+            called = node.invocationName().getText().replace("`", "")
+            if called.lower() not in FUNCTIONS:
+                return f"the function {called[:40]} is not run here"
+        left.extend(node.getChildren())
+    return ""
+
+
+class _Table:
+    """Reads a table of Ladybug's dialect:
+
+    CREATE NODE TABLE [IF NOT EXISTS] name (column type [DEFAULT literal] [PRIMARY KEY], …,
+        [PRIMARY KEY (column)])
+    CREATE REL TABLE [GROUP] [IF NOT EXISTS] name (FROM name TO name, …, column type …, [MANY_ONE])
+
+    Nothing behind it: AS takes rows of a file, and WITH names a storage.
+    """
+
+    def __init__(self, words: Sequence[Token]) -> None:
+        self._words, self._at = words, 0
+
+    def read(self) -> None:
+        self._take("CREATE")
+        of_nodes = self._peek() == "NODE"
+        self._at += 1
+        self._take("TABLE")
+        if not of_nodes and self._peek() == "GROUP" and self._peek(1) != "(":
+            self._at += 1
+        if self._peek() == "IF":
+            for word in ("IF", "NOT", "EXISTS"):
+                self._take(word)
+        self._name()
+        self._take("(")
+        self._entry()
+        while self._peek() == ",":
+            self._at += 1
+            self._entry()
+        self._take(")")
+        if self._at != len(self._words):
+            self._fail("the end of the table")
+
+    def _entry(self) -> None:
+        """A column, a pair of tables, the key, or how many there may be."""
+        if self._peek() == "FROM" and self._peek(2) == "TO":
+            self._at += 1
+            self._name()
+            self._take("TO")
+            self._name()
+        elif self._peek() == "PRIMARY" and self._peek(1) == "KEY":
+            self._at += 2
+            self._take("(")
+            self._name()
+            self._take(")")
+        elif self._peek() in {"MANY_ONE", "ONE_MANY", "ONE_ONE", "MANY_MANY"}:
+            self._at += 1
+        else:
+            self._name()
+            self._type()
+            if self._peek() == "DEFAULT":
+                self._at += 1
+                self._literal()
+            if self._peek() == "PRIMARY":
+                self._at += 1
+                self._take("KEY")
+
+    def _type(self) -> None:
+        """INT64, DECIMAL(18, 3), STRING[], STRUCT(a INT64, b STRING), MAP(STRING, INT64), …"""
+        self._name()
+        if self._peek() == "(":
+            self._at += 1
+            self._part_of_type()
+            while self._peek() == ",":
+                self._at += 1
+                self._part_of_type()
+            self._take(")")
+        while self._peek() == "[":
+            self._at += 1
+            if self._kind() in {"Integer", "DIGIT"}:
+                self._at += 1
+            self._take("]")
+
+    def _part_of_type(self) -> None:
+        if self._kind() in {"Integer", "DIGIT"}:
+            self._at += 1
+            return
+        if self._peek(1) not in {",", ")", "(", "["}:
+            self._name()
+        self._type()
+
+    def _literal(self) -> None:
+        if self._peek() in {"-", "+"}:
+            self._at += 1
+        if self._kind() in {*_STRINGS, "Integer", "DIGIT", "FLOAT", "TRUE", "FALSE", "NULL_W"}:
+            self._at += 1
+        else:
+            self._fail("a literal")
+
+    def _name(self) -> None:
+        text = self._words[self._at][1] if self._at < len(self._words) else ""
+        if self._kind() != "ESC_LITERAL" and not re.fullmatch(r"[^\W\d]\w*", text):
+            self._fail("a name")
+        self._at += 1
+
+    def _kind(self) -> str:
+        return self._words[self._at][0] if self._at < len(self._words) else ""
+
+    def _peek(self, ahead: int = 0) -> str:
+        place = self._at + ahead
+        return self._words[place][1].upper() if place < len(self._words) else ""
+
+    def _take(self, word: str) -> None:
+        if self._peek() != word:
+            self._fail(word)
+        self._at += 1
+
+    def _fail(self, wanted: str) -> None:
+        found = self._words[self._at][1][:40] if self._at < len(self._words) else "the end"
+        raise NotCypher(f"{found} where {wanted} is expected")

@@ -1,0 +1,206 @@
+"""JSON: the answer parses, and is the expected value, or fits the schema of the case."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from decimal import Decimal, DecimalException
+from typing import Any
+
+from expert.judging.answers import unfenced, unreadable
+from expert.judging.cases import Case
+from expert.judging.oracles.oracle import Begin, Judgement, NoOracle, needed, right, unknown, wrong
+
+SHOWN = 60
+SECONDS = 2.0
+"""For a schema on one answer: a pattern may take longer than the universe is old."""
+
+
+class NotJson(Exception):
+    """Text that is no JSON, and why."""
+
+
+class _TooLong(Exception):
+    """A schema that does not come to an end."""
+
+
+class JsonOracle:
+    """`check` of a case: `equals` (true unless said otherwise) and `schema`, a JSON Schema."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
+
+    def judge(self, case: Case, answer: str, begin: Begin) -> Judgement:
+        schema = case.check.get("schema")
+        equals = bool(case.check.get("equals", schema is None))
+        try:
+            expected = parse(case.expected) if equals else None
+            validator = _validator(schema) if schema is not None else None
+        except NotJson as fault:
+            return unknown(f"the expected answer is no JSON: {fault}")
+        except NoOracle as none:
+            return unknown(str(none))
+        begin()
+        try:
+            value = parse(answer if self._strict else unfenced(answer))
+        except NotJson as fault:
+            return wrong("parse", f"no JSON: {fault}")
+        if equals:
+            place = difference(expected, value)
+            if place is not None:
+                return wrong("equal", place)
+        if validator is not None:
+            try:
+                with _in_time(SECONDS):
+                    broken = next(validator.iter_errors(_without_decimals(value)), None)
+            except needed("referencing").exceptions.Unresolvable as error:
+                return unknown(f"the schema of the case names what is not in it: {error}")
+            except _TooLong:
+                return unknown(f"the schema of the case takes longer than {SECONDS:g} s")
+            except RecursionError:
+                return unknown("the schema of the case refers to itself without an end")
+            except Exception as error:  # noqa: BLE001 - a pattern may fail when it is first used
+                return unknown(f"the schema of the case cannot be used: {short(str(error))}")
+            if broken is not None:
+                where = "".join(f"[{part!r}]" for part in broken.absolute_path)
+                return wrong("schema", f"${where}: {short(broken.message)}")
+        if not equals and validator is None:
+            return unknown("it parses, and the case says neither equals nor schema")
+        return right("equal" if equals else "schema")
+
+
+def parse(text: str) -> Any:
+    """The value of a JSON text by RFC 8259: no NaN, no key twice in an object.
+
+    Numbers with a point or an exponent are Decimal, so that none is rounded.
+    """
+    fault = unreadable(text)
+    if fault:
+        raise NotJson(fault)
+    try:
+        return json.loads(
+            text, object_pairs_hook=_object, parse_float=_number, parse_constant=_refuse
+        )
+    except json.JSONDecodeError as error:
+        raise NotJson(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits
+        raise NotJson(short(str(error))) from None
+
+
+def difference(expected: Any, value: Any, path: str = "$") -> str | None:
+    """Where two values differ, in words; None where they are equal.
+
+    The order of keys does not matter. Numbers are compared by value, 1 is 1.0, and true is no 1.
+    """
+    kinds = _kind(expected), _kind(value)
+    if kinds[0] != kinds[1]:
+        return f"{path}: {kinds[1]} instead of {kinds[0]}"
+    if isinstance(expected, Mapping):
+        missing = [key for key in expected if key not in value]
+        more = [key for key in value if key not in expected]
+        if missing or more:
+            what = f"without {missing[0]!r}" if missing else f"with {more[0]!r} that is not wanted"
+            return f"{path}: an object {short(what)}"
+        found = (difference(expected[k], value[k], f"{path}.{short(k)}") for k in expected)
+        return next((place for place in found if place is not None), None)
+    if isinstance(expected, list):
+        if len(expected) != len(value):
+            return f"{path}: {len(value)} entries instead of {len(expected)}"
+        pairs = enumerate(zip(expected, value, strict=True))
+        found = (difference(one, other, f"{path}[{place}]") for place, (one, other) in pairs)
+        return next((place for place in found if place is not None), None)
+    if expected == value:
+        return None
+    return f"{path}: {_shown(value)} instead of {_shown(expected)}"
+
+
+def _kind(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "true or false"
+    if isinstance(value, int | Decimal):
+        return "a number"
+    return {"str": "a string", "list": "a list"}.get(type(value).__name__, "an object")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        counted = Counter(key for key, _ in pairs)
+        twice = short(counted.most_common(1)[0][0])
+        raise ValueError(f"the key {twice!r} stands twice in an object")
+    return found
+
+
+def _number(text: str) -> Decimal:
+    try:
+        found = Decimal(text)
+    except DecimalException:
+        raise ValueError(f"the number {short(text)} is out of range") from None
+    if not found.is_finite():
+        raise ValueError(f"the number {short(text)} is out of range")
+    return found
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _validator(schema: Any) -> Any:
+    jsonschema, referencing = needed("jsonschema"), needed("referencing")
+    if not isinstance(schema, Mapping | bool):
+        raise NoOracle("the schema of the case is no JSON Schema")
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        with _in_time(SECONDS):
+            kind.check_schema(schema)
+    except jsonschema.SchemaError as error:
+        raise NoOracle(
+            f"the schema of the case is no JSON Schema: {short(error.message)}"
+        ) from None
+    except (_TooLong, RecursionError, OverflowError):
+        raise NoOracle("the schema of the case is too large or nested too deep") from None
+    # A registry of its own: nothing is fetched that the schema names.
+    return kind(schema, registry=referencing.Registry())
+
+
+@contextlib.contextmanager
+def _in_time(seconds: float) -> Iterator[None]:
+    """Raise _TooLong after so many seconds, where a system has such a clock; elsewhere the court
+    ends the process later."""
+    if not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def late(*_: object) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _without_decimals(value: Any) -> Any:
+    """Decimals as floats: JSON Schema's types know no others."""
+    if isinstance(value, Decimal):
+        return float(value)
+    if isinstance(value, list):
+        return [_without_decimals(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _without_decimals(entry) for key, entry in value.items()}
+    return value
+
+
+def _shown(value: Any) -> str:
+    return short(json.dumps(value, ensure_ascii=False, default=str))
+
+
+def short(text: str) -> str:
+    """The beginning of what a model wrote, for a reason."""
+    return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"

@@ -1,0 +1,202 @@
+"""SQL: the answer parses, and does in SQLite what the expected query does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from expert.judging.answers import unfenced, unreadable
+from expert.judging.cases import Case
+from expert.judging.oracles.made_rows import Rows, rows_around
+from expert.judging.oracles.oracle import Begin, Judgement, NoOracle, needed, right, unknown, wrong
+from expert.judging.oracles.sqlite_sandbox import NotAllowed, Sandbox, TooMuch
+from expert.judging.oracles.tables import difference
+
+SECONDS = 2.0
+"""For one query on the few rows of a case."""
+_UNDERLINES = re.compile(r"\x1b\[\d*m")  # with which sqlglot marks a place in a terminal
+
+
+MADE = 3
+"""Sets of rows that are made for empty tables: on one alone two maxima agree by chance."""
+_WORST = (False, True, None)  # a set of rows that tells nothing says nothing against the others
+
+
+class NotSql(Exception):
+    """Text that is not one SQL statement, and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Expected:
+    reads: bool
+    ordered: bool
+    rows: Sequence[Sequence[Any]]
+    state: dict[str, Any]
+    tells: str
+    """Why the result would not tell right from wrong; "" where it does."""
+    made: Rows
+    """Rows that were put into tables which the case leaves empty."""
+
+
+class SqlOracle:
+    """`check` of a case: `setup`, the statements that make its tables, and `dialect` where the
+    queries are not SQLite's. Without a setup the CREATE TABLE statements of the prompt are taken.
+    Where no table has a row, rows are made around the values of the expected query.
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
+
+    def judge(self, case: Case, answer: str, begin: Begin) -> Judgement:
+        dialect = str(case.check.get("dialect") or "sqlite")
+        try:
+            wanted = parse(case.expected, dialect)
+            setup = setup_of(case)
+        except (NoOracle, NotSql) as fault:
+            return unknown(
+                f"the expected query: {fault}" if isinstance(fault, NotSql) else f"{fault}"
+            )
+        query = _for_sqlite(wanted, case.expected, dialect)
+        expected, none = [], ""
+        try:
+            expected = _run_expected(wanted, query, setup)
+        except NoOracle as fault:
+            none = str(fault)
+        begin()
+        try:
+            found = parse(answer if self._strict else unfenced(answer), dialect)
+        except NotSql as fault:
+            return wrong("parse", str(fault))
+        if _canonical(found) == _canonical(wanted):
+            return right("equal")
+        if not expected:
+            return unknown(none)
+        own = _for_sqlite(found, answer if self._strict else unfenced(answer), dialect)
+        verdicts = (_held_to(one, found, own, setup) for one in expected)
+        return min(verdicts, key=lambda verdict: _WORST.index(verdict.passed))
+
+
+def parse(text: str, dialect: str) -> Any:
+    """The one statement of a text as a tree, or NotSql."""
+    sqlglot = needed("sqlglot")
+    fault = unreadable(text)
+    if fault:
+        raise NotSql(fault)
+    try:
+        trees = [tree for tree in sqlglot.parse(text, read=dialect) if tree is not None]
+    except sqlglot.errors.SqlglotError as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise NotSql(f"does not parse: {_UNDERLINES.sub('', first)[:160]}") from None
+    except (RecursionError, ValueError) as error:
+        raise NotSql(f"does not parse: {type(error).__name__}") from None
+    if len(trees) != 1:
+        raise NotSql(f"{len(trees)} statements instead of one")
+    if isinstance(trees[0], sqlglot.exp.Command | sqlglot.exp.Column | sqlglot.exp.Alias):
+        raise NotSql("does not parse: no statement")
+    return trees[0]
+
+
+def setup_of(case: Case) -> list[str]:
+    """The statements that make the tables of a case; none where it has none."""
+    given = case.check.get("setup")
+    if isinstance(given, str):
+        return [given]
+    if given is not None:
+        return [str(statement) for statement in given]
+    # Rows of data sets carry their schema in the prompt: from the first CREATE TABLE on.
+    found = re.search(r"CREATE\s+TABLE\b", case.prompt, re.IGNORECASE)
+    if not found:
+        return []
+    text = case.prompt[found.start() :]
+    return [text[: text.rindex(";") + 1] if ";" in text else text]
+
+
+def _for_sqlite(tree: Any, text: str, dialect: str) -> str:
+    """A query as SQLite is given it: SQLite's own word for word, others translated."""
+    return text if dialect == "sqlite" else str(tree.sql(dialect="sqlite"))
+
+
+def _run_expected(wanted: Any, query: str, setup: list[str]) -> list[_Expected]:
+    """What the expected query gives, on every set of rows there is; NoOracle where SQLite cannot
+    say."""
+    sqlglot = needed("sqlglot")
+    if not setup:
+        raise NoOracle("the case has no tables to run the query on")
+    reads = isinstance(wanted, sqlglot.exp.Query)
+    with Sandbox(SECONDS) as box:
+        try:
+            box.set_up(setup)
+            full = any(table["rows"] for table in box.state().values())
+            columns = box.columns()
+        except (NotAllowed, TooMuch) as fault:
+            raise NoOracle(f"the tables of the case cannot be made in SQLite: {fault}") from None
+    made: list[Rows] = [{}]
+    if reads and not full:
+        made = [rows_around(wanted, columns, seed=seed) for seed in range(MADE)]
+    return [_run_on(rows, wanted, query, setup, reads=reads) for rows in made]
+
+
+def _run_on(made: Rows, wanted: Any, query: str, setup: list[str], *, reads: bool) -> _Expected:
+    """What the expected query gives on these rows, and whether that depends on it alone."""
+    before: dict[str, Any] = {}
+    after: dict[str, Any] = {}
+    results = []
+    for turned in (False, True) if made else (False,):
+        with Sandbox(SECONDS) as box:
+            try:
+                box.set_up(setup)
+                box.fill({t: rows[::-1] for t, rows in made.items()} if turned else made)
+                before = {} if reads else box.state()
+                if turned:
+                    box.turn_round()
+                results.append(box.run(query, reads=reads))
+            except (NotAllowed, TooMuch) as fault:
+                raise NoOracle(f"the expected query does not run in SQLite: {fault}") from None
+            after = {} if reads else box.state()
+    rows, tells = results[0], ""
+    if reads and not rows:
+        tells = "the expected query returns no rows"
+    elif made and not any(value for row in rows for value in row):
+        tells = "the tables of the case are empty, and on rows made for them the query counts none"
+    elif difference(rows, results[-1], ordered=False) is not None:
+        tells = "what the expected query returns depends on the order in which tables are read"
+    elif not reads and after == before:
+        tells = "the expected statement changes nothing"
+    ordered = reads and wanted.args.get("order") is not None
+    ordered = ordered and difference(rows, results[-1], ordered=True) is None  # without ties
+    return _Expected(reads=reads, ordered=ordered, rows=rows, state=after, tells=tells, made=made)
+
+
+def _held_to(expected: _Expected, found: Any, query: str, setup: list[str]) -> Judgement:
+    """Run the answer in a database of its own, and compare."""
+    sqlglot = needed("sqlglot")
+    if isinstance(found, sqlglot.exp.Query) != expected.reads:
+        what = "a query" if expected.reads else "a statement that changes tables"
+        return wrong("run", f"is not {what}")
+    with Sandbox(SECONDS) as box:
+        box.set_up(setup)
+        box.fill(expected.made)
+        try:
+            rows = box.run(query, reads=expected.reads)
+        except (NotAllowed, TooMuch) as fault:
+            return wrong("run", str(fault))
+        state = {} if expected.reads else box.state()
+    if not expected.reads:
+        same = state == expected.state
+        if same and expected.tells:
+            return unknown(expected.tells)
+        return right("state") if same else wrong("state", "the tables are left in another state")
+    if expected.made and expected.tells:
+        return unknown(expected.tells)
+    kind = "made rows" if expected.made else "rows"
+    place = difference(expected.rows, rows, ordered=expected.ordered)
+    if place is not None:
+        return wrong(kind, place)
+    return unknown(f"{expected.tells}, as does the answer") if expected.tells else right(kind)
+
+
+def _canonical(tree: Any) -> str:
+    """A statement written out in one way: white space, case of keywords and comments are gone."""
+    return str(tree.sql(dialect="sqlite", normalize=True, comments=False))

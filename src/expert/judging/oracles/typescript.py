@@ -1,0 +1,171 @@
+"""TypeScript: the answer parses, and is the expected program but for blanks and comments.
+
+Where a case says that there are other right answers (`equals: false`), the compiler has the word:
+see typecheck. Programs are never run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from expert.judging.answers import unfenced, unreadable
+from expert.judging.cases import Case
+from expert.judging.oracles.oracle import Begin, Judgement, NoOracle, needed, right, unknown, wrong
+
+TYPES = "types"
+"""Kind of a judgement that the compiler may still make."""
+_BETWEEN = frozenset({";", ","})
+_CLOSING = frozenset({"}", ")", "]", ">", "|}"})
+_MEMBERS = frozenset({"object_type", "interface_body"})
+"""Where members may be set apart by either of those, or by a new line."""
+
+
+class NotTypeScript(Exception):
+    """Text that is no TypeScript, and why."""
+
+
+class TypeScriptOracle:
+    """`check` of a case: `equals` (true unless said otherwise), `tsx`, and for the compiler
+    `before` and `after`, TypeScript around the answer that uses what it declares."""
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self._strict = strict
+
+    def judge(self, case: Case, answer: str, begin: Begin) -> Judgement:
+        tsx = bool(case.check.get("tsx"))
+        try:
+            wanted = tokens(case.expected, tsx=tsx)
+        except NoOracle as fault:
+            return unknown(str(fault))
+        except NotTypeScript as fault:
+            return unknown(f"the expected answer: {fault}")
+        begin()
+        try:
+            found = tokens(program_of(answer, strict=self._strict), tsx=tsx)
+        except NotTypeScript as fault:
+            return wrong("parse", str(fault))
+        if found == wanted:
+            return right("equal")
+        if case.check.get("equals", True):
+            return wrong("equal", "another program than the expected one")
+        for whose, program in (
+            ("before", case.check.get("before")),
+            ("after", case.check.get("after")),
+        ):
+            outside = reaches_out(str(program or ""), tsx=tsx)
+            if outside:
+                return unknown(f"{whose} of the case {outside}")
+        outside = reaches_out(case.expected, tsx=tsx)
+        if outside:
+            return unknown(f"the expected answer {outside}")
+        outside = reaches_out(program_of(answer, strict=self._strict), tsx=tsx)
+        if outside:
+            return wrong(TYPES, outside)
+        none = "it parses; whether its types are right only the compiler tsc can say"
+        return Judgement(passed=None, reason=f"no oracle: {none}", kind=TYPES)
+
+
+def program_of(answer: str, *, strict: bool = False) -> str:
+    """The program in an answer."""
+    return answer if strict else unfenced(answer)
+
+
+def tokens(text: str, *, tsx: bool = False) -> list[str]:
+    """The program word by word: no blanks, no comments, no semicolon or comma that may be left out,
+    one kind of quotation marks; NotTypeScript where it does not parse."""
+    fault = unreadable(text)
+    if fault:
+        raise NotTypeScript(fault)
+    tree = _tree(text, tsx=tsx)
+    if tree.root_node.has_error:
+        raise NotTypeScript(f"does not parse{_place_of_error(tree)}")
+    words = list(_words(tree))
+    return [
+        word
+        for place, word in enumerate(words)
+        if not (word == ";" or (word in _BETWEEN and words[place + 1 : place + 2] in _ENDS))
+    ]
+
+
+def reaches_out(text: str, *, tsx: bool = False) -> str:
+    """What a program takes from other files, or changes for other programs, which the compiler sees
+    in the same go; "" where it is by itself. Packages by name are not there and need no word."""
+    tree = _tree(text, tsx=tsx)
+    for node in _nodes(tree):
+        said = node.text.decode("utf-8", "replace") if node.child_count == 0 else ""
+        if node.type == "comment" and _DIRECTIVE.match(said):
+            return f"names another file: {said[:60]}"
+        if said == "global" and node.parent is not None and node.parent.type == _AMBIENT:
+            return "changes what all programs share: declare global"
+        if node.type == "string" and _is_path(node):
+            return f"imports another file: {node.text.decode('utf-8', 'replace')[:60]}"
+    return ""
+
+
+_AMBIENT = "ambient_declaration"
+_DIRECTIVE = re.compile(r"\s*///\s*<\s*(reference|amd)", re.IGNORECASE)
+_IMPORTING = frozenset({"import_statement", "export_statement", "import_require_clause", "module"})
+
+
+def _is_path(node: Any) -> bool:
+    """Whether a string names a module by its path: "./x", "/x", "C:/x", "file:…"."""
+    path = node.text.decode("utf-8", "replace").strip("'\"`")
+    if not re.match(r"[./\\~]|\w+:", path) or path.startswith("node:"):
+        return False
+    above = node.parent
+    for _ in range(3):
+        if above is None:
+            return False
+        if above.type in _IMPORTING:
+            return True
+        if any(part.text in (b"import", b"require") for part in above.children[:1]):
+            return True
+        above = above.parent
+    return False
+
+
+_ENDS: list[list[str]] = [[], *([closing] for closing in sorted(_CLOSING))]
+
+
+def _tree(text: str, *, tsx: bool) -> Any:
+    tree_sitter, grammar = needed("tree_sitter"), needed("tree_sitter_typescript")
+    kind = grammar.language_tsx() if tsx else grammar.language_typescript()
+    parser = tree_sitter.Parser(tree_sitter.Language(kind))
+    return parser.parse(text.encode("utf-8", "replace"))
+
+
+def _nodes(tree: Any) -> Iterator[Any]:
+    """Every node, parents first, without recursion: a program may nest deeper than Python."""
+    cursor = tree.walk()
+    while True:
+        yield cursor.node
+        if cursor.goto_first_child() or cursor.goto_next_sibling():
+            continue
+        while cursor.goto_parent():
+            if cursor.goto_next_sibling():
+                break
+        else:
+            return
+
+
+def _words(tree: Any) -> Iterator[str]:
+    for node in _nodes(tree):
+        if node.type == "comment" or node.child_count:
+            continue
+        text = node.text.decode("utf-8", "replace")
+        above = node.parent.type if node.parent is not None else ""
+        if text in _BETWEEN and above in _MEMBERS:
+            continue
+        if text:
+            yield '"' if text == "'" and above == "string" else text
+
+
+def _place_of_error(tree: Any) -> str:
+    for node in _nodes(tree):
+        if node.is_error or node.is_missing:
+            row, column = node.start_point
+            what = f"{node.type} is missing" if node.is_missing else "this is no TypeScript"
+            return f": line {row + 1}, column {column + 1}: {what}"
+    return ""

@@ -1,0 +1,347 @@
+"""Schema violations and unknown keys, told as where, what, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import ValidationError
+
+from expert.core.errors import Problem
+from expert.manifest.check.slips import WORDS_OF_THEIR_OWN, slip_of
+from expert.manifest.migrate.names import (
+    BASE_MODEL_KEYS,
+    CONFIG,
+    CONFIG_ALIASES,
+    CONFIG_KEYS,
+    DATASET_ALIASES,
+    LOOSE_DATASET_KEYS,
+    SHAPE_ALIASES,
+    SPECIAL_NAMES,
+    home_of,
+)
+from expert.manifest.notices import Notice
+from expert.manifest.schema.expectations import LARGEST, expected, resolve, schema, schema_at
+from expert.manifest.text.document import Item, is_comment, join, shown
+
+_KINDS: list[tuple[type | tuple[type, ...], str]] = [
+    (bool, "true or false"),
+    (int, "a whole number"),
+    (float, "a number"),
+    (str, "text"),
+    (dict, "an object"),
+    (list, "a list"),
+]
+
+
+def schema_problems(error: ValidationError, root: Item) -> list[Problem]:
+    """One problem for each place that violates the schema, in the order of the file."""
+    found: dict[tuple[str | int, ...], Problem] = {}
+    for detail in error.errors(include_url=False, include_context=False):
+        place, problem = _problem(detail, root)
+        found.setdefault(place, problem)
+    # `[1]` is neither a list of text nor "auto": the entry is to blame, not the list.
+    outer = {place[:length] for place in found for length in range(len(place))}
+    return [problem for place, problem in found.items() if place not in outer]
+
+
+def broken_places(error: ValidationError, root: Item) -> list[tuple[str | int, ...]]:
+    """Canonical paths of the values that violate the schema."""
+    return [_locate(root, tuple(detail["loc"]))[1] for detail in error.errors()]
+
+
+def _problem(detail: Mapping[str, Any], root: Item) -> tuple[tuple[str | int, ...], Problem]:
+    """The canonical place of a violation, and how to tell it."""
+    location = tuple(detail["loc"])
+    if detail["type"] == "missing" and isinstance(location[-1], str):
+        item, canonical = _locate(root, location[:-1])
+        place = (*canonical, location[-1])
+        node = schema_at(place) or {}
+        meaning = str(node.get("description", "")).rstrip(".").split(";")[0]
+        what = f"missing: {meaning[:1].lower()}{meaning[1:]}"
+        item = item.below(location[-1]) or Item(None, join(item.path, location[-1]), item.line)
+        return place, Problem(item.path, what, "add it", item.line)
+    item, canonical = _locate(root, location)
+    node = schema_at(canonical) or {}
+    got = item.plain()
+    asked = _asked_below(item)
+    if asked is not None:
+        what = f"{item.path} is no object, expected {expected(node)}"
+        return canonical, Problem(asked.path, what)
+    if isinstance(got, int | float) and got > LARGEST:
+        what = f"got {shown(got)}, which is too large"
+    elif got == "":
+        what = f"is empty, expected {expected(node)}"
+    else:
+        what = f"got {_show(got)}, expected {expected(node)}"
+    return canonical, Problem(item.path, what, _fix(got, node), item.line)
+
+
+def _asked_below(item: Item) -> Item | None:
+    """What --set put below a key that has nothing below it: `name.foo` made an object of `name`."""
+    if not isinstance(item.value, dict) or item.from_command_line:
+        return None
+    return next((inner for inner in item.walk() if inner.from_command_line), None)
+
+
+def _locate(root: Item, location: tuple[str | int, ...]) -> tuple[Item, tuple[str | int, ...]]:
+    """The user's item for a schema location, whose steps may name branches of a union too."""
+    item = root
+    canonical: list[str | int] = []
+    for step in location:
+        below = item.below(step)
+        if below is not None:
+            item = below
+            canonical.append(step)
+    return item, tuple(canonical)
+
+
+def _show(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return shown(value)
+    if isinstance(value, list):
+        return f"a list of {len(value)}" if value else "an empty list"
+    if isinstance(value, dict):
+        return "an object"
+    kind = next((name for types, name in _KINDS if isinstance(value, types)), "")
+    return f"{shown(value)} ({kind})"
+
+
+def _fix(got: Any, node: Mapping[str, Any]) -> str:
+    words = expected(node)
+    if isinstance(got, str):
+        if "number" in words and got.strip().replace(".", "", 1).replace("e-", "", 1).isdigit():
+            return "remove the quotes"
+        if "true or false" in words and got.lower() in {"true", "false", "yes", "no"}:
+            return "remove the quotes"
+        choices = [
+            str(value)
+            for choice in node.get("anyOf", [node])
+            for value in resolve(choice).get("enum", [])
+        ]
+        near = closest(got, choices)
+        return f"did you mean {near!r}?" if near else ""
+    if isinstance(got, int | float) and "memory size" in words:
+        return f'write "{got}GB"'
+    if isinstance(got, bool) and "text" in words:
+        return "put it in quotes; YAML reads a bare yes, no, on or off as true or false"
+    if isinstance(got, int | float) and "text" in words:
+        return "put it in quotes"
+    return ""
+
+
+def closest(word: str, choices: list[str], likeness: float = 0.75) -> str | None:
+    """The one choice that looks like a slip of the pen, or None."""
+    lower = [choice.lower() for choice in choices]
+    near = difflib.get_close_matches(word.lower(), lower, 1, likeness)
+    return next((choice for choice in choices if choice.lower() == near[0]), None) if near else None
+
+
+def unknown_keys(
+    root: Item, *, strict: bool, flat: bool = False, only_at_top: bool = False
+) -> tuple[list[Problem], list[Notice]]:
+    """Unknown keys: errors in training.config, with --set and where one is a known key misspelt.
+
+    Any other is metadata, and told to be. In a flat file, whose settings stand at the top level,
+    every unknown key there was meant as a setting, so it is told that it does nothing; one that is
+    near a setting is refused there, and in a file whose settings can stand `only_at_top`.
+    """
+    problems: list[Problem] = []
+    notices: list[Notice] = []
+    kept: dict[str, list[Item]] = {}
+    for number, (item, key, node, closed) in enumerate(_unknown(root, schema())):
+        # A hint costs a comparison with every known key, 0.4 ms: no file needs hundreds of them.
+        meant = _misspelt(key, node) if number < 200 else None
+        hint = _hint(key, node, item.from_command_line) if number < 200 and not meant else ""
+        if (flat or only_at_top) and item.path == key and hint.startswith(_ASKS):
+            problems.append(Problem(item.path, "unknown key", hint, item.line))
+        elif closed or strict or item.from_command_line or meant:
+            right = _asked(meant, item.from_command_line) if meant else hint
+            listed = "expert manifest explain lists every key"
+            other = listed if item.from_command_line else "remove it"
+            fix = right or (_known(node) if closed else other)
+            problems.append(Problem(item.path, "unknown key", fix, item.line))
+        elif hint:
+            notices.append(Notice("warning", item.path, f"kept as metadata: {hint}", item.line))
+        elif flat and item.path == key:
+            text = "without effect: Expert has no such key"
+            notices.append(Notice("warning", item.path, text, item.line))
+        elif key != "error_injection_ratio":  # a rule tells of it in its own words
+            section = item.path.removesuffix(key).removesuffix(".")
+            kept.setdefault(section, []).append(item)
+    return problems, notices + [_told_as_metadata(*each) for each in kept.items()]
+
+
+def _told_as_metadata(section: str, items: list[Item]) -> Notice:
+    """One notice for a whole section: real manifests describe themselves at length."""
+    names = [item.path.removeprefix(f"{section}.") for item in items]
+    more = f" and {len(names) - 20} more" if len(names) > 20 else ""
+    text = f"kept as metadata, without effect: {', '.join(names[:20])}{more}"
+    return Notice("note", section or "top level", text, items[0].line)
+
+
+def _unknown(
+    item: Item, node: Mapping[str, Any]
+) -> Iterator[tuple[Item, str, Mapping[str, Any], bool]]:
+    node = resolve(node)
+    choices = [resolve(choice) for choice in node.get("anyOf", [node])]
+    if isinstance(item.value, list):
+        inner = next((choice["items"] for choice in choices if "items" in choice), None)
+        for entry in item.value if inner else []:
+            yield from _unknown(entry, inner or {})
+        return
+    section = next((choice for choice in choices if "properties" in choice), None)
+    objects = [choice for choice in choices if choice.get("type") == "object"]
+    extra = objects[0].get("additionalProperties") if objects else None
+    for key, entry in item.fields().items():
+        if is_comment(key):
+            continue
+        if section is not None and key in section["properties"]:
+            yield from _unknown(entry, section["properties"][key])
+        elif section is not None:
+            yield entry, key, section, section.get("additionalProperties") is False
+        elif isinstance(extra, Mapping):
+            yield from _unknown(entry, extra)
+
+
+def _misspelt(key: str, node: Mapping[str, Any]) -> str | None:
+    """The key that was meant, where this one is a slip of the pen of a key of its place.
+
+    A setting may stand loose in some sections. There a name is a slip of one only where nothing
+    else can be meant: metadata is welcome in the same place.
+    """
+    if key in _every_name():
+        return None
+    title = str(node.get("title"))
+    section, dot, _ = key.partition(".")
+    if title == "Manifest" and dot and section in ("base_models", "training"):
+        # A path, as --set takes them: as a key it would be metadata.
+        last = key.rpartition(".")[2]
+        return last if last in _LOOSE_KEYS else section
+    if title == "Training" and f"{key}s" in CONFIG_KEYS and key not in WORDS_OF_THEIR_OWN:
+        return f"{CONFIG}.{key}s"
+    here = [name for name in node["properties"] if name not in _DESCRIPTIVE]
+    near = slip_of(key, [*here, *_NAMES_TOO.get(title, ())])
+    if near or title not in _TAKES_LOOSE_KEYS:
+        return near
+    near = slip_of(key, _LOOSE_KEYS, elsewhere=True)
+    return near and (home_of(near) or near)
+
+
+def _hint(key: str, node: Mapping[str, Any], is_override: bool) -> str:
+    closed = node.get("additionalProperties") is False
+    in_config = node.get("title") == "TrainingConfig"
+    here = [name for name in node["properties"] if name not in _DESCRIPTIVE]
+    # Where metadata is welcome, checkpoint_path is no slip for checkpoint_step.
+    likeness = 0.72 if closed else 0.85
+    near = closest(key, here + (list(CONFIG_ALIASES) if in_config else []), likeness)
+    if near and key not in WORDS_OF_THEIR_OWN:
+        return f"{_ASKS} {near!r}?"
+    home = _other_home(key)
+    if home:
+        return f"{key!r} belongs {_place(key, home, is_override)}"
+    if in_config or key in WORDS_OF_THEIR_OWN:
+        return ""
+    settings = list(schema()["$defs"]["TrainingConfig"]["properties"])
+    if node.get("title") == "Manifest":  # free metadata lives here: only a clear slip is one
+        least = 0.75 if is_override else 0.88
+        near = closest(key.replace("-", "_"), [*settings, *CONFIG_ALIASES], least)
+    else:
+        near = closest(key.replace("-", "_"), settings)
+    if near and node.get("title") in {"Manifest", "Training", "DatasetSpec"}:
+        return _asked(f"{CONFIG}.{CONFIG_ALIASES.get(near, near)}", is_override)
+    # Near enough to ask, not to refuse: too short, or near a name of another trainer.
+    doubtful = slip_of(key, _LOOSE_NAMES) if node.get("title") in _TAKES_LOOSE_KEYS else None
+    return _asked(home_of(doubtful) or doubtful, is_override) if doubtful else ""
+
+
+def _asked(meant: str, is_override: bool) -> str:
+    """What was meant, as it can be written: --set takes a path, in a file it is no key."""
+    section, dot, key = meant.rpartition(".")
+    if is_override or not dot:
+        return f"{_ASKS} {meant!r}?"
+    return f"{_ASKS} {key!r} under {section}?"
+
+
+def _place(key: str, home: str, is_override: bool) -> str:
+    """Where a key belongs, in words that are not taken for a key themselves."""
+    section, dot, name = home.rpartition(".")
+    if is_override or not dot:
+        return f"at {home!r}"
+    where = f"in an entry of {section[:-2]}" if section.endswith("[]") else f"under {section}"
+    return where if name == key else f"{where}, as {name!r}"
+
+
+_ASKS = "did you mean"
+# Keys of the manifest that say nothing to the trainer: their neighbours are metadata, not slips.
+_DESCRIPTIVE = {
+    *("description", "author", "capabilities", "constraints", "limitations", "routing", "runtime"),
+    *("perf", "quality_metrics", "evaluation", "integrity", "license", "repository", "homepage"),
+    *("tags", "purpose", "sha256", "scaling", "size_bytes", "checkpoint_step", "checkpoint"),
+    "alternative_checkpoints",
+}
+# Sections whose settings may stand there instead of in training.config or training.dataset.
+_TAKES_LOOSE_KEYS = ("Manifest", "Training")
+_LOOSE_NAMES = (
+    *CONFIG_KEYS,
+    *CONFIG_ALIASES,
+    *SPECIAL_NAMES,
+    *LOOSE_DATASET_KEYS,
+    *BASE_MODEL_KEYS,
+    *("dataset", "base_model", "adapters"),
+)
+# Of those, the keys themselves. Names of other trainers have neighbours that mean something else:
+# `lora` is not `lora_r`, `local_rank` not `lora_rank`.
+_LOOSE_KEYS = (
+    *CONFIG_KEYS,
+    *(name for name, key in LOOSE_DATASET_KEYS.items() if name == key),
+    *BASE_MODEL_KEYS,
+    *("dataset", "base_model", "adapters"),
+)
+_NAMES_TOO = {
+    "TrainingConfig": (*CONFIG_ALIASES, *SPECIAL_NAMES),
+    "DatasetSpec": tuple(DATASET_ALIASES),
+    "CharGptShape": tuple(SHAPE_ALIASES),
+}
+_HOMES = {
+    "DatasetSpec": "training.dataset",
+    "Decoding": "training.decoding",
+    "BaseModelSpec": "base_models[]",
+    "Training": "training",
+}
+# Words too common to say where they belong, and such as change nothing wherever they stand.
+_AMBIGUOUS = {
+    *("name", "type", "path", "format", "validation", "version", "text", "input", "config"),
+    *("sha256", "revision", "checkpoint", "alternative_checkpoints"),
+}
+
+
+@cache
+def _every_name() -> frozenset[str]:
+    """Every key and every other spelling: what is known elsewhere is misplaced, not misspelt."""
+    sections = [schema(), *schema()["$defs"].values()]
+    own = {name for section in sections for name in section.get("properties", ())}
+    return frozenset(
+        own | {*_LOOSE_NAMES, *(name for more in _NAMES_TOO.values() for name in more)}
+    )
+
+
+def _other_home(key: str) -> str | None:
+    if key in _AMBIGUOUS:
+        return None
+    home = home_of(key)
+    if home:
+        return home
+    for title, place in _HOMES.items():
+        if key in schema()["$defs"][title]["properties"]:
+            return f"{place}.{key}"
+    return key if key in ("training", "base_models", "soft_prompts") else None
+
+
+def _known(node: Mapping[str, Any]) -> str:
+    names = sorted(node["properties"])
+    if len(names) > 12:
+        return "see: expert manifest explain " + _HOMES.get(str(node.get("title")), CONFIG)
+    return f"known keys: {', '.join(names)}"

@@ -1,0 +1,427 @@
+"""Keys that are fine alone and wrong, or overruled, together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from expert.core.errors import Problem
+from expert.manifest.notices import Kind, Notice
+from expert.manifest.schema.config import TrainingConfig
+from expert.manifest.schema.manifest import CHAR_GPT, Manifest
+from expert.manifest.text.document import Item
+
+_SCHEDULE_OPTIONS = {
+    "cosine": ("num_cycles", "min_lr"),
+    "cosine_with_restarts": ("num_cycles", "min_lr"),
+    "polynomial": ("power", "lr_end"),
+    "linear": (),
+    "constant": (),
+}
+
+
+@dataclass
+class Findings:
+    """Collects what the rules say, with the place where the user wrote each key."""
+
+    root: Item
+    problems: list[Problem] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+
+    def item(self, path: str) -> Item:
+        """The user's item at a canonical path, or one that only knows the path."""
+        found = self.root
+        rest = path
+        while rest:
+            inner = _first_step(found, rest)
+            if inner is None:
+                return Item(None, path, found.line)
+            found, rest = inner
+        return found
+
+    def wrong(self, path: str, what: str, fix: str) -> None:
+        item = self.item(path)
+        self.problems.append(Problem(item.path, what, fix, item.line))
+
+    def tell(self, kind: Kind, path: str, text: str) -> None:
+        item = self.item(path)
+        self.notices.append(Notice(kind, item.path, text, item.line))
+
+    def superseded(self, key: str, text: str) -> None:
+        self.tell("superseded", f"training.config.{key}", text)
+
+
+def _first_step(item: Item, path: str) -> tuple[Item, str] | None:
+    """The item one step down a path, and the rest of the path; keys may hold dots themselves."""
+    index = re.match(r"\[(\d+)\]\.?", path)
+    if index and isinstance(item.value, list):
+        below = item.below(int(index[1]))
+        return (below, path[index.end() :]) if below is not None else None
+    for key in sorted(item.fields(), key=len, reverse=True):
+        if path == key or path.startswith((f"{key}.", f"{key}[")):
+            return item.fields()[key], path[len(key) :].removeprefix(".")
+    return None
+
+
+def check_rules(manifest: Manifest, root: Item) -> Findings:
+    """Every rule that spans several keys, on a manifest whose single keys are right."""
+    findings = Findings(root)
+    for rule in _RULES:
+        rule(manifest, findings)
+    return findings
+
+
+def _adapter(manifest: Manifest, say: Findings) -> None:
+    config = manifest.training.config
+    given = config.model_fields_set
+    kind = config.adapter_type
+    for key in ("rank", "alpha"):
+        if key in given and kind == "ia3" and getattr(config, key) != "auto":
+            say.wrong(f"training.config.{key}", "ia3 has no " + key, "remove it")
+    if kind == "ia3" and "dropout" in given and config.dropout not in ("auto", 0):
+        say.superseded("dropout", "ia3 has no dropout")
+    if kind in ("full", "none"):
+        reason = "every weight is trained" if kind == "full" else "only soft prompts are trained"
+        for key in ("rank", "alpha", "dropout", "target_modules"):
+            if key in given and getattr(config, key) != "auto":
+                say.superseded(key, f"adapter_type {kind}: {reason}")
+    if kind == "none" and not manifest.soft_prompts:
+        what = "none trains soft prompts alone, but there are none"
+        say.wrong("training.config.adapter_type", what, "add soft_prompts or choose an adapter")
+    if config.feedforward_modules and kind != "ia3":
+        say.superseded("feedforward_modules", f"only ia3 has them, {kind} uses target_modules")
+    targets = config.target_modules
+    if config.feedforward_modules and kind == "ia3" and isinstance(targets, list):
+        stray = sorted(set(config.feedforward_modules) - set(targets))
+        if stray:
+            what = f"{', '.join(stray)} not among target_modules"
+            say.wrong("training.config.feedforward_modules", what, "add them there or remove them")
+    for number, model in enumerate(manifest.base_models):
+        is_quantised = model.quantization in ("int4", "int8", "fp8")
+        path = f"base_models[{number}].quantization"
+        if kind == "full" and is_quantised and model.name != CHAR_GPT:
+            what = f"an {model.quantization} base cannot be trained whole"
+            say.wrong(path, what, "use quantization: none, or an adapter_type")
+        if kind == "lokr" and is_quantised:
+            what = f"lokr cannot be put on an {model.quantization} base"
+            say.wrong(path, what, "use quantization: none, or adapter_type: lora")
+        for position, adapter in enumerate(model.adapters):
+            is_dora = adapter.type == "lora" and adapter.use_dora
+            released = "dora" if is_dora else adapter.type
+            if released and released != kind:
+                text = f"released as {released}; training.config.adapter_type {kind} is what counts"
+                say.tell("warning", f"base_models[{number}].adapters[{position}].type", text)
+
+
+def _char_model(manifest: Manifest, say: Findings) -> None:
+    for number, model in enumerate(manifest.base_models):
+        place = f"base_models[{number}]"
+        if model.name != CHAR_GPT:
+            if model.architecture is not None:
+                what = f"only {CHAR_GPT} has an architecture of its own"
+                say.wrong(f"{place}.architecture", what, "remove it")
+            continue
+        shape = model.architecture
+        if shape is not None and shape.width % shape.heads:
+            what = f"{shape.heads} heads do not divide a width of {shape.width}"
+            say.wrong(f"{place}.architecture", what, "choose a multiple")
+        if manifest.training.config.adapter_type != "full":
+            what = f"{CHAR_GPT} is trained from scratch"
+            say.wrong("training.config.adapter_type", what, "write adapter_type: full")
+        if model.quantization not in ("auto", "none", "bf16", "fp16"):
+            what = f"{CHAR_GPT} is trained from scratch and cannot be quantised"
+            say.wrong(f"{place}.quantization", what, "remove it")
+        if manifest.soft_prompts:
+            say.wrong("soft_prompts", f"{CHAR_GPT} takes no soft prompts", "remove them")
+
+
+# Names of models that read images or sound, by the last part of a name or path. What has no such
+# name is known by its config.json.
+_MEDIA_MODEL = re.compile(
+    r"(?:^|[-_.\d])(?:vl|vlm|vl2|vision|v?omni|audio|ocr)(?:$|[-_.\d])"
+    r"|llava|internvl|pixtral|paligemma|idefics|moondream|smolvlm|minicpm-[vo]\b|fuyu|florence-2"
+    r"|gemma-3-(?:4|12|27)b|llama-4-|cogvlm|molmo|kosmos|mllama|whisper|voxtral|blip2?|glm-4(?:\.\d)?v|gemma-?3n|got-ocr",
+    re.IGNORECASE,
+)
+
+
+def _text_models(manifest: Manifest, say: Findings) -> None:
+    """A model that reads images is refused by its name; where that says nothing, by its config."""
+    for number, model in enumerate(manifest.base_models):
+        last = re.split(r"[\\/]", model.name.rstrip("\\/"))[-1]
+        if _MEDIA_MODEL.search(last):
+            what = f"{model.name!r} reads images or sound, and only text is trained here"
+            say.wrong(f"base_models[{number}].name", what, "name a model for text alone")
+
+
+def _precision(manifest: Manifest, say: Findings) -> None:
+    config = manifest.training.config
+    if config.bf16 is True and config.fp16 is True:
+        say.wrong("training.config.fp16", "bf16 and fp16 are both true", "keep one of the two")
+
+
+def _schedule(manifest: Manifest, say: Findings) -> None:
+    config = manifest.training.config
+    allowed = _SCHEDULE_OPTIONS[config.lr_scheduler]
+    for key in sorted(config.lr_scheduler_kwargs.model_fields_set):
+        if key not in allowed and getattr(config.lr_scheduler_kwargs, key) is not None:
+            takes = f"{config.lr_scheduler} takes {' and '.join(allowed) or 'no options'}"
+            say.wrong(f"training.config.lr_scheduler_kwargs.{key}", takes, "remove it")
+    if config.warmup_ratio is not None and config.warmup_steps:
+        say.superseded("warmup_steps", f"warmup_ratio {config.warmup_ratio:g} wins")
+
+
+def _batch(manifest: Manifest, say: Findings) -> None:
+    """Rows or tokens: either says how large a step is."""
+    config, path = manifest.training.config, "training.config.batch_tokens"
+    if config.batch_tokens is None:
+        return
+    if config.batch_size != "auto":
+        what = f"says how large a step is, and so does batch_size ({config.batch_size})"
+        say.wrong(path, what, "keep one of the two")
+    if manifest.training.dataset.streaming:
+        what = "rows of a stream are not counted beforehand, so nobody knows how many hold so many"
+        say.wrong(path, what, "write batch_size: rows per step")
+
+
+def _packing(manifest: Manifest, say: Findings) -> None:
+    config = manifest.training.config
+    if config.group_by_length is True and config.packing is not False:
+        say.superseded(
+            "group_by_length",
+            "packing leaves no padding for it to avoid (packing: false for the old way)",
+        )
+    if config.dataloader_persistent_workers is True and config.dataloader_num_workers == 0:
+        say.superseded("dataloader_persistent_workers", "there are 0 workers to keep")
+    if config.pretokenized_cache and manifest.training.dataset.streaming:
+        say.superseded("pretokenized_cache", "streaming: true keeps no cache")
+    if manifest.training.dataset.streaming and not config.max_steps:
+        text = "the number of rows is not known beforehand: set training.config.max_steps"
+        say.tell("warning", "training.dataset.streaming", text)
+    if manifest.training.dataset.streaming and config.epochs % 1:
+        what = f"{config.epochs:g}, but how long an epoch of a stream is shows only at its end"
+        fix = "write a whole number, and max_steps to stop sooner; or set streaming: false"
+        say.wrong("training.config.epochs", what, fix)
+
+
+def _tokenising(manifest: Manifest, say: Findings) -> None:
+    """Tokenising late is the way to measure against: rows alone, each of them when it is needed."""
+    config, path = manifest.training.config, "training.config.tokenize"
+    if config.tokenize != "late":
+        return
+    if any(model.name == CHAR_GPT for model in manifest.base_models):
+        what = f"late, but {CHAR_GPT} reads a corpus that is characters already"
+        say.wrong(path, what, "leave it out")
+    elif manifest.training.dataset.streaming:
+        what = "late, but streamed rows are tokenised while training anyway"
+        say.wrong(path, what, "leave it out, or set streaming: false")
+    elif manifest.training.dataset.tasks:
+        what = "late, but the rows of several tasks are mixed by their prepared tokens"
+        say.wrong(path, what, "leave it out, or name one path")
+    elif config.packing is not False:
+        what = "late, but rows can be packed only when their tokens are known"
+        say.wrong(path, what, "write packing: false too, or leave it out")
+    elif config.overlong == "split":
+        what = "late, but how many parts a row has is known only with its tokens"
+        say.wrong(path, what, "write overlong: cut too, or leave it out")
+
+
+def _attention(manifest: Manifest, say: Findings) -> None:
+    config = manifest.training.config
+    if config.flash_attention_2:
+        text = "torch's own flash kernels run where the card has them; no package is needed"
+        if config.attention not in ("auto", "flash"):
+            text = f"attention: {config.attention} wins"
+        say.superseded("flash_attention_2", text)
+    elif config.flash_attention_2 is False and config.attention == "auto":
+        text = "false means not asked for: the plan chooses. Write attention: sdpa or eager"
+        say.tell("note", "training.config.flash_attention_2", text)
+    if config.use_sdpa is True and config.attention != "auto":
+        say.superseded("use_sdpa", f"attention: {config.attention} wins")
+    elif config.use_sdpa is False and config.attention == "auto":
+        text = "false means not asked for: the plan chooses. Write attention: eager to force it"
+        say.tell("note", "training.config.use_sdpa", text)
+    if config.attention == "sdpa" and config.packing not in (False, "auto"):
+        text = "packed rows with SDPA need a dense mask: memory and time grow with the square"
+        say.tell("warning", "training.config.attention", text)
+
+
+def _superseded_switches(manifest: Manifest, say: Findings) -> None:
+    config = manifest.training.config
+    for key, because in _SUPERSEDED.items():
+        if getattr(config, key):
+            say.superseded(key, because(config))
+    if config.gradient_checkpointing_kwargs.use_reentrant:
+        path = "gradient_checkpointing_kwargs.use_reentrant"
+        say.superseded(path, "recomputation is always the non-reentrant one")
+
+
+_SUPERSEDED: dict[str, Callable[[TrainingConfig], str]] = {
+    "use_unsloth": lambda _: "the fused kernels here take its place",
+    "memory_efficient_attention": lambda _: "flash attention and SDPA are both memory-efficient",
+    "memory_clear_every": lambda _: "shapes are fixed, so there is no cache to clear",
+    "cuda_graph_warmup_steps": lambda _: "two passes warm up what use_cuda_graphs records",
+    "activation_checkpointing": lambda c: (
+        f"gradient_checkpointing decides ({str(c.gradient_checkpointing).lower()}); "
+        'its "selective" keeps what is dear to recompute'
+    ),
+}
+
+
+def _cadence(manifest: Manifest, say: Findings) -> None:
+    config = manifest.training.config
+    if config.save_steps and config.save_strategy in ("epoch", "no"):
+        say.superseded("save_steps", f"save_strategy is {config.save_strategy}")
+    if config.eval_steps and config.evaluation_strategy in ("epoch", "no"):
+        say.superseded("eval_steps", f"evaluation_strategy is {config.evaluation_strategy}")
+    for key, strategy in (("save", config.save_strategy), ("eval", config.evaluation_strategy)):
+        if strategy == "steps" and getattr(config, f"{key}_steps") is None:
+            name = "save_strategy" if key == "save" else "evaluation_strategy"
+            what = f"steps, but {key}_steps is not given"
+            say.wrong(f"training.config.{name}", what, f"add {key}_steps")
+    if config.evaluation_strategy == "no":
+        for key in ("load_best_model_at_end", "early_stopping_patience"):
+            if getattr(config, key) not in (None, False, "auto"):
+                what = "needs an evaluation, but evaluation_strategy is no"
+                say.wrong(f"training.config.{key}", what, "choose steps or epoch")
+    if config.early_stopping_patience is None and config.early_stopping_threshold:
+        what = "means nothing without early_stopping_patience"
+        say.wrong("training.config.early_stopping_threshold", what, "add early_stopping_patience")
+    falling = config.metric_for_best_model in ("eval_loss", "eval_perplexity")
+    if config.greater_is_better is falling:
+        text = f"honoured, though less {config.metric_for_best_model} is better"
+        text = text if falling else "honoured, though more accuracy is better"
+        say.tell("warning", "training.config.greater_is_better", text)
+
+
+def _dataset(manifest: Manifest, say: Findings) -> None:
+    data = manifest.training.dataset
+    place = "training.dataset"
+    if data.path is None and not data.tasks:
+        fix = "add path: a file, a folder or a hub id"
+        what = "names no data"
+        if data.generation is not None:
+            what = "generation is descriptive only: rows are not generated here"
+        say.wrong(place, what, fix)
+    if data.path is not None and data.tasks:
+        say.wrong(f"{place}.tasks", "given together with path", "keep one of the two")
+    if data.type == "multi_task" and not data.tasks:
+        say.wrong(f"{place}.type", "multi_task, but there are no tasks", "add tasks")
+    mapped = data.field_mapping.text if data.field_mapping else None
+    if data.text_field and mapped and mapped != data.text_field:
+        what = f"says {data.text_field!r}, but field_mapping.text says {mapped!r}"
+        say.wrong(f"{place}.text_field", what, "keep one of the two")
+    if data.max_in_memory_samples:
+        text = "tokens are memory-mapped, no rows are held in memory"
+        say.tell("superseded", f"{place}.max_in_memory_samples", text)
+    for key in ("augmentation", "error_injection_ratio"):
+        if getattr(data, key, None):
+            say.tell("note", f"{place}.{key}", "descriptive only: rows are used as they are")
+    if data.generation and data.path is not None:
+        say.tell("note", f"{place}.generation", "descriptive only: rows are not generated here")
+
+
+def _descriptive(manifest: Manifest, say: Findings) -> None:
+    decoding = manifest.training.decoding
+    if decoding.use_grammar:
+        text = "descriptive only: parsers judge the answers, no grammar constrains them"
+        say.tell("note", "training.decoding.use_grammar", text)
+    if decoding.validation_cmd:
+        text = "never run: commands from a manifest are not executed"
+        say.tell("note", "training.decoding.validation_cmd", text)
+    for number, model in enumerate(manifest.base_models):
+        if model.rope_scaling:
+            text = "descriptive only: positions are trained as the model's config.json says"
+            say.tell("note", f"base_models[{number}].rope_scaling", text)
+    for number, prompt in enumerate(manifest.soft_prompts):
+        if prompt.init_method == "text" and not prompt.init_text:
+            what = "init_method is text, but there is no init_text"
+            say.wrong(f"soft_prompts[{number}].init_text", what, "add the text")
+    _room_beside_prompts(manifest, say)
+    checkpoint = manifest.training.packaging_checkpoint
+    if not re.fullmatch(r"final|best|checkpoint-[0-9]+", checkpoint):
+        what = f"got {checkpoint!r}, expected final, best or checkpoint-N"
+        say.wrong("training.packaging_checkpoint", what, "name one of the run's checkpoints")
+    if not re.fullmatch(r"\d+\.\d+\.\d+([-+].*)?", manifest.version):
+        text = f"{manifest.version!r} is not of the form x.y.z"
+        say.tell("warning", "version", text)
+
+
+def _room_beside_prompts(manifest: Manifest, say: Findings) -> None:
+    """Soft prompts stand in front of every document, inside its sequence."""
+    length = manifest.training.config.max_seq_length
+    tokens = sum(prompt.tokens for prompt in manifest.soft_prompts)
+    if length != "auto" and tokens >= length and manifest.base_models[0].name != CHAR_GPT:
+        what = f"{tokens} tokens leave no room for text in the {length} of max_seq_length"
+        say.wrong("soft_prompts", what, "use fewer tokens, or a larger max_seq_length")
+
+
+def written_paths(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Keys whose folder is written to, with their values."""
+    config = manifest.training.config
+    if config.output_dir:
+        yield "training.config.output_dir", config.output_dir
+    if config.pretokenized_cache:
+        yield "training.config.pretokenized_cache", config.pretokenized_cache
+
+
+def read_paths(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """Keys whose file or folder is read, with their values."""
+    data = manifest.training.dataset
+    for key in ("path", "validation_path", "test_path"):
+        if getattr(data, key):
+            yield f"training.dataset.{key}", getattr(data, key)
+    for name, task in (data.tasks or {}).items():
+        for key in ("train", "valid", "test"):
+            if getattr(task, key):
+                yield f"training.dataset.tasks.{name}.{key}", getattr(task, key)
+    for number, prompt in enumerate(manifest.soft_prompts):
+        if prompt.path:
+            yield f"soft_prompts[{number}].path", prompt.path
+
+
+def _paths(manifest: Manifest, say: Findings) -> None:
+    """A manifest may come from anywhere, so what it names stays near it; --set may say anything."""
+    written = dict(written_paths(manifest))
+    for path, value in [*read_paths(manifest), *written.items()]:
+        if not value.isprintable():
+            fix = "remove it"
+            if re.search(r"[\t\n\r\f\b]", value):
+                fix = "a backslash before t, n, r, f or b is read as one sign: write / instead"
+            say.wrong(path, f"{value!r} holds a control character", fix)
+        if say.item(path).from_command_line:
+            continue
+        steps = re.split(r"[\\/]", value)
+        if ".." in steps:
+            what = (
+                f"{value!r}: a manifest may come from anyone, so it may not climb out of its folder"
+            )
+            other = "a path below it" if path in written else "the whole path"
+            say.wrong(path, what, f"write {other}, or say it yourself: --set {path}={value}")
+        elif re.search(r"\$\w|\$\{|%\w+%", value):
+            what = f"{value!r}: environment variables are not expanded"
+            say.wrong(path, what, "write the path itself")
+    for path, value in written.items():
+        is_absolute = re.match(r"[\\/~]|[A-Za-z]:", value)
+        if is_absolute and not say.item(path).from_command_line:
+            what = f"{value!r}: a manifest may write only below its own folder"
+            say.wrong(path, what, f"use a relative path, or --set {path}={value}")
+
+
+_RULES = (
+    _adapter,
+    _char_model,
+    _text_models,
+    _precision,
+    _schedule,
+    _batch,
+    _packing,
+    _tokenising,
+    _attention,
+    _superseded_switches,
+    _cadence,
+    _dataset,
+    _descriptive,
+    _paths,
+)

@@ -1,0 +1,149 @@
+"""`--set path=value`: the one way to override a manifest from the command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from expert.core.errors import ExpertError
+from expert.manifest.migrate.migrate import migrate
+from expert.manifest.migrate.moving import Migration
+from expert.manifest.migrate.names import homes_of_short_name
+from expert.manifest.notices import notice
+from expert.manifest.text.document import MAX_DEPTH, Item, join
+
+_STEP = re.compile(r"([^.\[\]]+)((?:\[[0-9]{1,6}\])*)")
+
+
+class OverrideError(ExpertError):
+    """A --set that cannot be understood."""
+
+
+def parse_override(text: str) -> tuple[list[str | int], Item]:
+    """`training.config.epochs=2` -> the steps of the path and the value, read as YAML."""
+    # Imported here: a plain run without --set needs no YAML parser.
+    from expert.manifest.text.yaml_text import parse_yaml
+
+    path, equals, value = text.partition("=")
+    path = path.strip()
+    if not equals or not path:
+        raise OverrideError(
+            f"--set {text}: expected path=value, such as --set training.config.epochs=2"
+        )
+    steps: list[str | int] = []
+    for part in path.split("."):
+        match = _STEP.fullmatch(part)
+        if not match:
+            raise OverrideError(f"--set {text}: {part!r} is not part of a path")
+        steps.append(match[1])
+        steps.extend(int(index) for index in re.findall(r"\[(\d+)\]", match[2]))
+    if len(steps) > MAX_DEPTH:
+        raise OverrideError(f"--set {text[:60]}…: the path has more than {MAX_DEPTH} steps")
+    item, problems, _ = parse_yaml(value, f"--set {path}")
+    if problems:
+        raise OverrideError(f"--set {text}: {problems[0]}")
+    if item.value is None and value.strip().startswith("#"):
+        raise OverrideError(f"--set {text}: # begins a comment; put the value in quotes")
+    for part_of_value in item.walk():
+        part_of_value.path = f"--set {path}"
+        part_of_value.line = None
+        part_of_value.from_command_line = True
+    return steps, item
+
+
+def apply_overrides(root: Item, overrides: Sequence[str]) -> Migration:
+    """Lay the overrides over the canonical tree; names are understood as in a file."""
+    told = Migration(root.fields())
+    for text in overrides:
+        steps, item = parse_override(text)
+        whole = _whole_path(steps, text)
+        if whole != steps:
+            told.notices.append(notice("read as", item, _in_words(whole)))
+            steps = whole
+        if any(isinstance(step, int) for step in steps):
+            _set_at(root, _in_new_layout(steps), item, text)
+            continue
+        layer = Item({})
+        _set_at(layer, steps, item, text)
+        moved = migrate(layer)
+        if item.value is None and not layer.fields():
+            raise OverrideError(f"--set {text}: {steps[-1]} cannot be null")
+        told.notices += moved.notices
+        told.problems += moved.problems
+        if steps == ["base_models"]:
+            root.fields()["base_models"] = layer.fields()["base_models"]
+        else:
+            _overlay(root.fields(), layer.fields())
+    return told
+
+
+def _whole_path(steps: list[str | int], text: str) -> list[str | int]:
+    """The path to a key that was named alone; OverrideError where several are called so."""
+    if len(steps) != 1:
+        return steps
+    homes = homes_of_short_name(str(steps[0]))
+    if len(homes) > 1:
+        names = ", ".join(_in_words([*home, *steps]) for home in homes)
+        raise OverrideError(f"--set {text}: several keys are called so  (name one: {names})")
+    return [*homes[0], *steps] if homes else steps
+
+
+def _in_words(steps: Sequence[str | int]) -> str:
+    """The steps as --set takes them."""
+    words = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps]
+    return "".join(words).removeprefix(".")
+
+
+def _in_new_layout(steps: list[str | int]) -> list[str | int]:
+    """`adapters[0].r` and `base_model.adapters[0].r` of a 1.0 file, where they are by now."""
+    if steps[0] == "base_model":
+        return ["base_models", 0, *steps[1:]]
+    return ["base_models", 0, *steps] if steps[0] == "adapters" else steps
+
+
+def _set_at(root: Item, steps: Sequence[str | int], item: Item, text: str) -> None:
+    here = root
+    for position, step in enumerate(steps[:-1]):
+        following = steps[position + 1]
+        if isinstance(step, int):
+            here = _entry(here, step, text)
+            continue
+        if not isinstance(here.value, dict):
+            raise OverrideError(f"--set {text}: {here.path} is not an object")
+        empty: list[Item] | dict[str, Item] = [] if isinstance(following, int) else {}
+        here = here.value.setdefault(step, Item(empty, join(here.path, step)))
+    last = steps[-1]
+    if isinstance(last, int):
+        _entry(here, last, text)
+        assert isinstance(here.value, list)
+        here.value[last] = item
+    elif isinstance(here.value, dict):
+        here.value[last] = item
+    else:
+        raise OverrideError(f"--set {text}: {here.path} is not an object")
+
+
+def _entry(item: Item, index: int, text: str) -> Item:
+    if not isinstance(item.value, list) or index >= len(item.value):
+        count = len(item.value) if isinstance(item.value, list) else 0
+        raise OverrideError(f"--set {text}: {item.path} has {count} entries, none at [{index}]")
+    return item.value[index]
+
+
+def _overlay(base: dict[str, Item], layer: dict[str, Item]) -> None:
+    for key, item in layer.items():
+        present = base.get(key)
+        if present is not None and isinstance(item.value, dict) and isinstance(present.value, dict):
+            _overlay(present.value, item.value)
+        elif key == "base_models" and present is not None and present.value:
+            first = present.below(0)
+            layered = item.below(0)
+            if first is not None and layered is not None:
+                _overlay(first.fields(), layered.fields())
+        else:
+            base[key] = item
+            if key == "betas" and present is not None and isinstance(item.value, list):
+                # adam_beta2 alone says nothing of the first one
+                for position, entry in enumerate(item.value):
+                    given = present.below(position)
+                    item.value[position] = entry if entry.from_command_line else given or entry

@@ -1,0 +1,230 @@
+"""`training.config`: what every key means and what it is when nobody says."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from expert.manifest.schema.types import (
+    AUTO,
+    Auto,
+    Count,
+    CountFromZero,
+    Flag,
+    Momentum,
+    NumberFromZero,
+    PositiveNumber,
+    Rank,
+    Share,
+    SharePastZero,
+    Size,
+    StrictSection,
+    Text,
+)
+
+AdapterType = Literal["lora", "dora", "ia3", "lokr", "adalora", "full", "none"]
+Scheduler = Literal["linear", "cosine", "constant", "polynomial", "cosine_with_restarts"]
+Optimizer = Literal["adamw_torch", "adamw_torch_fused", "adamw_bnb_8bit", "paged_adamw_8bit", "sgd"]
+Attention = Literal["eager", "sdpa", "flash", "flex"]
+Checkpointing = Literal["none", "selective", "full"]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+Cadence = Literal["no", "steps", "epoch"]
+ModuleList = Annotated[list[Text], Field(min_length=1)]
+Metric = Literal["eval_loss", "eval_perplexity", "eval_token_accuracy"]
+
+
+class SchedulerOptions(StrictSection):
+    """Further numbers of a learning-rate schedule."""
+
+    num_cycles: PositiveNumber | None = None
+    """Cosine waves over the run (cosine, cosine_with_restarts)."""
+    power: PositiveNumber | None = None
+    """Exponent of the decay (polynomial)."""
+    lr_end: NumberFromZero | None = None
+    """Rate at the end (polynomial)."""
+    min_lr: NumberFromZero | None = None
+    """Lowest rate (cosine)."""
+
+
+class CheckpointingOptions(StrictSection):
+    """How recomputation is done."""
+
+    use_reentrant: Flag = False
+    """Torch's older recomputation; superseded: the non-reentrant one is always used."""
+
+
+class TrainingConfig(StrictSection):
+    """How the expert is trained. An unknown key here is an error."""
+
+    # --- what is trained ---------------------------------------------------------------------
+    method: Literal["sft"] = "sft"
+    """Kind of training; supervised fine-tuning is the one there is."""
+    adapter_type: AdapterType = "lora"
+    """What learns: an adapter kind, `full` for every weight, `none` for soft prompts alone."""
+    rank: Rank | Auto = AUTO
+    """Adapter rank; auto: that of adapters[0], else 16. Not for ia3, full and none."""
+    alpha: Count | Auto = AUTO
+    """Adapter scale, applied as alpha / rank; auto: that of adapters[0], else twice the rank."""
+    dropout: Share | Auto = AUTO
+    """Dropout before the adapter; auto: that of adapters[0], else 0."""
+    target_modules: ModuleList | Literal["all-linear", "auto"] = AUTO
+    """Layers that get an adapter; auto: those of adapters[0], else every linear layer."""
+    feedforward_modules: list[Text] = []
+    """IA3 only: those of the target modules that are scaled at their input."""
+
+    # --- how long, how fast ------------------------------------------------------------------
+    epochs: PositiveNumber = 3.0
+    """Passes over the training rows; may be fractional, but not of a stream."""
+    max_steps: CountFromZero | None = None
+    """Stop after this many updates; null or 0: no limit."""
+    learning_rate: SharePastZero | Auto = AUTO
+    """Peak rate; auto: 2e-4, full 2e-5, ia3 and soft prompts 5e-3, from scratch 1e-3."""
+    batch_size: Count | Auto = AUTO
+    """Rows per update, before gradient_accumulation_steps; auto: 16, char-gpt's by the card."""
+    batch_tokens: Count | None = None
+    """Tokens per step instead of batch_size: as many rows as hold them by their mean length."""
+    gradient_accumulation_steps: Count = 1
+    """Multiplies batch_size to the rows per update, which stay the same whatever fits."""
+    micro_batch_size: Count | Auto = AUTO
+    """Rows (or packed sequences) on the card at once; auto: as many as fit."""
+    eval_batch_size: Count | Auto = AUTO
+    """Rows (or packed sequences) at once in evaluation; auto: as many as fit."""
+    warmup_steps: CountFromZero | None = None
+    """Updates of rising rate; warmup_ratio wins over it."""
+    warmup_ratio: Share | None = None
+    """Share of all updates with rising rate; with neither key: 0.03."""
+    lr_scheduler: Scheduler = "cosine"
+    """How the rate falls after warm-up."""
+    lr_scheduler_kwargs: SchedulerOptions = SchedulerOptions()
+    """num_cycles, power, lr_end or min_lr of the schedule."""
+    optim: Optimizer | Auto = AUTO
+    """Optimizer; auto: fused AdamW on a GPU, plain AdamW on a CPU."""
+    weight_decay: NumberFromZero = 0.0
+    """Decoupled weight decay on matrices."""
+    betas: tuple[Momentum, Momentum] = (0.9, 0.999)
+    """AdamW's averaging factors."""
+    adam_epsilon: PositiveNumber = 1e-8
+    """AdamW's guard against division by zero."""
+    max_grad_norm: NumberFromZero | None = 1.0
+    """Gradients are scaled down to this norm; 0 or null: no clipping."""
+    seed: CountFromZero = 42
+    """Decides shuffling, splits, initial adapters and dropout."""
+
+    # --- rows to sequences -------------------------------------------------------------------
+    max_seq_length: Count | Auto = AUTO
+    """Tokens per sequence; auto: 2048, or the model's context where that is shorter."""
+    packing: Flag | Literal["best-fit", "concat", "auto"] = AUTO
+    """Several rows in a sequence: true (best-fit), concat (join and cut), false; auto: true."""
+    group_by_length: Flag | Auto = AUTO
+    """Without packing: put rows of a step that are of similar length into one micro-batch."""
+    overlong: Literal["cut", "split", "drop", "auto"] = AUTO
+    """A row longer than max_seq_length loses its end, is learnt in parts, or is left out; auto:
+    split for plain text, cut for rows with answers. Every one is counted."""
+    train_on_prompt: Flag = False
+    """Learn the prompt too; false: only the answers count in the loss."""
+    tokenize: Literal["ahead", "late"] = "ahead"
+    """ahead: tokens are prepared once; late: when a batch asks for them, only to measure that."""
+    pretokenized_cache: Text | None = None
+    """Folder of prepared tokens, or of `input_ids` that another tool saved; null:
+    datasets_optimized/<expert>, keyed by content."""
+
+    # --- the card ----------------------------------------------------------------------------
+    bf16: Flag | Auto = AUTO
+    """bfloat16 arithmetic; auto: from compute capability 8.0 on."""
+    fp16: Flag | Auto = AUTO
+    """float16 arithmetic with loss scaling; auto: on cards without bfloat16."""
+    use_tf32: Flag | Auto = AUTO
+    """TF32 for the float32 products that are left; auto: from compute capability 8.0 on."""
+    attention: Attention | Auto = AUTO
+    """Attention kernel; auto: flex or flash when packed, SDPA otherwise, eager never."""
+    use_sdpa: Flag | Auto = AUTO
+    """Torch's fused attention; true without packing sets attention: sdpa."""
+    flash_attention_2: Flag | None = None
+    """Superseded: torch's own flash kernels run, no flash-attn package is needed."""
+    memory_efficient_attention: Flag | None = None
+    """Superseded: every kernel but eager is memory-efficient."""
+    fused_loss: Flag | Auto = AUTO
+    """Cross-entropy in chunks without the whole logits; auto: on."""
+    torch_compile: Flag | Auto = AUTO
+    """Compile each block; auto: on a GPU for runs longer than two minutes."""
+    torch_compile_backend: Literal["inductor"] = "inductor"
+    """Compiler behind torch_compile."""
+    torch_compile_mode: CompileMode | Auto = AUTO
+    """Effort of the compiler; auto: default."""
+    use_cuda_graphs: Flag | Auto = AUTO
+    """Record forward and backward once and replay them; auto: where launching takes longer."""
+    cuda_graph_warmup_steps: CountFromZero | None = None
+    """Superseded: two passes warm up what is recorded."""
+    gradient_checkpointing: Flag | Checkpointing | Auto = AUTO
+    """Recompute activations: none, selective, full (= true); auto: none where that fits."""
+    gradient_checkpointing_kwargs: CheckpointingOptions = CheckpointingOptions()
+    """Options of the recomputation."""
+    activation_checkpointing: Literal["attention_only", "none", "full"] | None = None
+    """Superseded by gradient_checkpointing."""
+    cudnn_benchmark: Flag | Auto = AUTO
+    """cuDNN tries its algorithms first; auto: on a GPU, unless deterministic."""
+    deterministic: Flag = False
+    """Only kernels that add in the same order every time: a resumed run on a GPU ends with the same
+    bits, some speed is lost. On a CPU it is so anyway."""
+    use_unsloth: Flag | None = None
+    """Superseded: the kernels here need no Unsloth."""
+    memory_clear_every: CountFromZero | None = None
+    """Superseded: shapes are fixed, so there is no cache to clear."""
+    vram_limit: Size | None = None
+    """Use at most this much GPU memory, such as "16GB"."""
+    device: Literal["cuda", "cpu"] | Auto = AUTO
+    """Where to train; auto: on the GPU where there is one."""
+
+    # --- feeding it --------------------------------------------------------------------------
+    dataloader_num_workers: CountFromZero | Auto = AUTO
+    """Worker processes; auto: none, prepared tokens are memory-mapped and fed by a thread."""
+    dataloader_prefetch_factor: Count | Auto = AUTO
+    """Batches kept ready ahead of the card (per worker where there are workers)."""
+    dataloader_persistent_workers: Flag | Auto = AUTO
+    """Keep workers between epochs; means nothing without workers."""
+    dataloader_pin_memory: Flag | Auto = AUTO
+    """Page-locked buffers for faster copies; auto: on a GPU."""
+
+    # --- looking, saving, stopping -----------------------------------------------------------
+    logging_steps: Count = 10
+    """Steps between log lines; the last steps of a run have a line of their own."""
+    save_strategy: Cadence | Auto = AUTO
+    """When checkpoints are written; auto: steps where save_steps is given, else epoch."""
+    save_steps: Count | None = None
+    """Updates between checkpoints."""
+    save_every_epochs: Count = 1
+    """Epochs between checkpoints with save_strategy epoch; above 1 all are kept by default."""
+    save_total_limit: Count | None = 3
+    """Checkpoints kept; null: all. The best one is kept besides and is not counted."""
+    evaluation_strategy: Cadence | Auto = AUTO
+    """When the validation rows are evaluated; auto: steps where eval_steps is given, else epoch."""
+    eval_steps: Count | None = None
+    """Updates between evaluations."""
+    eval_every_epochs: Count = 1
+    """Epochs between evaluations with evaluation_strategy epoch."""
+    load_best_model_at_end: Flag | Auto = AUTO
+    """Finish with the best checkpoint; auto: whenever there is an evaluation."""
+    metric_for_best_model: Metric = "eval_loss"
+    """What decides which checkpoint is best."""
+    greater_is_better: Flag | Auto = AUTO
+    """Whether more of that metric is better; auto: not for losses and perplexity."""
+    early_stopping_patience: Count | None = None
+    """Stop after this many evaluations without improvement."""
+    early_stopping_threshold: NumberFromZero = 0.0
+    """Improvement smaller than this does not count."""
+    on_not_finite: Literal["stop", "skip", "rollback"] = "stop"
+    """When a gradient is NaN or infinite (the update is never made): stop, go on with the next
+    rows, or go back to the last checkpoint and leave these rows out."""
+    max_skipped_updates: Count = 5
+    """Updates in a row that may be left out because a gradient was not finite, before stopping."""
+    on_loss_spike: Literal["rollback", "ignore"] = "rollback"
+    """When the loss leaps far above its own noise and stays there: go back to the last checkpoint
+    before it, leave the rows out and go on with half the rate after a new warm-up; or only report
+    it."""
+    max_rollbacks: CountFromZero = 3
+    """Times a run may go back to a checkpoint by itself, before stopping."""
+    output_dir: Text | None = None
+    """Folder for run folders; null: runs/ beside the manifest."""
+    trackers: list[Literal["tensorboard"]] = ["tensorboard"]
+    """Metrics for other tools; events.jsonl is always written."""

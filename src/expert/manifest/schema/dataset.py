@@ -1,0 +1,147 @@
+"""`training.dataset` and `training.decoding`: where rows come from, how answers are generated."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from expert.manifest.schema.types import (
+    Count,
+    CountFromZero,
+    Flag,
+    PositiveNumber,
+    Section,
+    Share,
+    SharePastZero,
+    Temperature,
+    Text,
+)
+
+RowFormat = Literal[
+    "jsonl", "json", "csv", "parquet", "txt", "text", "arrow", "excel", "huggingface"
+]
+
+
+class FieldMapping(Section):
+    """Which column of the data holds which part of an example."""
+
+    instruction: Text | None = None
+    """Column with the request."""
+    input: Text | None = None
+    """Column with the optional material the request is about."""
+    response: Text | None = None
+    """Column with the answer."""
+    text: Text | None = None
+    """Column with an already formatted example."""
+    messages: Text | None = None
+    """Column with whole conversations: lists of messages."""
+    system: Text | None = None
+    """Column with the system text."""
+    tools: Text | None = None
+    """Column with the tools that a conversation offers."""
+
+
+class Task(Section):
+    """One task of a multi-task data set, with files of its own."""
+
+    train: Text
+    """Training rows of the task."""
+    valid: Text | None = None
+    """Validation rows of the task."""
+    test: Text | None = None
+    """Test rows of the task."""
+    weight: PositiveNumber = 1.0
+    """Share of the rows used per epoch; 2 means every row twice."""
+    format: Literal["sft"] = "sft"
+    """Kind of rows; preference rows are refused."""
+
+
+class RowChecks(Section):
+    """Rows that are left out, and counted, before tokenising."""
+
+    validate_json: Flag = False
+    """Leave out rows whose answer is not JSON."""
+    validate_schema: Flag = False
+    """Leave out rows whose answer is not a valid JSON Schema."""
+    deduplicate: Flag = False
+    """Leave out rows that occurred before."""
+    min_length: CountFromZero = 0
+    """Shortest answer kept, in characters."""
+    max_length: Count | None = None
+    """Longest answer kept, in characters."""
+
+
+class DatasetSpec(Section):
+    """Where the rows come from. Paths are relative to the manifest."""
+
+    path: Text | None = None
+    """File, folder, corpus name, or hub id with `::split[::config]`."""
+    validation_path: Text | None = None
+    """Rows for validation; without it a share of the training rows is split off."""
+    test_path: Text | None = None
+    """Rows that are evaluated once, at the end."""
+    validation_split: Share = 0.1
+    """Share of the training rows split off for validation where no file is given; 0: none."""
+    type: Literal["single", "huggingface", "multi_task"] | None = None
+    """Kind of source; read off path and tasks where it is not given."""
+    format: RowFormat | None = None
+    """File format where the suffix does not tell."""
+    streaming: Flag = False
+    """Read rows as they are needed, with bounded memory."""
+    max_in_memory_samples: Count | None = None
+    """Superseded: prepared tokens are memory-mapped, no rows are held in memory."""
+    use_pretokenized: Flag = False
+    """`path` holds tokenised rows (`input_ids`), used where they fit the tokenizer."""
+    text_field: Text | None = None
+    """Column with already formatted text."""
+    field_mapping: FieldMapping | None = None
+    """Columns of instruction, input, response, messages, … where they have other names."""
+    preference_rows: Literal["preferred", "all"] | None = None
+    """Rows with chosen and rejected answers or a label (DPO, KTO): `preferred` trains on the
+    preferred answers alone; `all` ignores a label."""
+    json_values: Flag = False
+    """Train on lists and objects as JSON text; otherwise they make a row a bad row."""
+    tasks: dict[str, Task] | None = None
+    """Several data sets, trained together."""
+    validation: RowChecks | None = None
+    """Which rows are left out."""
+    augmentation: dict[str, Any] | None = None
+    """Descriptive only: no augmentation is applied."""
+    generation: dict[str, Any] | None = None
+    """Descriptive only: rows are not generated."""
+    max_chars: Count | None = None
+    """Use only this many characters of a text corpus."""
+    max_samples: Count | None = None
+    """Use only the first so many rows of each file or set named, for training and for judging."""
+    max_bad_rows: CountFromZero = 0
+    """Unreadable rows to tolerate; each is counted and written to rejects.jsonl."""
+
+
+class Decoding(Section):
+    """How answers are generated in evaluation and sampling."""
+
+    temperature: Temperature = 0.0
+    """Randomness of sampling; 0: always the likeliest token."""
+    top_p: SharePastZero = 1.0
+    """Sample from the likeliest tokens that make up this probability."""
+    top_k: Count | None = None
+    """Sample from this many likeliest tokens."""
+    min_p: Share = 0.0
+    """Sample from tokens at least this likely relative to the likeliest."""
+    max_new_tokens: Count = 512
+    """Longest answer."""
+    repetition_penalty: PositiveNumber = 1.0
+    """Above 1: tokens that already occurred become less likely."""
+    stop_sequences: list[Text] = []
+    """Texts that end an answer."""
+    validation: (
+        Literal["parser", "parser-strict", "schema-strict", "tsc", "explain", "none"] | None
+    ) = None
+    """How strictly answers are checked."""
+    validation_cmd: Text | None = None
+    """Never run: commands from a manifest are not executed (see validate --judge-command)."""
+    use_grammar: Flag = False
+    """Descriptive only: generation is not constrained by a grammar; parsers judge the answers."""
+    grammar_type: Text | None = None
+    """What answers are judged as: json, sql, sql-postgres, cypher, typescript, text, open, …"""
+    grammar_file: Text | None = None
+    """Descriptive only, like use_grammar."""

@@ -1,0 +1,177 @@
+"""The manifest as read: complete, checked, in the 2.0 layout. It may still say "auto"."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from expert.manifest.schema.config import TrainingConfig
+from expert.manifest.schema.dataset import DatasetSpec, Decoding
+from expert.manifest.schema.types import (
+    AUTO,
+    Auto,
+    Blocks,
+    CountFromZero,
+    Flag,
+    PositiveNumber,
+    PromptLength,
+    Rank,
+    Section,
+    Share,
+    StrictSection,
+    Text,
+    Width,
+)
+
+Quantization = Literal["int4", "int8", "fp8", "fp16", "bf16", "none"]
+PromptTemplate = Literal[
+    "tokenizer", "alpaca", "chatml", "llama", "mistral", "phi", "deepseek", "gemma"
+]
+CHAR_GPT = "char-gpt"
+
+
+class CharGptShape(StrictSection):
+    """Size of the built-in character model, trained from scratch."""
+
+    layers: Blocks = 6
+    """Transformer blocks."""
+    heads: Blocks = 6
+    """Attention heads; must divide width."""
+    width: Width = 384
+    """Size of the hidden state."""
+    block_size: Width = 256
+    """Characters the model sees at once."""
+    dropout: Share = 0.0
+    """Dropout in attention and feed-forward."""
+
+
+class Adapter(Section):
+    """A released adapter. training.config decides what is trained and falls back to this."""
+
+    type: Literal["lora", "dora", "ia3", "lokr", "adalora", "lora-fa"] | None = None
+    """Kind of adapter."""
+    target_modules: list[Text] | None = None
+    """Layers that carry it."""
+    feedforward_modules: list[Text] | None = None
+    """IA3: those scaled at their input."""
+    r: Rank | None = None
+    """Rank."""
+    alpha: PositiveNumber | None = None
+    """Scale, applied as alpha / r."""
+    dropout: Share | None = None
+    """Dropout before the adapter."""
+    scaling: Text | None = None
+    """Name of the scaling rule."""
+    use_dora: Flag | None = None
+    """Weight decomposition; the same as type dora."""
+    path: str | None = None
+    """Where the released weights lie."""
+    checkpoint_step: CountFromZero | None = None
+    """Update the release was taken at."""
+    size_bytes: CountFromZero | None = None
+    """Size of the released file; 0: not filled in."""
+    sha256: str | None = None
+    """Hash of the released file; empty: not filled in."""
+
+
+class BaseModelSpec(Section):
+    """A model the expert is trained on."""
+
+    name: Text
+    """Folder, bare name, or hub id; foreign absolute paths are looked up by their last part."""
+    sha256: str | None = None
+    """Hash of the base weights; empty: not checked."""
+    quantization: Quantization | Auto = AUTO
+    """Base weights: int4 (NF4, double quantisation), int8; bf16, fp16, none: as they are."""
+    rope_scaling: Text | dict[str, Any] | None = None
+    """Descriptive only: positions are trained as the model's own config.json says."""
+    prompt_template: PromptTemplate | Auto = AUTO
+    """How turns are written; auto: the tokenizer's own template, else by the model's name."""
+    revision: Text | None = None
+    """Hub commit to use."""
+    architecture: CharGptShape | None = None
+    """Size of the built-in char-gpt; for no other model."""
+    adapters: list[Adapter] = []
+    """Released adapters."""
+
+
+class SoftPrompt(Section):
+    """Virtual tokens that are learnt in front of every example."""
+
+    name: Text
+    """Name of the prompt."""
+    tokens: PromptLength = 32
+    """Number of virtual tokens."""
+    path: Text | None = None
+    """Where the released embedding lies."""
+    init_method: Literal["random", "text", "vocab_sample"] = "random"
+    """Start from noise, from the embedding of init_text, or from sampled vocabulary."""
+    init_text: str = ""
+    """Text to start from with init_method text."""
+    purpose: str | None = None
+    """What it is for."""
+
+
+class Training(Section):
+    """Data, settings and decoding of the expert."""
+
+    dataset: DatasetSpec
+    """Where the rows come from."""
+    config: TrainingConfig = TrainingConfig()
+    """How the expert is trained."""
+    decoding: Decoding = Decoding()
+    """How answers are generated."""
+    packaging_checkpoint: Text = "final"
+    """Checkpoint that is exported: final, best or checkpoint-N."""
+    checkpoint: str | CountFromZero | None = None
+    """Descriptive: checkpoint of the last release."""
+    alternative_checkpoints: dict[str, Any] | list[Any] | None = None
+    """Descriptive: other checkpoints worth trying."""
+
+
+class Manifest(Section):
+    """One expert: what it is, what it is built on, how it is trained."""
+
+    schema_version: Literal["2.0"] = "2.0"
+    """Layout of the file; 1.0 is read too."""
+    name: Text
+    """Name of the expert; where absent, the name of the folder or file."""
+    version: Text = "0.1.0"
+    """Version of the expert, x.y.z."""
+    description: str = ""
+    """What the expert is good at."""
+    author: str | dict[str, Any] | None = None
+    """Who made it."""
+    base_models: Annotated[list[BaseModelSpec], Field(min_length=1)]
+    """Models it can be trained on; the first one unless --model says otherwise."""
+    soft_prompts: list[SoftPrompt] = []
+    """Virtual tokens learnt in front of every example."""
+    training: Training
+    """Data, settings and decoding."""
+    capabilities: list[str] = []
+    """Tags for routing."""
+    constraints: dict[str, Any] | None = None
+    """load_order, incompatible_with, requires, max_chain; for the runtime."""
+    limitations: list[str | dict[str, Any]] = []
+    """Known weaknesses."""
+    routing: dict[str, Any] | None = None
+    """Hints for a router."""
+    runtime: dict[str, Any] | None = None
+    """Hints for a runtime."""
+    perf: dict[str, Any] | None = None
+    """Cost at inference, as released."""
+    quality_metrics: dict[str, Any] | None = None
+    """Scores, as released."""
+    evaluation: dict[str, Any] | None = None
+    """How it was evaluated, as released."""
+    integrity: dict[str, Any] | None = None
+    """Signatures, as released."""
+    license: str | None = None
+    """Licence of the expert."""
+    repository: str | dict[str, Any] | None = None
+    """Where its source is."""
+    homepage: str | None = None
+    """Its page."""
+    tags: list[str] = []
+    """Words to find it by."""

@@ -1,0 +1,164 @@
+"""JSON with a line for every value; the standard library's parser keeps none."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable
+from json import decoder
+from json.decoder import JSONDecodeError
+from typing import NoReturn
+
+from expert.core.errors import ManifestError, Problem
+from expert.manifest.text.document import MAX_DEPTH, MAX_ITEMS, Item, add_entry, join
+
+# The standard library's own string scanner; typeshed does not list it.
+_scan_string: Callable[[str, int, bool], tuple[str, int]] = getattr(decoder, "scanstring")  # noqa: B009
+_SPACE = re.compile(r"[ \t\r\n]*")
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
+_WORDS = {"true": True, "false": False, "null": None}
+_INSTEAD = {
+    **{word: f"write {word}" for word in _WORDS},
+    "none": "write null",
+    **dict.fromkeys(("nan", "inf", "infinity"), "write a number"),
+}
+
+
+def parse_json(text: str, source: str) -> tuple[Item, list[Problem]]:
+    """The tree of items, and problems that did not stop the parser."""
+    if not text.strip():
+        return Item(None), []
+    parser = _Parser(text, source)
+    root = parser.value(parser.skip(0), "", 0)
+    end = parser.skip(parser.position)
+    if end != len(text):
+        parser.fail(end, "text after the end of the object", "remove it")
+    return root, parser.problems
+
+
+class _Parser:
+    def __init__(self, text: str, source: str) -> None:
+        self.text = text
+        self.source = source
+        self.problems: list[Problem] = []
+        self.position = 0
+        self.items = 0
+        self.line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
+
+    def line(self, position: int) -> int:
+        return bisect_right(self.line_starts, position)
+
+    def fail(self, position: int, what: str, fix: str = "") -> NoReturn:
+        raise ManifestError(self.source, [Problem("", what, fix, self.line(position))])
+
+    def skip(self, position: int) -> int:
+        match = _SPACE.match(self.text, position)
+        end = match.end() if match else position
+        if self.text.startswith(("//", "/*", "#"), end):
+            self.fail(end, "JSON has no comments", 'use a key that begins with "_", or YAML')
+        return end
+
+    def value(self, at: int, path: str, depth: int) -> Item:
+        self.items += 1
+        if self.items > MAX_ITEMS:
+            self.fail(at, f"more than {MAX_ITEMS:,} values", "this is no manifest")
+        if depth > MAX_DEPTH:
+            self.fail(at, f"nested more than {MAX_DEPTH} deep", "this is no manifest")
+        item = Item(None, path, self.line(at))
+        head = self.text[at : at + 1]
+        if head == "{":
+            item.value = self.mapping(at, path, depth)
+        elif head == "[":
+            item.value = self.sequence(at, path, depth)
+        elif head == '"':
+            item.value = self.string(at)
+        else:
+            item.value = self.word_or_number(at)
+        return item
+
+    def mapping(self, at: int, path: str, depth: int) -> dict[str, Item]:
+        entries: dict[str, Item] = {}
+        position = self.skip(at + 1)
+        if self.text[position : position + 1] == "}":
+            self.position = position + 1
+            return entries
+        while True:
+            if self.text[position : position + 1] != '"':
+                self.expected_key(position)
+            line = self.line(position)
+            key = self.string(position)
+            colon = self.skip(self.position)
+            if self.text[colon : colon + 1] != ":":
+                self.fail(colon, f'":" expected after "{key}"')
+            item = self.value(self.skip(colon + 1), join(path, key), depth + 1)
+            item.line = line
+            add_entry(entries, key, item, self.problems)
+            position = self.skip(self.position)
+            if self.text[position : position + 1] == "}":
+                self.position = position + 1
+                return entries
+            position = self.comma(position, "}", f'after "{key}"')
+
+    def expected_key(self, position: int) -> NoReturn:
+        if self.text[position : position + 1] == "}":
+            self.fail(position, 'a "," before "}"', "remove the comma")
+        if self.text[position : position + 1] == "'":
+            self.fail(position, "single quotes", 'JSON wants "double quotes"')
+        self.fail(position, 'a key in "double quotes" expected')
+
+    def sequence(self, at: int, path: str, depth: int) -> list[Item]:
+        entries: list[Item] = []
+        position = self.skip(at + 1)
+        if self.text[position : position + 1] == "]":
+            self.position = position + 1
+            return entries
+        while True:
+            if self.text[position : position + 1] == "]":
+                self.fail(position, 'a "," before "]"', "remove the comma")
+            entries.append(self.value(position, join(path, len(entries)), depth + 1))
+            position = self.skip(self.position)
+            if self.text[position : position + 1] == "]":
+                self.position = position + 1
+                return entries
+            position = self.comma(position, "]", "in the list")
+
+    def comma(self, position: int, closing: str, where: str) -> int:
+        if position >= len(self.text):
+            self.fail(position, f'the file ends before the closing "{closing}"', "is it cut off?")
+        if self.text[position] != ",":
+            self.fail(self.position, f'"," or "{closing}" expected {where}', "a missing comma?")
+        return self.skip(position + 1)
+
+    def string(self, at: int) -> str:
+        try:
+            text, self.position = _scan_string(self.text, at + 1, True)
+        except JSONDecodeError as error:
+            what = error.msg.lower().removesuffix(" at")
+            fix = 'write "\\\\" for a "\\"' if "escape" in what else ""
+            self.fail(error.pos, f"broken string: {what}", fix)
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            self.fail(at, "broken string: half of a surrogate pair")
+        if "\0" in text:
+            self.fail(at, "broken string: a NUL character", "remove it")
+        return text
+
+    def word_or_number(self, at: int) -> int | float | bool | None:
+        word = re.compile(r"[A-Za-z]+").match(self.text, at)
+        if word:
+            if word[0] not in _WORDS:
+                self.fail(at, f"{word[0]} is not JSON", _INSTEAD.get(word[0].lower(), "quote it"))
+            self.position = word.end()
+            return _WORDS[word[0]]
+        number = _NUMBER.match(self.text, at)
+        if not number:
+            end = at >= len(self.text)
+            self.fail(at, "the file ends too early" if end else f"{self.text[at]!r} is not JSON")
+        self.position = number.end()
+        if len(number[0]) > 40:
+            self.fail(at, "a number of more than 40 characters")
+        value = float(number[0]) if number[1] or number[2] else int(number[0])
+        if value in (float("inf"), float("-inf")):
+            self.fail(at, f"{number[0]} is larger than any number a computer holds")
+        return value

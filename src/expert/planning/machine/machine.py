@@ -1,0 +1,157 @@
+"""The machine a plan is made for: every fact with where it came from, unknown ones with the reason.
+
+Nothing here imports torch; the cards are asked through NVML.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from expert.planning.machine import host
+from expert.planning.machine.host import Fact, unknown
+from expert.planning.machine.nvml import Gpu, GpuProcess, describe_gpus
+
+__all__ = [
+    "Fact",
+    "Gpu",
+    "GpuProcess",
+    "Machine",
+    "describe_machine",
+    "machine_as_dict",
+    "unknown",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What this process may use, not what the box was sold with."""
+
+    gpus: tuple[Gpu, ...]
+    """The cards CUDA would show, in its order."""
+    gpu_note: str
+    """Why there are no cards or fewer than expected; empty when there is nothing to say."""
+    cpu_model: Fact[str]
+    cores_available: Fact[int]
+    cores_logical: Fact[int]
+    ram_total_bytes: Fact[int]
+    ram_available_bytes: Fact[int]
+    disk_free_bytes: Fact[int]
+    os: Fact[str]
+    python: Fact[str]
+    versions: Mapping[str, Fact[str]]
+
+
+def describe_machine(
+    folder: Path = Path("."),
+    *,
+    nvml: ModuleType | None = None,
+    roots: Path = Path("/"),
+    environ: Mapping[str, str] | None = None,
+) -> Machine:
+    """The machine as seen from this process; `folder` is where the disk space will be needed.
+
+    `nvml`, `roots` (the folder /proc and /sys are in) and `environ` default to the real ones.
+    """
+    import platform
+
+    gpus, gpu_note = visible_gpus(nvml, os.environ if environ is None else environ)
+    ram_total, ram_available = host.ram(roots)
+    return Machine(
+        gpus=gpus,
+        gpu_note=gpu_note,
+        cpu_model=host.cpu_model(roots),
+        cores_available=host.cores_available(roots),
+        cores_logical=host.cores_logical(),
+        ram_total_bytes=ram_total,
+        ram_available_bytes=ram_available,
+        disk_free_bytes=host.disk_free(folder),
+        os=Fact(platform.platform(), "platform"),
+        python=Fact(platform.python_version(), "platform"),
+        versions={name: host.package_version(name) for name in host.PACKAGES},
+    )
+
+
+def visible_gpus(
+    nvml: ModuleType | None, environ: Mapping[str, str]
+) -> tuple[tuple[Gpu, ...], str]:
+    """The cards CUDA would show this process, in its order, and what is to be said about them."""
+    found, note = describe_gpus(nvml)
+    shown = _left_visible(found, environ.get("CUDA_VISIBLE_DEVICES"))
+    notes = [note, _hidden_note(found, shown, environ.get("CUDA_VISIBLE_DEVICES"))]
+    notes += [
+        f"MIG splits GPU {gpu.index.value}: a program uses one slice of it"
+        for gpu in shown
+        if gpu.mig_slice.value
+    ]
+    # CUDA counts the fastest card first, NVML goes by slot: numbers may differ on mixed machines
+    if len({gpu.name.value for gpu in shown}) > 1 and "CUDA_DEVICE_ORDER" not in environ:
+        notes.append(
+            "the cards differ: set CUDA_DEVICE_ORDER=PCI_BUS_ID so that CUDA counts them alike"
+        )
+    return shown, "; ".join(each for each in notes if each)
+
+
+def _left_visible(gpus: tuple[Gpu, ...], asked: str | None) -> tuple[Gpu, ...]:
+    """What CUDA_VISIBLE_DEVICES leaves: numbers, or beginnings of the UUIDs of cards or slices."""
+    if asked is not None and asked.strip().startswith("MIG-"):
+        wanted = asked.split(",")[0].strip()  # CUDA uses one slice at most
+        return tuple(g for g in gpus if (g.mig_slice.value or "").startswith(wanted))[:1]
+    cards: dict[int | None, Gpu] = {}
+    for gpu in gpus:
+        cards.setdefault(gpu.index.value, gpu)  # of a split card CUDA takes the first slice
+    if asked is None:
+        return tuple(cards.values())
+    shown: list[Gpu] = []
+    for entry in map(str.strip, asked.split(",")):
+        if asked.strip().startswith("GPU-"):
+            matches = [
+                g for g in cards.values() if entry and (g.uuid.value or "").startswith(entry)
+            ]
+        else:
+            matches = [g for g in cards.values() if g.index.value == _leading_number(entry)]
+        # CUDA's own rules: an entry that names no single card ends the list, a repeat empties it
+        if len(matches) != 1:
+            break
+        if matches[0] in shown:
+            return ()
+        shown += matches
+    return tuple(shown)
+
+
+def _leading_number(entry: str) -> int:
+    """The digits an entry begins with, which is how CUDA reads it; -1 where there are none."""
+    digits = entry[: len(entry) - len(entry.lstrip("0123456789"))]
+    return int(digits) if digits else -1
+
+
+def _hidden_note(found: tuple[Gpu, ...], shown: tuple[Gpu, ...], asked: str | None) -> str:
+    cards = len({gpu.index.value for gpu in found})
+    if asked is None or len(shown) == cards:
+        return ""
+    if not shown:
+        return f"CUDA_VISIBLE_DEVICES={asked!r} hides every GPU ({cards} found): unset it"
+    return f"CUDA_VISIBLE_DEVICES={asked!r} shows {len(shown)} of {cards} GPUs"
+
+
+def machine_as_dict(machine: Machine) -> dict[str, Any]:
+    """The machine as JSON-ready data: every fact is {"value": ..., "source": ...}."""
+    return {
+        field.name: _as_json(getattr(machine, field.name)) for field in dataclasses.fields(machine)
+    }
+
+
+def _as_json(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        fields = dataclasses.fields(value)
+        return {field.name: _as_json(getattr(value, field.name)) for field in fields}
+    if isinstance(value, Mapping):
+        return {key: _as_json(each) for key, each in value.items()}
+    if isinstance(value, tuple):
+        return [_as_json(each) for each in value]
+    return value

@@ -1,0 +1,255 @@
+"""What NVML, the NVIDIA driver's own library, says about the cards; torch is not asked.
+
+NVML is passed in as a module, so a test can hand over one of its own. Any single call may fail on
+some card (laptops, containers, WSL, unified memory, MIG): that fact is then unknown, with the
+reason, and the others stay.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, TypeVar
+
+from expert.planning.machine.host import Fact, process_name, unknown
+
+T = TypeVar("T")
+
+# nvmlReturn_t values; they are part of NVML's binary interface and do not change.
+NOT_SUPPORTED = 3
+NO_PERMISSION = 4
+DRIVER_NOT_LOADED = 9
+LIBRARY_NOT_FOUND = 12
+FUNCTION_NOT_FOUND = 13
+GPU_IS_LOST = 15
+LIB_RM_VERSION_MISMATCH = 18
+
+_LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
+_WHY_NO_NVML = {
+    LIBRARY_NOT_FOUND: (
+        f"the NVIDIA driver is not installed ({_LIBRARY} not found): install it, "
+        "or start the container with its GPUs (docker run --gpus all)"
+    ),
+    DRIVER_NOT_LOADED: (
+        "the NVIDIA driver is installed but not loaded: "
+        "load it (sudo modprobe nvidia) or restart the machine"
+    ),
+    NO_PERMISSION: (
+        "this user may not talk to the NVIDIA driver: "
+        "grant read and write access to /dev/nvidia*, or ask the machine's administrator"
+    ),
+    LIB_RM_VERSION_MISMATCH: (
+        "the NVIDIA driver was updated while the old one is still running: restart the machine"
+    ),
+    FUNCTION_NOT_FOUND: "the NVIDIA driver is too old: update it",
+}
+_WHY_NO_FACT = {
+    NOT_SUPPORTED: "this card or its driver does not report it",
+    NO_PERMISSION: "this user may not read it",
+    FUNCTION_NOT_FOUND: "the NVIDIA driver is too old to report it",
+    GPU_IS_LOST: "the driver has lost the card: restart the machine",
+}
+
+NOT_SPLIT = "not split by MIG"
+_NO_SLICE = "MIG splits the card but it has no slice yet: make one (nvidia-smi mig)"
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process that holds memory of a card; None is what the driver does not tell."""
+
+    pid: int
+    name: str | None
+    used_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """One card, or one slice of a card that MIG splits: memory and holders are then the slice's."""
+
+    index: Fact[int]
+    """NVML's number, as in nvidia-smi; CUDA's own may differ."""
+    name: Fact[str]
+    uuid: Fact[str]
+    mig_slice: Fact[str]
+    """UUID of the slice of a card that MIG splits; None on an ordinary card."""
+    memory_total_bytes: Fact[int]
+    memory_free_bytes: Fact[int]
+    holders: Fact[tuple[GpuProcess, ...]]
+    utilisation_percent: Fact[int]
+    capability: Fact[tuple[int, int]]
+    driver: Fact[str]
+    cuda_driver_version: Fact[str]
+    """The newest CUDA the driver can run, such as "12.8"."""
+    power_limit_watts: Fact[float]
+    pcie_generation: Fact[int]
+    pcie_width: Fact[int]
+
+
+def describe_gpus(nvml: ModuleType | None = None) -> tuple[tuple[Gpu, ...], str]:
+    """Every card of the machine in NVML's order, and why some or all of them are missing."""
+    if nvml is None:
+        if sys.platform == "darwin":
+            return (), "NVIDIA has no driver for macOS"
+        try:
+            import pynvml
+        except ImportError:
+            return (), "the Python package nvidia-ml-py is missing: pip install nvidia-ml-py"
+        nvml = pynvml
+    try:
+        nvml.nvmlInit()
+    except _faults(nvml) as error:
+        return (), _WHY_NO_NVML.get(_code(error), f"NVML did not start: {error}")
+    try:
+        return _all_gpus(nvml)
+    finally:
+        with suppress(*_faults(nvml)):  # the facts are read; a failing goodbye loses nothing
+            nvml.nvmlShutdown()
+
+
+def _all_gpus(nvml: ModuleType) -> tuple[tuple[Gpu, ...], str]:
+    count = _ask(nvml, lambda: int(nvml.nvmlDeviceGetCount()))
+    if count.value is None:
+        return (), f"the number of GPUs is {count.source}"
+    if count.value == 0:
+        return (), "the NVIDIA driver is loaded but finds no GPU"
+    gpus: list[Gpu] = []
+    notes = []
+    for index in range(count.value):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        except _faults(nvml) as error:
+            notes.append(f"GPU {index} cannot be opened: {_why(error)}")
+            continue
+        parts = _mig_parts(nvml, handle)
+        gpus += [_read_gpu(nvml, index, handle, part, name) for part, name in parts]
+    return tuple(gpus), "; ".join(notes)
+
+
+# --- one card ------------------------------------------------------------------------------------
+
+
+def _mig_parts(nvml: ModuleType, card: Any) -> list[tuple[Any, Fact[str]]]:
+    """(handle, slice UUID) of what a program can use of a card: its MIG slices, or all of it."""
+    try:
+        split = nvml.nvmlDeviceGetMigMode(card)[0]
+    except _faults(nvml) as error:
+        if _code(error) in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
+            return [(card, Fact(None, NOT_SPLIT))]
+        return [(card, unknown(_why(error)))]
+    if not split:
+        return [(card, Fact(None, NOT_SPLIT))]
+    places = _ask(nvml, lambda: int(nvml.nvmlDeviceGetMaxMigDeviceCount(card))).value or 0
+    parts: list[tuple[Any, Fact[str]]] = []
+    for place in range(places):
+        with suppress(*_faults(nvml)):  # an empty place answers "not found"
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, place)
+            parts.append((part, Fact(_text(nvml.nvmlDeviceGetUUID(part)), "NVML")))
+    return parts or [(None, unknown(_NO_SLICE))]
+
+
+def _read_gpu(nvml: ModuleType, index: int, card: Any, part: Any, mig_slice: Fact[str]) -> Gpu:
+    """The facts of one card; `part` is the handle memory is asked of, None where there is none."""
+
+    def ask(read: Callable[[], T], source: str = "NVML") -> Fact[T]:
+        return _ask(nvml, read, source)
+
+    total: Fact[int] = unknown(_NO_SLICE)
+    free: Fact[int] = unknown(_NO_SLICE)
+    holders: Fact[tuple[GpuProcess, ...]] = unknown(_NO_SLICE)
+    if part is not None:
+        source = "NVML, of one MIG slice" if mig_slice.value else "NVML"
+        total = ask(lambda: int(nvml.nvmlDeviceGetMemoryInfo(part).total), source)
+        free = ask(lambda: int(nvml.nvmlDeviceGetMemoryInfo(part).free), source)
+        holders = _holders(nvml, part)
+    return Gpu(
+        index=Fact(index, "NVML"),
+        name=ask(lambda: _text(nvml.nvmlDeviceGetName(card))),
+        uuid=ask(lambda: _text(nvml.nvmlDeviceGetUUID(card))),
+        mig_slice=mig_slice,
+        memory_total_bytes=total,
+        memory_free_bytes=free,
+        holders=holders,
+        utilisation_percent=ask(lambda: int(nvml.nvmlDeviceGetUtilizationRates(card).gpu)),
+        capability=ask(lambda: _pair(nvml.nvmlDeviceGetCudaComputeCapability(card))),
+        driver=ask(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
+        cuda_driver_version=ask(lambda: _cuda_version(nvml.nvmlSystemGetCudaDriverVersion())),
+        power_limit_watts=ask(
+            lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1000, "NVML enforced limit"
+        ),
+        # an idle card drops to generation 1, so the link's maximum is the fact to plan with
+        pcie_generation=ask(
+            lambda: int(nvml.nvmlDeviceGetMaxPcieLinkGeneration(card)), "NVML link maximum"
+        ),
+        pcie_width=ask(lambda: int(nvml.nvmlDeviceGetCurrPcieLinkWidth(card)), "NVML at present"),
+    )
+
+
+def _holders(nvml: ModuleType, handle: Any) -> Fact[tuple[GpuProcess, ...]]:
+    """Compute and graphics processes that hold memory, the largest first."""
+    lists = {
+        "compute": _ask(nvml, lambda: list(nvml.nvmlDeviceGetComputeRunningProcesses(handle))),
+        "graphics": _ask(nvml, lambda: list(nvml.nvmlDeviceGetGraphicsRunningProcesses(handle))),
+    }
+    if all(each.value is None for each in lists.values()):
+        return Fact(None, lists["compute"].source)
+    used: dict[int, int | None] = {}
+    for each in lists.values():
+        for process in each.value or ():
+            # a process in both lists has the same memory reported twice, not a part in each
+            known = [b for b in (used.get(process.pid), process.usedGpuMemory) if b is not None]
+            used[process.pid] = max(known) if known else None
+    missing = [f"{kind} processes {f.source}" for kind, f in lists.items() if f.value is None]
+    holders = [
+        GpuProcess(pid, process_name(pid) or _nvml_process_name(nvml, pid), used_bytes)
+        for pid, used_bytes in sorted(used.items(), key=lambda item: (-(item[1] or 0), item[0]))
+        if used_bytes != 0
+    ]
+    return Fact(tuple(holders), "; ".join(["NVML", *missing]))
+
+
+def _nvml_process_name(nvml: ModuleType, pid: int) -> str | None:
+    path = _ask(nvml, lambda: _text(nvml.nvmlSystemGetProcessName(pid))).value or ""
+    return path.replace("\\", "/").rsplit("/", 1)[-1] or None
+
+
+# --- asking --------------------------------------------------------------------------------------
+
+
+def _ask(nvml: ModuleType, read: Callable[[], T], source: str = "NVML") -> Fact[T]:
+    try:
+        return Fact(read(), source)
+    except _faults(nvml) as error:
+        return unknown(_why(error))
+
+
+def _faults(nvml: ModuleType) -> tuple[type[Exception], ...]:
+    """What NVML raises; pynvml's complaint about an older driver library is a class of its own."""
+    mismatch = getattr(nvml, "NVMLLibraryMismatchError", None)
+    return (nvml.NVMLError, mismatch) if mismatch else (nvml.NVMLError,)
+
+
+def _code(error: Exception) -> int:
+    return int(getattr(error, "value", FUNCTION_NOT_FOUND))
+
+
+def _why(error: Exception) -> str:
+    words = _WHY_NO_FACT.get(_code(error))
+    return f"{words} (NVML: {error})" if words else f"NVML: {error}"
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else value
+
+
+def _pair(value: Sequence[int]) -> tuple[int, int]:
+    major, minor = value
+    return int(major), int(minor)
+
+
+def _cuda_version(number: int) -> str:
+    """ "12.8" for 12080."""
+    return f"{number // 1000}.{number % 1000 // 10}"

@@ -1,0 +1,201 @@
+"""What runs on a card found out about its memory, remembered for the plans that come after.
+
+A run looks at two points: at rest after its first updates, when only weights and optimizer state
+are there, and at their peak. Each is held to what was counted for it, so that the next plan for
+the same card, model and torch knows by how much counting is off. What a probe says of weights and
+activations goes for plans of its own kind (adapter, base, kernels); what it says of the CUDA
+context and the allocator goes for all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from expert.core.files import write_text_atomically
+from expert.planning.memory.measurements import measurements_file
+from expert.planning.memory.memory import H200, Calibration, estimate
+from expert.planning.memory.workload import Workload
+from expert.planning.models.shapes import ModelShape
+from expert.planning.run_plan import RunPlan
+
+KEPT_PROBES = 500
+# What the allocator holds beyond the peak is 1.6-6.1 % of it (H200, segments that grow), more for
+# large batches than for the small one that a probe may have been.
+LEAST_SLACK = 0.05
+
+
+class MemoryProbe(BaseModel):
+    """Two points of one run: counted and measured bytes at rest, and between rest and peak."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    card: str
+    torch: str
+    shape: str
+    kind: str
+    tokens: int
+    resting_counted: int
+    resting_measured: int
+    moving_counted: int
+    moving_measured: int
+    reserved: int
+    """The most the allocator held."""
+    context_bytes: int
+    """What the process had of the card beside that."""
+    measured_on: str
+
+    @property
+    def slack(self) -> float:
+        return self.reserved / (self.resting_measured + self.moving_measured) - 1
+
+    def calibration(self) -> Calibration:
+        """What a plan of the same kind takes instead of the built-in constants."""
+        return replace(
+            H200,
+            resting=self.resting_measured / max(1, self.resting_counted),
+            moving=self.moving_measured / max(1, self.moving_counted),
+            slack=max(LEAST_SLACK, self.slack),
+            context_bytes=self.context_bytes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrations:
+    """The probes of one card and one torch."""
+
+    probes: tuple[MemoryProbe, ...] = ()
+
+    def of(self, work: Workload) -> tuple[Calibration, str]:
+        """The calibration for a workload, and where it comes from."""
+        same = [
+            probe
+            for probe in self.probes
+            if probe.kind == kind_of(work) and probe.shape == shape_key(work.shape)
+        ]
+        if same:
+            best = max(same, key=lambda probe: probe.tokens)
+            return best.calibration(), f"calibrated by a run of {best.measured_on}"
+        if not self.probes:
+            return H200, "counted"
+        context = int(statistics.median(probe.context_bytes for probe in self.probes))
+        return replace(H200, context_bytes=context), "counted; the context as measured here"
+
+
+def calibrations_file(environ: Mapping[str, str] = os.environ) -> Path:
+    return measurements_file(environ).parent / "memory-probes.json"
+
+
+def read_probes(path: Path) -> list[MemoryProbe]:
+    """Every readable probe; a file that is absent or damaged has none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    probes = []
+    for record in found if isinstance(found, list) else []:
+        try:
+            probes.append(MemoryProbe.model_validate(record))
+        except ValidationError:
+            continue
+    return probes
+
+
+def calibrations_of(card: str, torch: str | None, path: Path) -> Calibrations:
+    """What is remembered of this card with this torch."""
+    found = [probe for probe in read_probes(path) if (probe.card, probe.torch) == (card, torch)]
+    return Calibrations(probes=tuple(found))
+
+
+def remember(probe: MemoryProbe, path: Path) -> None:
+    """Add a probe; one of the same card, torch, model, kind and size is replaced."""
+
+    def place(one: MemoryProbe) -> tuple[Any, ...]:
+        return one.card, one.torch, one.shape, one.kind, one.tokens
+
+    kept = [one for one in read_probes(path) if place(one) != place(probe)]
+    records = [one.model_dump() for one in (*kept, probe)][-KEPT_PROBES:]
+    write_text_atomically(path, json.dumps(records, indent=1) + "\n")
+
+
+def shape_key(shape: ModelShape) -> str:
+    """The sizes that decide memory, in one word: a model is known again under another name."""
+    sizes = (shape.layers, shape.hidden, shape.ffn, shape.q_width, shape.kv_width, shape.vocab)
+    return "x".join(map(str, sizes))
+
+
+def kind_of(work: Workload) -> str:
+    """What has a memory of its own kind; sizes, ranks and optimizers are counted well."""
+    recomputed = "all" if work.recomputed_blocks == work.shape.layers else "some"
+    parts = (
+        work.adapter,
+        work.quantization,
+        work.precision,
+        work.attention,
+        "compiled" if work.compiled else "uncompiled",
+        f"{recomputed if work.recomputed_blocks else 'none'} recomputed",
+        "fused loss" if work.fused_loss else "whole logits",
+    )
+    return ", ".join(parts)
+
+
+# --- a plan's own workload -----------------------------------------------------------------------
+
+
+def workload_as_dict(work: Workload) -> dict[str, Any]:
+    """A workload as JSON has it."""
+    return {**asdict(work), "targets": sorted(work.targets)}
+
+
+def workload_of(plan: RunPlan) -> Workload | None:
+    """What the plan, as it stands now, will run; None where the model's sizes are not known."""
+    stored = plan.memory.workload
+    if stored is None:
+        return None
+    base = Workload(
+        **{
+            **stored,
+            "shape": ModelShape(**stored["shape"]),
+            "targets": frozenset(stored["targets"]),
+        }
+    )
+    kernels, quantization, micro = plan.kernels, plan.model.quantization, plan.batch.micro_batch
+    return replace(
+        base,
+        rows=min(micro, plan.batch.sequences_per_update or micro),
+        row_tokens=plan.data.sequence_length or base.row_tokens,
+        quantization=quantization if quantization in ("int4", "int8") else "none",
+        precision=kernels.precision,
+        attention=kernels.attention,
+        compiled=kernels.compile,
+        fused_loss=kernels.fused_loss,
+        recomputed_blocks=kernels.recomputed_blocks or 0,
+        optimizer=plan.optim.optimizer,
+        accumulates=plan.batch.accumulation != 1,
+    )
+
+
+def estimated_again(plan: RunPlan, calibrations: Calibrations) -> RunPlan:
+    """The plan with the memory of what it runs now: batches and kernels may have changed since."""
+    work = workload_of(plan)
+    if work is None:
+        return plan
+    calibration, because = calibrations.of(work)
+    guess = estimate(work, calibration)
+    parts = guess.parts()
+    if plan.kernels.device != "cuda":
+        parts["cuda_context"] = 0
+    peak = sum(parts.values())
+    values: dict[str, Any] = {
+        "memory.peak_bytes": peak,
+        "memory.parts": parts,
+        "memory.fits": peak <= plan.memory.budget_bytes,
+    }
+    return plan.with_values(values, f"estimate for what is run now: {because}", "machine")

@@ -1,0 +1,232 @@
+"""How many sequences go to the card at once, and what is given up so that they fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from expert.manifest.schema.manifest import CHAR_GPT
+from expert.manifest.schema.types import parse_size
+from expert.planning.memory.calibration import Calibrations, workload_of
+from expert.planning.memory.memory import MemoryEstimate, estimate
+from expert.planning.memory.workload import Workload
+from expert.planning.run_plan import RunPlan
+from expert.planning.situation import Situation
+
+# Choices made here leave a twentieth of the budget free: the estimate is off by up to 4 %, and the
+# allocator's own share by more.
+MARGIN = 0.95
+# What goes at once is to stay in the caches of a CPU. On two cores `tiny` was fastest with 4
+# sequences of 1,024 places: 1.1 times as fast as with 16, and judging took 6.3 s instead of the
+# 10.7 s with 64 (docs/benchmarks/cpu-at-once.json); beside other processes the gap was wider.
+CPU_PLACES_AT_ONCE = 4096
+LONGEST_SEARCH = 10_000
+SHORTEST_ADVISED = 64
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A workload that fits with as many rows as have room, or the least one, that does not."""
+
+    work: Workload
+    fits: bool
+
+
+def worth_at_once(*, on_gpu: bool, even: bool, row_tokens: int, most: int) -> int:
+    """How many of an update's sequences are worth computing at once, whatever would fit: all on a
+    card. Of rows that are not `even`, as those that are padded, nobody knows how wide they are."""
+    if on_gpu or not even:
+        return most
+    return max(1, min(most, CPU_PLACES_AT_ONCE // row_tokens))
+
+
+def find_fit(now: Situation, base: Workload, most: int, *, limit: int) -> Fit:
+    """The first choice with room for at least one sequence.
+
+    Recomputing all blocks costs LoRA 1.35-1.46x of its time and NF4 costs precision and unpacking:
+    so nothing is given up first, then as few blocks as needed are recomputed, and a 4-bit base
+    comes last. A choice should leave a margin; what only fits without one is better than nothing.
+    """
+    least = base
+    for budget in (int(MARGIN * budget_of(now)), budget_of(now)):
+        for work in _choices(now, base, most, budget):
+            least = work
+            if peak_bytes(now, work) <= budget:
+                asked = now.config.micro_batch_size
+                rows = work.rows
+                if asked == "auto":
+                    rows = min(limit, largest_batch(now, work, most, budget))
+                return Fit(replace(work, rows=rows, accumulates=rows < most), True)
+    return Fit(least, False)
+
+
+def _choices(now: Situation, base: Workload, most: int, budget: int) -> Iterator[Workload]:
+    """Workloads from the fastest to the smallest, each with as little recomputed as fits. No more
+    goes to the card at once than a step has, whatever the manifest asks for."""
+    may_quantise = now.model.quantization == "auto" and now.on_gpu and not base.trains_everything
+    asked = now.config.micro_batch_size
+    rows = 1 if asked == "auto" else min(asked, most)
+    base = replace(base, rows=rows, accumulates=rows < most)
+    choices = [now.kept.quantization] if now.kept.quantization else ["none", "int4"]
+    for quantization in choices if may_quantise else [base.quantization]:
+        work = replace(base, quantization=quantization)
+        yield fewest_recomputed(now, work, budget)
+
+
+def fewest_recomputed(now: Situation, work: Workload, budget: int) -> Workload:
+    """The workload with as few blocks recomputed as let it fit, or as many as may be."""
+    counts = recomputed_counts(now, work.shape.layers)
+    low, high = counts[0], counts[-1]
+    while low < high:  # more recomputation never takes more memory
+        middle = (low + high) // 2
+        if peak_bytes(now, replace(work, recomputed_blocks=middle)) <= budget:
+            high = middle
+        else:
+            low = middle + 1
+    return replace(work, recomputed_blocks=low)
+
+
+def recomputed_counts(now: Situation, layers: int) -> range:
+    """How many blocks may be recomputed, from the fewest to the most."""
+    asked = now.config.gradient_checkpointing
+    found = now.measured("kernels.checkpointing")
+    if asked == "auto" and found is not None and found[0] == "full":
+        asked = "full"
+    if asked == "auto":
+        return range(0, layers + 1)
+    if asked == "selective":
+        return range(math.ceil(layers / 2), layers + 1)
+    everything = asked is True or asked == "full"
+    return range(layers, layers + 1) if everything else range(0, 1)
+
+
+def budget_of(now: Situation) -> int:
+    """What the run may take: the target's memory, or less where the manifest limits it."""
+    limit = now.config.vram_limit
+    asked = parse_size(limit) if limit and now.on_gpu else now.target.budget_bytes
+    return min(asked, now.target.budget_bytes)
+
+
+def peak_bytes(now: Situation, work: Workload) -> int:
+    """The estimate for this device: a CPU has no CUDA context."""
+    guess = estimate_here(now, work)
+    return guess.total if now.on_gpu else guess.total - guess.cuda_context
+
+
+def estimate_here(now: Situation, work: Workload) -> MemoryEstimate:
+    """The estimate, calibrated by what runs of this kind found out on this card."""
+    return estimate(work, now.calibrations.of(work)[0])
+
+
+def fits(now: Situation, work: Workload) -> bool:
+    return peak_bytes(now, work) <= budget_of(now)
+
+
+def largest_batch(now: Situation, work: Workload, most: int, budget: int) -> int:
+    """The most sequences, up to `most`, whose peak fits; 0 where not even one does."""
+
+    def has_room(rows: int) -> bool:
+        return peak_bytes(now, replace(work, rows=rows, accumulates=rows < most)) <= budget
+
+    return _most(most, has_room)
+
+
+def _most(limit: int, has_room: Callable[[int], bool]) -> int:
+    """The largest number up to a limit that has room; 0 where not even 1 does."""
+    low, high = 0, limit
+    while low < high:  # more never takes less memory
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if has_room(middle) else (low, middle - 1)
+    return low
+
+
+def most_at_once(plan: RunPlan, calibrations: Calibrations, sequences: int) -> int:
+    """As many of an update's sequences as fit the plan's memory, with what it recomputes now, and
+    are worth it; at least one."""
+    work = workload_of(plan)
+    if work is None or not plan.fits:
+        return plan.batch.micro_batch
+    calibration, _ = calibrations.of(work)
+
+    def peak(rows: int) -> int:
+        guess = estimate(replace(work, rows=rows, accumulates=rows < sequences), calibration)
+        return guess.total - (0 if plan.kernels.device == "cuda" else guess.cuda_context)
+
+    budget = plan.memory.budget_bytes
+    if peak(1) <= int(MARGIN * budget):
+        budget = int(MARGIN * budget)
+    limit = worth_at_once(
+        on_gpu=plan.kernels.device == "cuda",
+        even=plan.data.packing != "none" or plan.model.name == CHAR_GPT,
+        row_tokens=work.row_tokens,
+        most=sequences,
+    )
+    return max(1, min(limit, _most(sequences, lambda rows: peak(rows) <= budget)))
+
+
+def even_split(sequences: int, largest: int) -> tuple[int, int]:
+    """(micro-batch, accumulation) that make up `sequences`, as even as possible.
+
+    A divisor keeps every micro-batch the same shape; it is taken where one is near, so that it
+    costs at most half as many steps again.
+    """
+    largest = min(largest, sequences)
+    steps = math.ceil(sequences / largest)
+    nearest = max(1, math.ceil(2 * largest / 3), largest - LONGEST_SEARCH)
+    for divisor in range(largest, nearest - 1, -1):
+        if sequences % divisor == 0 and sequences // divisor <= 1.5 * steps:
+            return divisor, sequences // divisor
+    return math.ceil(sequences / steps), steps
+
+
+def eval_bytes(now: Situation, work: Workload) -> int:
+    """Peak of an evaluation step: one block's tensors instead of all of them."""
+    guess = estimate_here(now, work)
+    one_block = replace(work, shape=replace(work.shape, layers=1), recomputed_blocks=0)
+    calibration, _ = now.calibrations.of(work)
+    peak = guess.total - guess.activations + estimate(one_block, calibration).activations
+    return peak if now.on_gpu else peak - guess.cuda_context
+
+
+def way_out(now: Situation, work: Workload) -> str:
+    """The changes that would make it fit, added one by one in the order of what they cost."""
+    words: list[str] = []
+    for key, changed in _savings(now, work):
+        if changed == work:
+            continue
+        work = changed
+        words.append(key)
+        if fits(now, work):
+            return f"{' with '.join(words)} would fit"
+    return "no setting makes this model fit here: take a smaller model or a larger card"
+
+
+def _savings(now: Situation, work: Workload) -> Iterator[tuple[str, Workload]]:
+    """Every way to save memory that this model and device allow, each on top of those before."""
+    small = replace(work, fused_loss=True)
+    yield "fused_loss: true", small
+    small = replace(small, attention="sdpa" if small.attention == "eager" else small.attention)
+    yield "attention: sdpa", small
+    small = replace(small, rows=1)
+    yield "micro_batch_size: 1", small
+    small = replace(small, recomputed_blocks=small.shape.layers)
+    yield "gradient_checkpointing: full", small
+    if now.on_gpu and small.trains_everything and small.optimizer != "sgd":
+        small = replace(small, optimizer="adamw_bnb_8bit")
+        yield "optim: adamw_bnb_8bit", small
+    if now.is_char_model:
+        return
+    if small.trains_everything:
+        small = replace(small, adapter="lora", rank=16, optimizer=work.optimizer)
+        yield "adapter_type: lora", small
+    if now.on_gpu:
+        small = replace(small, quantization="int4")
+        yield "quantization: int4", small
+    length = small.row_tokens // 2
+    while length >= SHORTEST_ADVISED:
+        shorter = replace(small, row_tokens=length)
+        if fits(now, shorter) or length // 2 < SHORTEST_ADVISED:
+            yield f"max_seq_length: {length}", shorter
+            return
+        length //= 2

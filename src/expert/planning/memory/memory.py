@@ -1,0 +1,323 @@
+"""How much GPU memory a training step takes, from the shapes alone.
+
+Everything is bytes. The peak of a step is
+
+    resident                      base weights, quantisation tables, adapter, gradients, optimizer
+    + activations                 kept from the forward for the backward, all layers
+    + one block's workspace       gradients in flight inside the block being walked backwards
+    + loss                        logits, or one chunk of them
+    + data buffers
+    + CUDA context                kernels and library handles, outside the allocator
+    + allocator slack             blocks the caching allocator holds but nobody uses
+
+What a block keeps per token is counted tensor by tensor in `kept_per_token`; the constants that no
+counting gives (context, slack, how much more an uncompiled block keeps) are in `Calibration`, each
+with the measurement it comes from. `benchmarks/memory_peaks.py` takes those measurements,
+`docs/benchmarks/memory-h200.json` holds them and a test holds this file to them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from expert.planning.memory.workload import Workload
+
+GIB = 2**30
+MIB = 2**20
+
+# Workspaces of cuBLAS, inside the allocator: 68 MB beside LoRA, 69 MB beside a full model.
+LIBRARY_BYTES = 66 * MIB
+LOGIT_BYTES = 2**30  # of one chunk of the fused loss, at two bytes a logit
+FEW_WORDS = 512
+
+BYTES_OF = {"bf16": 2, "fp16": 2, "fp32": 4}
+# NF4 with double quantisation: 4 bits a weight, an 8-bit scale for every 64 weights, and a float32
+# scale for every 256 of those: 0.5 + 1/64 + 4/(64*256).
+NF4_BYTES_PER_WEIGHT = 0.5 + 1 / 64 + 4 / (64 * 256)
+OPTIMIZER_BYTES_PER_WEIGHT = {
+    "adamw_torch": 8,
+    "adamw_torch_fused": 8,
+    "adamw_bnb_8bit": 2 + 8 / 256,  # two 8-bit moments, a float32 scale per 256 for each
+    "paged_adamw_8bit": 2 + 8 / 256,
+    "sgd": 4,  # momentum
+}
+ADAPTERS = ("lora", "dora", "ia3", "lokr", "adalora")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """What counting does not give. Defaults: H200, torch 2.11, docs/benchmarks/memory-h200.json."""
+
+    context_bytes: int = 840 * MIB
+    """CUDA context, library handles and loaded kernels: 751-843 MiB, median 835."""
+    slack: float = 0.05
+    """What the caching allocator holds beyond the peak: median 2.7 %, nine in ten below 7 %."""
+    dora_outputs: float = 0.25
+    """Copies of each adapted output that a compiled DoRA block keeps, by one run (8B on NF4, r=14,
+    docs/benchmarks/training-speed-h200.json). Uncompiled 1, which is counted: each output before it
+    is scaled."""
+    int8_inputs: float = 1.4
+    """bitsandbytes keeps an 8-bit copy of each input, and scales, which recomputing cannot free."""
+    resting: float = 1.0
+    """What is there between two updates, measured, of what was counted."""
+    moving: float = 1.0
+    """What comes and goes within an update, measured, of what was counted."""
+
+
+H200 = Calibration()
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes by purpose; `total` is what the card must have free."""
+
+    base_weights: int
+    quantisation_tables: int
+    adapter: int
+    gradients: int
+    optimizer: int
+    activations: int
+    workspace: int
+    loss: int
+    data_buffers: int
+    libraries: int
+    cuda_context: int
+    allocator_slack: int
+
+    @property
+    def allocated(self) -> int:
+        """What torch's allocator hands out at the peak: max_memory_allocated."""
+        return self.total - self.cuda_context - self.allocator_slack
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts().values())
+
+    def parts(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def estimate(work: Workload, calibration: Calibration = H200) -> MemoryEstimate:
+    """The peak of a training step, by purpose."""
+    weights, tables = base_bytes(work)
+    trainable = work.trainable_parameters
+    loss = loss_bytes(work)
+    resting: dict[str, float] = {
+        "base_weights": weights,
+        "quantisation_tables": tables,
+        "adapter": adapter_bytes(work),
+        "optimizer": OPTIMIZER_BYTES_PER_WEIGHT[work.optimizer] * trainable,
+        "data_buffers": 4 * 4 * work.tokens * (2 + work.prefetch),
+        "libraries": LIBRARY_BYTES,
+    }
+    moving: dict[str, float] = {
+        "gradients": gradient_bytes(work),
+        "activations": activation_bytes(work, calibration),
+        # The loss is over before the last block is walked back: only the larger of the two counts.
+        "workspace": max(0, workspace_bytes(work) - loss),
+        "loss": loss,
+    }
+    parts = {name: int(calibration.resting * size) for name, size in resting.items()}
+    parts |= {name: int(calibration.moving * size) for name, size in moving.items()}
+    parts["base_weights"] += int(calibration.moving * autocast_bytes(work))
+    slack = int(calibration.slack * sum(parts.values()))
+    return MemoryEstimate(**parts, cuda_context=calibration.context_bytes, allocator_slack=slack)
+
+
+def base_bytes(work: Workload) -> tuple[int, int]:
+    """Bytes of the base weights, and of the scales that quantisation needs.
+
+    Only the blocks' matrices are quantised; embeddings, norms and the head stay as they are. A
+    model that is trained whole keeps float32 masters.
+    """
+    shape = work.shape
+    matrices = shape.layers * shape.block_linear_parameters
+    rest = shape.parameters - matrices
+    width = BYTES_OF[work.precision]
+    if work.trains_everything:
+        return 4 * shape.parameters, 0
+    if work.quantization == "int4":
+        half = matrices // 2
+        return half + width * rest, int(NF4_BYTES_PER_WEIGHT * matrices) - half
+    if work.quantization == "int8":
+        outputs = sum(columns for _, columns in shape.linear_sizes().values())
+        return matrices + width * rest, 4 * shape.layers * outputs
+    return width * shape.parameters, 0
+
+
+def autocast_bytes(work: Workload) -> int:
+    """The 16-bit copies that autocast makes of float32 matrices for the length of an update."""
+    if not work.trains_everything or work.precision == "fp32":
+        return 0
+    shape = work.shape
+    matrices = shape.layers * shape.block_linear_parameters
+    return BYTES_OF[work.precision] * (matrices + shape.vocab * shape.hidden)
+
+
+def resting_bytes(work: Workload) -> int:
+    """What is there between two updates, as it is counted."""
+    parts = estimate(work).parts()
+    resting = ("base_weights", "quantisation_tables", "adapter", "optimizer", "data_buffers")
+    return sum(parts[name] for name in (*resting, "libraries")) - autocast_bytes(work)
+
+
+def adapter_bytes(work: Workload) -> int:
+    """Weights that learn beside the base: in bfloat16 with float32 masters, whose gradients are
+    kept between updates, or in float32 alone. A full model's masters are its base weights."""
+    if work.trains_everything:
+        return 0
+    return (2 + 4 + 4 if work.precision == "bf16" else 4) * work.trainable_parameters
+
+
+def gradient_bytes(work: Workload) -> int:
+    """Gradients that come and go. Without accumulation they only grow while activations shrink: at
+    the peak a full model then has just that of its embedding table."""
+    if work.trains_everything and not work.accumulates:
+        return 4 * work.shape.vocab * work.shape.hidden
+    narrow = work.precision == "bf16" and not work.trains_everything
+    return (2 if narrow else 4) * work.trainable_parameters
+
+
+def kept_per_token(work: Workload, calibration: Calibration = H200) -> int:
+    """Bytes one block keeps per token for its backward, tensor by tensor.
+
+    h hidden, f feed-forward, q and k the widths of queries and of keys or values.
+
+        x                   h   block input: residual and first norm
+        norm(x)             h   input of q, k, v: only where one of them has weights that learn
+        q, k before norm  q+k   only with query/key norm
+        q, k, v          q+2k   what attention reads
+        attention out       q   also the input of o
+        x + attention       h   residual and second norm
+        norm                h   input of gate and up: only where one of them has weights that learn
+        gate, up           2f   silu(gate) * up needs both (one alone without a gate)
+        silu(gate) * up     f   input of down: only where down has weights that learn
+    """
+    s = work.shape
+    learns = _layers_that_need_their_input(work)
+    q, k, h, f = s.q_width, s.kv_width, s.hidden, s.ffn
+    elements = 2.0 * h + q + 2 * k + q
+    elements += h if learns & {"q_proj", "k_proj", "v_proj"} else 0
+    elements += h if learns & {"gate_proj", "up_proj"} else 0
+    elements += q + k if s.qk_norm else 0
+    elements += (2 if s.gated_mlp else 1) * f
+    elements += f if "down_proj" in learns else 0
+    elements += _adapter_elements(work, calibration)
+    if work.attention in ("sdpa", "eager") and not work.compiled:
+        elements += 4 * (q - k)  # a mask makes SDPA repeat keys and values for grouped queries
+    width = BYTES_OF[work.precision]
+    kept = width * elements + 4 * s.heads  # the softmax normaliser of every head is float32
+    return int(kept + _uncounted_by_precision(work))
+
+
+def _layers_that_need_their_input(work: Workload) -> set[str]:
+    """Layers whose input is kept because a gradient is taken of weights on it."""
+    if work.trains_everything:
+        return set(work.shape.linear_sizes())
+    if work.adapter == "none":
+        return set()
+    if work.adapter == "ia3":
+        return {"down_proj"} & set(work.target_sizes())  # the one scaled at its input
+    return set(work.target_sizes())
+
+
+def _adapter_elements(work: Workload, calibration: Calibration) -> float:
+    """What adapters add: the rank-sized product of each, and the outputs that are rescaled."""
+    if work.adapter not in ADAPTERS:
+        return 0.0
+    sizes = work.target_sizes()
+    if work.adapter == "ia3":
+        return float(sum(out for name, (_, out) in sizes.items() if name != "down_proj"))
+    elements = float(work.rank * len(sizes))
+    if work.adapter == "dora":
+        copies = calibration.dora_outputs if work.compiled else 1
+        elements += copies * sum(out for _, out in sizes.values())
+    return elements
+
+
+def _uncounted_by_precision(work: Workload) -> float:
+    """Float32 copies beside the 16-bit tensors.
+
+    Uncompiled norms keep their input in float32 instead of 16 bits, and silu(gate) is kept beside
+    gate. A model with float32 masters has a float32 residual stream: uncompiled, both residuals
+    are 2 bytes wider and both norm outputs exist in float32 too; compiled, about 1.5 h remain.
+    """
+    s = work.shape
+    width = BYTES_OF[work.precision]
+    wider = 4 - width
+    norms = s.norms_per_layer * s.hidden + (s.q_width + s.kv_width if s.qk_norm else 0)
+    extra = 0.0
+    if not work.compiled:
+        extra += wider * norms + (width * s.ffn if s.gated_mlp else 0)
+    if work.trains_everything and wider:
+        query_key = 2 * (s.q_width + s.kv_width) if s.qk_norm else 0
+        extra += 1.5 * s.hidden if work.compiled else 13.5 * s.hidden + query_key
+    return extra
+
+
+def activation_bytes(work: Workload, calibration: Calibration = H200) -> int:
+    """What all blocks keep at the moment the backward starts.
+
+    A recomputed block keeps only its input.
+    """
+    s = work.shape
+    width = BYTES_OF[work.precision]
+    whole = kept_per_token(work, calibration)
+    kept_blocks = s.layers - work.recomputed_blocks
+    input_width = 4 if work.trains_everything else width  # float32 weights: a float32 residual
+    per_token = kept_blocks * whole + work.recomputed_blocks * input_width * s.hidden
+    if work.recomputed_blocks and work.quantization == "int8":
+        inputs = sum(rows for rows, _ in s.linear_sizes().values())
+        per_token += int(work.recomputed_blocks * calibration.int8_inputs * inputs)
+    if work.attention == "eager":
+        # Scores and their float32 softmax, of every head and pair of tokens.
+        scores = s.heads * work.row_tokens * (width + 4)
+        per_token += max(kept_blocks, 1) * scores
+    return work.tokens * per_token
+
+
+def workspace_bytes(work: Workload) -> int:
+    """Gradients in flight in the block that is walked backwards, and weights that are unpacked.
+
+    The feed-forward part is the widest: the gradients of silu(gate)*up, gate and up, and those of
+    the block's input and output. A quantised layer is unpacked whole while it is used. Where all
+    blocks are recomputed the one that is walked back is there whole too: as a compiled block would
+    be, also where it is not (measured), unless float32 weights keep float32 copies in it.
+    """
+    s = work.shape
+    width = BYTES_OF[work.precision]
+    in_flight = (3 if s.gated_mlp else 2) * s.ffn + 2 * s.hidden
+    unpacked = 0
+    if work.quantization in ("int4", "int8"):
+        unpacked = width * max(rows * columns for rows, columns in s.linear_sizes().values())
+    if work.adapter == "dora":
+        # The norm of W + BA is taken over the whole product, in float32.
+        sizes = work.target_sizes().values()
+        unpacked += 4 * max((rows * columns for rows, columns in sizes), default=0)
+    again = 0
+    if work.recomputed_blocks == s.layers:
+        plain = work.compiled or not work.trains_everything
+        again = kept_per_token(replace(work, compiled=plain)) + width * s.hidden
+    return work.tokens * (width * in_flight + again) + unpacked
+
+
+def loss_bytes(work: Workload) -> int:
+    """The last hidden states and their gradient, and the logits: all, or one chunk at a time."""
+    s = work.shape
+    width = BYTES_OF[work.precision]
+    hidden = 2 * width * work.tokens * s.hidden
+    if work.fused_loss:
+        return hidden + width * min(work.tokens, loss_chunk_rows(s.vocab)) * s.vocab
+    # Logits and their gradient in 16 bits, and both in float32.
+    return hidden + work.tokens * s.vocab * (2 * width + 8)
+
+
+def loss_chunk_rows(vocabulary: int) -> int:
+    """Rows of logits that the fused loss holds at once: a power of two from 256 to 4096, 1 GiB.
+
+    Chunks of 2048 to 8192 rows were equally fast on an H200 (46 ms for 32k rows of 152k words).
+    """
+    if vocabulary <= FEW_WORDS:
+        return 1 << 20  # the logits of characters are smaller than the hidden states: all at once
+    rows = LOGIT_BYTES // (2 * vocabulary)
+    return max(256, min(4096, 1 << max(0, rows.bit_length() - 1)))

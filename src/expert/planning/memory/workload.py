@@ -1,0 +1,100 @@
+"""What an update computes: a model, what of it learns, and how; and the arithmetic of a token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from expert.planning.models.shapes import ModelShape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One training step as far as memory and arithmetic go."""
+
+    shape: ModelShape
+    rows: int
+    row_tokens: int
+    """Places of a row or of a packed sequence, those of soft prompts among them."""
+    adapter: str = "lora"
+    rank: int = 16
+    targets: frozenset[str] = frozenset()
+    """Projections with an adapter, by their Llama-like names; empty: all of them."""
+    quantization: str = "none"
+    precision: str = "bf16"
+    optimizer: str = "adamw_torch_fused"
+    recomputed_blocks: int = 0
+    """Blocks that keep only their input and are computed again in the backward."""
+    compiled: bool = True
+    fused_loss: bool = True
+    attention: str = "flash"
+    soft_tokens: int = 0
+    """Rows of the soft prompts' table, which learns."""
+    prefetch: int = 4
+    accumulates: bool = True
+    """Several micro-batches make an update: all gradients are there while the next one runs."""
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.row_tokens
+
+    def target_sizes(self) -> dict[str, tuple[int, int]]:
+        """(in, out) of the adapted layers of a block."""
+        sizes = self.shape.linear_sizes()
+        chosen = self.targets or frozenset(sizes)
+        return {name: size for name, size in sizes.items() if name in chosen}
+
+    @property
+    def trains_everything(self) -> bool:
+        return self.adapter == "full"
+
+    @property
+    def trainable_parameters(self) -> int:
+        """Weights that learn: all of them, the adapter's, and the soft prompt's."""
+        shape = self.shape
+        soft = self.soft_tokens * shape.hidden
+        if self.trains_everything:
+            return shape.parameters + soft
+        if self.adapter == "none":
+            return soft
+        return shape.layers * sum(map(self._adapter_size, self.target_sizes().values())) + soft
+
+    def _adapter_size(self, size: tuple[int, int]) -> int:
+        rows, columns = size
+        if self.adapter == "ia3":
+            return columns
+        if self.adapter == "lokr":
+            # Kronecker factors near the square root of the layer, one of them of low rank.
+            left = _factor(rows) * _factor(columns)
+            right_in, right_out = rows // _factor(rows), columns // _factor(columns)
+            return left + min(right_in * right_out, self.rank * (right_in + right_out))
+        # AdaLoRA begins with half as many ranks again and gives up the least useful ones.
+        rank = self.rank + (self.rank + 1) // 2 if self.adapter == "adalora" else self.rank
+        size_of_pair = rank * (rows + columns)
+        if self.adapter == "dora":
+            return size_of_pair + columns  # a magnitude per output
+        return size_of_pair + (rank if self.adapter == "adalora" else 0)
+
+
+def _factor(width: int) -> int:
+    """The divisor of `width` nearest below its square root, as LoKr splits a layer."""
+    return next(d for d in range(math.isqrt(width), 0, -1) if width % d == 0)
+
+
+def flops_per_token(work: Workload, mean_document: float) -> float:
+    """Arithmetic of one trained token: what no implementation can do without.
+
+    A matrix costs 2 per weight forward and 2 backward for the gradient of its input; weights that
+    learn cost 2 more. Causal attention inside a document reads half of it on average, forward twice
+    (scores, values) and backward 2.5 times as much. Recomputation repeats the blocks' forward.
+    """
+    s = work.shape
+    blocks = s.layers * s.block_linear_parameters
+    head = s.vocab * s.hidden
+    attention = s.layers * 4 * s.q_width * mean_document / 2
+    total = 4.0 * (blocks + head) + 3.5 * attention
+    if work.trains_everything:
+        total += 2.0 * (blocks + head)
+    else:
+        total += 6.0 * work.trainable_parameters
+    return total + (2.0 * blocks + attention) * work.recomputed_blocks / s.layers

