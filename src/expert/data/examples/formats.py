@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from expert.data.examples.columns import Columns, Kind, columns_found
+from expert.data.examples.marked_text import marked_turns, transcript_turns
 from expert.data.examples.messages import (
     conversation,
     decoded_messages,
@@ -21,8 +22,7 @@ from expert.data.examples.messages import (
 )
 from expert.data.examples.preferences import is_preferred
 from expert.data.examples.tools import tools_of
-from expert.data.records import BadRow, Dropped, Example, Role, Row, Turn
-from expert.data.template.marked_text import UnfitRow, marked_turns, transcript_turns
+from expert.data.records import BadRow, Dropped, Example, Role, Row, Turn, UnfitRow
 
 METADATA_OF_A_TASK = frozenset({"instruction", "error_type"})
 RAW_CHARACTERS = 500

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from expert.data.examples.tools import call_in_text, calls_in
-from expert.data.records import Example, Role, Turn
-from expert.data.template.marked_text import UnfitRow
+from expert.data.records import Example, Role, Turn, UnfitRow
 
 ROLES: dict[str, Role] = {
     "system": "system",

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from expert.data.records import DataError
-from expert.data.template.marked_text import UnfitRow
+from expert.data.records import DataError, UnfitRow
 
 PREFERRED, ALL = "preferred", "all"
 """Values of training.dataset.preference_rows."""

@@ -10,8 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from expert.data.records import Example, Turn
-from expert.data.template.marked_text import UnfitRow
+from expert.data.records import Example, Turn, UnfitRow
 
 _PREFACE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"

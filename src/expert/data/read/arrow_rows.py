@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from expert.data.examples.row_text import fault_in
+from expert.data.read.row_text import fault_in
 from expert.data.read.streams import bad_row, open_seekable, unusable
 from expert.data.records import BadRow, Row
 

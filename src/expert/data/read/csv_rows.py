@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from expert.data.examples.row_text import NOT_UTF8, escaped_byte, fault_in
+from expert.data.read.row_text import NOT_UTF8, escaped_byte, fault_in
 from expert.data.read.streams import (
     MAX_ROW_BYTES,
     Overlong,

@@ -8,7 +8,7 @@ from datetime import date, datetime, time
 from pathlib import Path
 from typing import IO, Any
 
-from expert.data.examples.row_text import fault_in
+from expert.data.read.row_text import fault_in
 from expert.data.read.streams import bad_row, open_seekable, unusable
 from expert.data.records import BadRow, Row
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
-from expert.data.examples.row_text import (
+from expert.data.read.row_text import (
     DECODER,
     NOT_UTF8,
     RowFault,

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from expert.data.examples.row_text import NOT_UTF8, RowFault, object_of
 from expert.data.read.csv_rows import SEPARATORS, read_csv, separator_of
 from expert.data.read.json_rows import read_json
+from expert.data.read.row_text import NOT_UTF8, RowFault, object_of
 from expert.data.read.streams import (
     Overlong,
     bad_row,

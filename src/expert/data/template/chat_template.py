@@ -13,7 +13,6 @@ from itertools import pairwise
 from os.path import commonprefix
 from typing import Any
 
-from expert.data.examples.tool_rows import ToolRows
 from expert.data.examples.tools import has_tools
 from expert.data.records import DataError, Example, Role, Segment, Turn
 from expert.data.template.sandbox import OTHERWISE, MeteredEnvironment, SandboxedTemplate
@@ -26,6 +25,7 @@ from expert.data.template.templates import (
     learn_all,
     plain_segments,
 )
+from expert.data.template.tool_rows import ToolRows
 from expert.data.template.trace import (
     SLOT_END,
     SLOT_START,

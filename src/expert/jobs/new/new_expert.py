@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from expert.data.read.sources import Source
     from expert.data.records import BadRow, Example, Row
     from expert.jobs.new.row_lengths import LengthChoice
-    from expert.jobs.new.templates import BaseOfNew
+    from expert.jobs.new.starters import BaseOfNew
 
 EPOCHS = 3
 FEW_ROWS, EPOCHS_OF_FEW = 1000, 5
@@ -107,7 +107,7 @@ def new_expert(
     from expert.data.examples.preferences import PREFERRED
     from expert.data.examples.tools import has_tools
     from expert.data.read.folders import unread_files
-    from expert.jobs.new.templates import TEMPLATES, calling, manifest_of, readme_of
+    from expert.jobs.new.starters import TEMPLATES, calling, manifest_of, readme_of
 
     folder = (into or Path()) / name
     _refuse(name, folder)
@@ -189,7 +189,7 @@ def _write(manifest: Path, made: Callable[..., dict[str, Any]], base: BaseOfNew)
 
 def _base(name: str, folder: Path) -> BaseOfNew:
     """The base model by the name that the manifest will have, with settings of its size."""
-    from expert.jobs.new.templates import BaseOfNew
+    from expert.jobs.new.starters import BaseOfNew
     from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec
     from expert.planning.choose.starting_points import starting_point
     from expert.planning.models.resolve import is_hub_id, is_model_folder, near_model, resolve_model

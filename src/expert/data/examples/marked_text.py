@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 
+from expert.data.records import UnfitRow
+
 CHATML_START = "<|im_start|>"
 CHATML_END = "<|im_end|>"
 LEGACY_END = "<|end|>"
@@ -16,10 +18,6 @@ _ANY_MARKER = re.compile(r"<\|(?:im_start|im_end|system|user|assistant|end)\|>")
 _ROLE_LINE = re.compile(r"[ \t]*(\w+)[ \t]*(?:\r\n|\n|\r)")
 _SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|User|Assistant|System): ?")
 _SHOWN_CHARACTERS = 40
-
-
-class UnfitRow(Exception):
-    """Why a row gives no example; it becomes a BadRow where file and line are known."""
 
 
 def marked_turns(text: str) -> list[tuple[str, str]] | None:
