@@ -1,4 +1,4 @@
-"""What no text of a row may contain (NUL, lone surrogates, bytes that are not UTF-8); strict JSON."""
+"""What no text of a row may contain (NUL, lone surrogates, bytes other than UTF-8); strict JSON."""
 
 from __future__ import annotations
 
