@@ -104,7 +104,7 @@ def new_expert(
 
     A file of rows is copied: what is in the folder can be moved, and the original stays as it is.
     """
-    from expert.data.examples.preferences import PREFERRED
+    from expert.data.examples.columns import PREFERRED
     from expert.data.examples.tools import has_tools
     from expert.data.read.folders import unread_files
     from expert.jobs.new.starters import TEMPLATES, calling, manifest_of, readme_of
@@ -259,7 +259,7 @@ def _mapped(mapping: Sequence[str]) -> dict[str, str]:
 def _look(data: Path, asked: Mapping[str, Any]) -> _Looked:
     """What the rows of a file hold; CannotMake where they are of no use."""
     from expert.data.examples.column_survey import survey_rows
-    from expert.data.examples.columns import Asked, understand_columns
+    from expert.data.examples.columns import understand_columns
     from expert.data.examples.formats import example_of
     from expert.data.read.sources import iterate
     from expert.data.records import BadRow, DataError, Dropped, Example, Row
@@ -275,7 +275,7 @@ def _look(data: Path, asked: Mapping[str, Any]) -> _Looked:
     seen = survey_rows(iterate(_source(data)))
     _refuse_columns(data, asked.get("field_mapping", {}), seen.names)
     try:
-        columns = understand_columns(seen, Asked.by(DatasetSpec(**asked)))
+        columns = understand_columns(seen, DatasetSpec(**asked))
     except DataError as error:
         what, _, how = str(error).partition("  (")
         if "field_mapping" in how:  # there is no manifest yet
