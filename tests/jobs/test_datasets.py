@@ -158,6 +158,7 @@ def test_words_beside_a_call_that_the_models_template_leaves_out_are_warned_of(t
     settings.write_text(json.dumps({**given, "chat_template": SILENT}), encoding="utf-8")
     row = json.loads(json.dumps(OPENAI))
     row["messages"][2]["content"] = "Let me see."
+    row["messages"][1]["content"] += " Please."
     write(tmp_path / "train.jsonl", lines([OPENAI, row]))
     options = ("base_models[0].prompt_template=tokenizer", "max_seq_length=512")
     (warning,) = check_dataset(file, overrides=options).warnings()

@@ -9,10 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.files import sha256_of
 from expert.data.read.corpora import fetched_shakespeare, given_shakespeare, python_stdlib_text
@@ -25,6 +22,10 @@ from expert.manifest.check.slips import neighbour_of
 from expert.manifest.migrate.names import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.planning.survey import local_path, looks_local
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 SHOWN_BAD_ROWS = 3
 MAKES_ROWS = "make_data.py"
@@ -194,6 +195,8 @@ def _files_of(source: Source) -> Sequence[Path]:
 
 def split_rows(count: int, share: float, seed: int) -> npt.NDArray[np.bool_]:
     """Marks the validation rows: ceil(count x share) of them, drawn with a generator of its own."""
+    import numpy as np
+
     # The share as it was written: in floating point 100 rows x 0.07 would be 8.
     chosen = math.ceil(count * Fraction(str(share)))
     marks = np.zeros(count, dtype=np.bool_)

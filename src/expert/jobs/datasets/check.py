@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from expert.data.examples.column_survey import ColumnSurvey
     from expert.data.examples.columns import Columns
-    from expert.data.inspect.audit import DocumentCollector, Documents, SplitReport
+    from expert.data.inspect.audit import ExampleCollector, ExampleTable, SplitReport
     from expert.data.inspect.shown_rows import ShownRow
     from expert.data.read.sources import Source
     from expert.data.records import Row
@@ -162,7 +162,7 @@ class _Checker:
         self.report.rows = self.picker.shown(self.builder, held_out.tolist())
 
     def _sum_up(
-        self, split: SplitReport, documents: Documents, train: Documents | None = None
+        self, split: SplitReport, documents: ExampleTable, train: ExampleTable | None = None
     ) -> None:
         from expert.core.text import counted
         from expert.data.inspect.audit import duplicates, leaks, length_summary
@@ -192,20 +192,20 @@ class _Checker:
 
     def _read(
         self, name: str, sources: Sequence[Source | None]
-    ) -> tuple[SplitReport, list[Documents]]:
+    ) -> tuple[SplitReport, list[ExampleTable]]:
         from expert.data.inspect.audit import SplitReport
 
         split = SplitReport(name)
         return split, [self._read_source(split, source) for source in sources if source]
 
-    def _read_source(self, split: SplitReport, source: Source) -> Documents:
-        from expert.data.inspect.audit import DocumentCollector
+    def _read_source(self, split: SplitReport, source: Source) -> ExampleTable:
+        from expert.data.inspect.audit import ExampleCollector
         from expert.data.records import BadRow, Dropped
 
         self._note_separators(source)
         segments_of, _ = self.builder.formatter(source)
         example_in, response = self._understood(source)
-        collector = DocumentCollector()
+        collector = ExampleCollector()
         waiting: list[Any] = []
         places: list[Row] = []
         characters = bad_rows = 0
@@ -221,8 +221,9 @@ class _Checker:
             else:
                 example = example_in(row)
                 collector.add(example, row.file, row.line)
-                split.note_remnants(example, row.place)
-                split.note_silent_calls(example, made, row.place)
+                if example is not None:
+                    split.note_remnants(example, row.place)
+                    split.note_silent_calls(example, made, row.place)
                 waiting.append(made)
                 places.append(row)
                 characters += sum(len(segment.text) for segment in made)
@@ -231,7 +232,7 @@ class _Checker:
                 places, waiting, characters = [], [], 0
         if waiting:
             self._encode(split, places, waiting, collector)
-        documents = collector.documents()
+        documents = collector.examples()
         self._judge(f"{split.name} {source.name}", bad_rows, documents)
         return documents
 
@@ -240,7 +241,7 @@ class _Checker:
         split: SplitReport,
         rows: Sequence[Row],
         examples: Sequence[Any],
-        collector: DocumentCollector,
+        collector: ExampleCollector,
     ) -> None:
         """Count the tokens of some examples, and keep what preparing recognises them by."""
         from expert.data.tokens.row_keys import keys_of_batch
@@ -249,8 +250,9 @@ class _Checker:
         if split.name == "train":
             self.picker.add(rows, examples, batch.lengths.tolist())
         cut = self.builder.plan.data.overlong == "cut"
-        collector.add_tokens(batch, self.room if cut else None)
-        self.keys.append(keys_of_batch(batch))
+        keys = keys_of_batch(batch)
+        collector.add_tokens(batch, keys, self.room if cut else None)
+        self.keys.append(keys)
 
     def _note_separators(self, source: Source) -> None:
         from expert.data.read.rows import unusual_separator
@@ -288,7 +290,7 @@ class _Checker:
         messages = (row.values.get(columns.messages) for row in rows if isinstance(row, Row))
         return list(dict.fromkeys(name for each in messages for name in unused_fields(each)))
 
-    def _judge(self, where: str, bad_rows: int, documents: Documents) -> None:
+    def _judge(self, where: str, bad_rows: int, documents: ExampleTable) -> None:
         from expert.core.text import counted
 
         allowed = self.builder.spec.max_bad_rows
@@ -309,11 +311,9 @@ class _Checker:
         """How the example in a good row is found, and the column with the answers."""
         from expert.data.examples.formats import example_of
         from expert.data.records import Example
-        from expert.data.tokens.tokenised import digest_of
 
-        tokens = self.builder.chosen.tokens.get(source)
-        if tokens is not None:
-            return lambda row: Example(text=digest_of(tokens.segments_of(row))), ""
+        if source in self.builder.chosen.tokens:
+            return lambda row: None, ""
         if self.builder.template is None:
             return lambda row: Example(text=str(row.values.get("text", ""))), ""
         columns, seen = self.builder.columns_in(source)
