@@ -17,7 +17,7 @@ from expert.cli.asked_manifest import asked_manifest, flag_overrides
 from expert.cli.train import _say_stopping
 from expert.core.interrupts import Interrupted
 from expert.jobs.resumable import command_to_go_on, with_resume_value
-from expert.jobs.train import RunResult
+from expert.run.finish import RunResult
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.test_watching import a_run
 from tests.jobs.trained_runs import CORPUS, finished, place

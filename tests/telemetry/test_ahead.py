@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from expert.telemetry.ahead import Ahead
-from expert.telemetry.meter import Meter, Peak, Update
+from expert.telemetry.meter import Ahead, Meter, Peak, Update
 from tests.telemetry.clocks import HandClock
 
 PEAK = Peak(flops=None, because="")

@@ -189,7 +189,7 @@ def test_what_is_measured_reaches_the_watch_over_plans():
     facts = iter(range(10))
     wait = DataWait(workers=1, cores=4, window_seconds=2.0)
     pressure = Pressure(data=wait, spilling=Spilling(), recompiling=Recompiling(lambda: 0))
-    recorder, clock = made([], pressure=pressure, more=lambda: {"allocator_retries": next(facts)})
+    recorder, clock = made([], pressure=pressure, more=lambda _: {"allocator_retries": next(facts)})
     for step in range(3):
         take(recorder, clock, step)
         assert pressure.taken() is None

@@ -33,9 +33,9 @@ from expert.jobs.resumable import EPOCHS, RESUME, command_to_go_on, with_resume_
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.jobs.train import RunResult
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
+    from expert.run.finish import RunResult
 
 STOPPING = "stopping after this update; once more to stop now"
 TRAIN_EPILOG = (

@@ -47,8 +47,8 @@ class MemoryWatch:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
 
-    def after_update(self, *, disturbed: bool) -> None:
-        """An update was launched; `disturbed` says that something else allocated in between."""
+    def after_step(self, *, disturbed: bool) -> None:
+        """A step was launched; `disturbed` says that something else allocated in between."""
         if not self._left:
             return
         self._left = 0 if disturbed else self._left - 1

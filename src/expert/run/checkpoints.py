@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.links import refuse_links
+from expert.core.rundir import checkpoint_name, checkpoint_step, checkpoints_in
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from expert.core.rundir import RunFolder
+    from expert.parallel.engine import Groups
     from expert.planning.run_plan import RunPlan
     from expert.run.build import Built
     from expert.run.feed import RunData
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from expert.training.recorder import Emit
     from expert.training.state import TrainState
 
-Groups = Mapping[str, Mapping[str, "Tensor"]]
-NAME = "step-"
 GROUPED = "in each step"
 """How rows are grouped by length; earlier versions, which grouped whole steps, say true."""
 
@@ -126,7 +124,7 @@ class Checkpoints:
         )
 
         began = time.monotonic()
-        there = self.folder / f"{NAME}{state.done:06d}"
+        there = self.folder / checkpoint_name(state.done)
         if (there / "DONE").is_file() and _says(there, state):
             return
         due = due or ((there / "DONE").is_file() and not _is_in_between(there))
@@ -180,7 +178,8 @@ class Checkpoints:
         """
         from expert.training.checkpoint import CheckpointError, put_aside_after, state_difference
 
-        found = load(checkpoint) if checkpoint.name.startswith(NAME) else self.newest()
+        named = checkpoint_step(checkpoint.name) is not None
+        found = load(checkpoint) if named else self.newest()
         if found is None:
             raise CheckpointError(
                 f"{checkpoint}: there is no checkpoint to go on from  (start anew without --resume)"
@@ -201,7 +200,7 @@ class Checkpoints:
 
         limits = [count for count in (plan.watch.keep_checkpoints, saves) if count is not None]
         kept = min(limits, default=1)
-        there = len(list(self.folder.glob(f"{NAME}*"))) if self.folder.is_dir() else 0
+        there = len(checkpoints_in(self.folder))
         groups = built.tensors()
         # One more than is kept: the new one is whole before an old one goes.
         needed = (bytes_needed(groups) + state_to_come(built, plan)) * max(1, kept + 1 - there)

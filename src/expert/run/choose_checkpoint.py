@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
 from expert.core.events import read_events
-from expert.core.publish import DONE
+from expert.core.publish import DONE, damage
+from expert.core.rundir import checkpoint_name, checkpoints_in, finished_beside
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
 
 FINAL, BEST, BASE = "final", "best", "base"
 _STEP = re.compile(r"(?:checkpoint-|step-)?(\d{1,9})")
-_CHECKPOINT = re.compile(r"step-(\d{6,})")
 
 
 class NothingTrained(ExpertError):
@@ -48,7 +48,7 @@ def choose(folder: RunFolder, asked: str) -> Choice:
             f"--checkpoint {asked}: is neither final nor best nor the number of an update  "
             f"({_offer(folder)})"
         )
-    path = folder.checkpoints / f"step-{int(number[1]):06d}"
+    path = folder.checkpoints / checkpoint_name(int(number[1]))
     if not (path / DONE).is_file():
         raise NothingTrained(
             f"{folder.path}: there is no checkpoint of update {int(number[1])}  ({_offer(folder)})"
@@ -57,9 +57,6 @@ def choose(folder: RunFolder, asked: str) -> Choice:
 
 
 def _final(folder: RunFolder) -> Choice:
-    from expert.core.publish import damage
-    from expert.run.follow import finished_beside
-
     fault = damage(folder.final, contents=False)
     if fault:
         other = finished_beside(folder)
@@ -89,7 +86,7 @@ def _best(folder: RunFolder) -> Choice:
         raise NothingTrained(
             f"{folder.path}: no evaluation says which checkpoint is the best  ({_offer(folder)})"
         )
-    path = folder.checkpoints / f"step-{best[-1]:06d}"
+    path = folder.checkpoints / checkpoint_name(best[-1])
     if (path / DONE).is_file():
         return Choice(name=f"best ({path.name})", path=path, step=best[-1])
     if best[-1] in (taken, last) and (folder.final / DONE).is_file():
@@ -101,12 +98,9 @@ def _best(folder: RunFolder) -> Choice:
 
 def states(folder: RunFolder) -> list[str]:
     """All that a run has saved, by name: its checkpoints in their order, then the final state."""
-    there = sorted(
-        int(match[1])
-        for path in (folder.checkpoints.iterdir() if folder.checkpoints.is_dir() else ())
-        if (match := _CHECKPOINT.fullmatch(path.name)) and (path / DONE).is_file()
-    )
-    return [*map(str, there), *([FINAL] if (folder.final / DONE).is_file() else [])]
+    steps = checkpoints_in(folder.checkpoints)
+    there = [str(step) for step, path in steps if (path / DONE).is_file()]
+    return [*there, *([FINAL] if (folder.final / DONE).is_file() else [])]
 
 
 def _offer(folder: RunFolder) -> str:

@@ -9,14 +9,31 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from expert.run.checkpoints import state_to_come
+from expert.run.failures import RunFailed, is_out_of_memory, nothing_left
 from expert.run.feed import PAD_ID, is_padded, split_batches
-from expert.run.recover import RunFailed, fall_back, is_out_of_memory, nothing_left
+from expert.run.recover import fall_back
+from expert.run.session import Session, model_of
 
 if TYPE_CHECKING:
+    import torch
+
     from expert.data.feed.feed import Batch
+    from expert.planning.run_plan import RunPlan
+    from expert.run.feed import RunData
     from expert.run.prepared import PreparedSplit
-    from expert.run.session import Session
     from expert.training.evaluation import EvalResult, EvalSums
+    from expert.training.state import TrainState
+
+
+def evaluate_validation(session: Session) -> EvalResult | None:
+    """The validation rows; None where a signal asked for an end in between."""
+    assert session.data.validation is not None
+    recompiling = session.instruments.pressure.recompiling
+    before = recompiling.count()
+    result = evaluate_split(session, session.data.validation)
+    recompiling.forgive(recompiling.count() - before)
+    session.now.last_eval = result or session.now.last_eval
+    return result
 
 
 def evaluate_split(session: Session, split: PreparedSplit) -> EvalResult | None:
@@ -41,7 +58,7 @@ def _remember(
     session: Session, split: PreparedSplit, seconds: float, *, share: float = 1.0
 ) -> None:
     """How long a split, or a share of it, took tells how long the next evaluations will take."""
-    ahead = session.recorder.meter.ahead
+    ahead = session.instruments.meter.ahead
     if ahead is None:
         return
     validates = split is session.data.validation
@@ -51,19 +68,21 @@ def _remember(
 
 
 def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> EvalSums | None:
-    """Sums over the first `most` batches, or all; what does not fit is halved and begins again."""
+    """Sums over the first `most` batches, or all; a batch that does not fit is halved, and the
+    evaluation starts over."""
     from expert.training.evaluation import evaluate
     from expert.training.recovery import OutOfMemory, plan_after
 
     while True:
         message = ""
-        rows = session.plan.batch.eval_batch
+        plan, built = session.plan, model_of(session)
+        rows = plan.batch.eval_batch
         try:
-            with split_batches(session.plan, split, rows=rows, device=session.device) as batches:
-                told = batches if most is not None else _told(session, split, batches)
+            with split_batches(plan, split, rows=rows, device=session.device) as batches:
+                shown = batches if most is not None else _shown(session, split, batches)
                 return evaluate(
-                    session.built.engine,
-                    islice(told, most),
+                    built.engine,
+                    islice(shown, most),
                     stop=lambda: session.signals.requested is not None,
                 )
         except RuntimeError as error:
@@ -72,82 +91,86 @@ def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> Eva
             message = str(error)
         finally:
             # What was raised in the middle of an evaluation has left the model without dropout.
-            session.built.loaded.module.train()
+            built.loaded.module.train()
         failure = OutOfMemory(where="evaluation", message=message)
-        after = plan_after(session.plan, failure)
+        after = plan_after(plan, failure)
         if after is None:
             raise RunFailed(nothing_left(failure))
         fall_back(session, after, failure)
 
 
-def _told(session: Session, split: PreparedSplit, batches: Iterable[Batch]) -> Iterator[Batch]:
+def _shown(session: Session, split: PreparedSplit, batches: Iterable[Batch]) -> Iterator[Batch]:
     """The batches on their way to the model: how many of the rows were launched. Nothing waits for
     the device; it is never more than some batches behind."""
-    rows = split.index.examples
+    rows, report = split.index.examples, session.callbacks.evaluating
     launched = 0
-    session.evaluating(split.name, 0, rows)
+    report(split.name, 0, rows)
     for batch in batches:
         yield batch
         launched += batch.counts.examples
-        session.evaluating(split.name, launched, rows)
+        report(split.name, launched, rows)
 
 
 def probe(session: Session) -> None:
     """Try the largest batch there will be, of training and of evaluation, and forget the result.
 
-    Packed batches of one width need no trial but the first update. What the optimizer will keep
-    from the first update on is held in the meantime.
+    Packed batches of one width need no trial but the first step. What the optimizer will keep from
+    the first step on is held in the meantime.
     """
     import torch
 
-    built, data = session.built, session.data
-    later = state_to_come(built, session.plan)
-    held: Any = torch.empty(later, dtype=torch.uint8, device=session.device) if later else None
-    if data.order is not None and is_padded(session.plan):
-        batch = widest_batch(session)
+    plan, data, device = session.plan, session.data, session.device
+    built = model_of(session)
+    later = state_to_come(built, plan)
+    held: Any = torch.empty(later, dtype=torch.uint8, device=device) if later else None
+    if data.order is not None and is_padded(plan):
+        batch = widest_batch(plan, data, device)
         built.engine.accumulate(batch, divisor=max(1, batch.targets))
         built.engine.discard()
-    elif varies_in_width(session):
-        with full_width_feed(session) as fed:
+    elif varies_in_width(plan, device):
+        with full_width_feed(plan, data, session.state, device) as fed:
             for update in islice(fed, 1):
                 batch = update.batches[0]
                 built.engine.accumulate(batch, divisor=max(1, batch.targets))
                 built.engine.discard()
-    for split in (data.validation if session.evaluates else None, data.test):
+    tested = data.test if session.checkpoints is not None else None
+    for split in (data.validation if session.evaluates else None, tested):
         if split is not None:
             began = time.monotonic()
             sums = _fitting(session, split, most=1)
-            # A card compiles meanwhile, and of rows that go alone the longest come first.
-            if sums is not None and session.device.type == "cpu" and not is_padded(session.plan):
+            # A card compiles meanwhile, and of padded rows the longest come first.
+            if sums is not None and device.type == "cpu" and not is_padded(session.plan):
                 share = sums.examples / max(1, split.index.examples)
                 _remember(session, split, time.monotonic() - began, share=share)
     del held
 
 
-def varies_in_width(session: Session) -> bool:
+def varies_in_width(plan: RunPlan, device: torch.device) -> bool:
     """Whether a later batch may need more of a card than the first; a CPU has its memory or dies
     of it."""
-    return session.plan.data.trim and session.device.type != "cpu"
+    return plan.data.trim and device.type != "cpu"
 
 
-def full_width_feed(session: Session) -> AbstractContextManager[Any]:
-    """The updates to come with batches as wide as any can be."""
+def full_width_feed(
+    plan: RunPlan, data: RunData, state: TrainState, device: torch.device
+) -> AbstractContextManager[Any]:
+    """The steps to come with batches as wide as any can be."""
     from expert.run.feed import training_feed
 
-    whole = session.plan.with_values({"data.trim": False}, "to try the widest", "machine")
-    return training_feed(whole, session.data, session.state, device=session.device)
+    whole = plan.with_values({"data.trim": False}, "to try the widest", "machine")
+    return training_feed(whole, data, state, device=device)
 
 
-def widest_batch(session: Session) -> Batch:
-    """As many of the longest rows as go at once: no batch of the run is larger."""
+def widest_batch(plan: RunPlan, data: RunData, device: torch.device) -> Batch:
+    """A micro-batch of the longest rows: no batch of the run is larger."""
     import numpy as np
 
     from expert.data.feed.loader import on_device, padded_tensors
 
-    split = session.data.train
+    split = data.train
     assert split is not None
     index = split.index
-    rows = min(session.plan.batch.micro_batch, index.bins)
+    rows = min(plan.batch.micro_batch, index.bins)
     bins = np.argsort(-index.bin_lengths(), kind="stable")[:rows].astype(np.int64)
     made = padded_tensors(index, bins, split.open(), pad_id=PAD_ID)
-    return on_device(made, bins, session.device, soft=session.data.soft)
+    return on_device(made, bins, device, soft=data.soft)

@@ -1,9 +1,8 @@
-"""The job behind `expert watch`: which run is meant, how it stands, and its events as they come."""
+"""How a run stands by its events, and its events as they are written."""
 
 from __future__ import annotations
 
 import json
-import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,18 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from expert.core.events import Event, follow, read_events
-from expert.core.links import refuse_links
-from expert.core.publish import damage, is_alive
-from expert.core.rundir import RunFolder, RunFolderError, found_in
+from expert.core.publish import is_alive
+from expert.core.rundir import RunFolder
 
-RUNS = Path("runs")
-NAME_IT = "or name the run folder that is meant"
 State = Literal["running", "finished", "stopped", "failed", "gone"]
 ENDINGS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
 ENDED_BEFORE: tuple[State, ...] = ("gone", "stopped", "failed")
 """A run that can go on."""
-
-_STAMPED = re.compile(r"(.+)-(\d{8}-\d{6})(?:-(\d+))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,51 +63,6 @@ class RunStatus:
     """When the last event was written, in seconds since 1970."""
     final: str | None
     damaged_lines: int
-
-
-def find_run(place: Path | None) -> RunFolder:
-    """The run folder named, or the newest one in the folder named; without a name, in runs/."""
-    if place is not None and RunFolder(place).was_started:
-        return RunFolder.open(place)
-    parent = RUNS if place is None else place
-    if place is None:
-        refuse_links(RUNS, below=Path(), instead=NAME_IT)
-    newest = newest_run(parent)
-    if newest is not None:
-        return newest
-    if place is None:
-        raise RunFolderError(
-            f"{RUNS}: there is no run below this folder  (name a run folder, or start a run with "
-            "expert train)"
-        )
-    return RunFolder.open(place)
-
-
-def newest_run(parent: Path) -> RunFolder | None:
-    """The newest run of any expert in a folder of runs, by the time in its name."""
-    newest = next(_newest_first(parent), None)
-    return found_in(parent, newest.path.name) if newest is not None else None
-
-
-def finished_beside(folder: RunFolder) -> RunFolder | None:
-    """The newest run of the same expert in the same folder that has a finished expert."""
-    expert = _STAMPED.fullmatch(folder.path.absolute().name)
-    for run in _newest_first(folder.path.parent):
-        named = _STAMPED.fullmatch(run.path.name)
-        same = expert is not None and named is not None and named[1] == expert[1]
-        if same and not damage(run.final, contents=False):
-            return run
-    return None
-
-
-def _newest_first(parent: Path) -> Iterator[RunFolder]:
-    """The runs of a folder, by the time in their names."""
-    found = []
-    for path in parent.iterdir() if parent.is_dir() else ():
-        match = _STAMPED.fullmatch(path.name)
-        if match and RunFolder(path).was_started:
-            found.append((match[2], int(match[3] or 1), path.name))
-    return (RunFolder(parent / name) for _, _, name in sorted(found, reverse=True))
 
 
 def run_status(folder: RunFolder) -> RunStatus:

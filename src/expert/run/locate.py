@@ -11,12 +11,39 @@ from typing import TYPE_CHECKING, Any
 from expert.core.events import Event, read_events
 from expert.core.links import refuse_links
 from expert.core.recorded_paths import found_again
-from expert.core.rundir import RunFolder, RunFolderError, latest_run, named_manifest
-from expert.run.follow import find_run, newest_run
+from expert.core.rundir import (
+    RunFolder,
+    RunFolderError,
+    checkpoint_step,
+    latest_run,
+    named_manifest,
+)
 
 if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
+
+
+RUNS = Path("runs")
+NAME_IT = "or name the run folder that is meant"
+
+
+def find_run(place: Path | None) -> RunFolder:
+    """The run folder named, or the newest one in the folder named; without a name, in runs/."""
+    if place is not None and RunFolder(place).was_started:
+        return RunFolder.open(place)
+    parent = RUNS if place is None else place
+    if place is None:
+        refuse_links(RUNS, below=Path(), instead=NAME_IT)
+    newest = latest_run(parent)
+    if newest is not None:
+        return newest
+    if place is None:
+        raise RunFolderError(
+            f"{RUNS}: there is no run below this folder  (name a run folder, or start a run with "
+            "expert train)"
+        )
+    return RunFolder.open(place)
 
 
 def find_trained(place: Path | None) -> RunFolder:
@@ -38,7 +65,7 @@ def find_expert(place: Path | None) -> tuple[RunFolder, Path | None]:
     parent = runs_folder(read)
     run = latest_run(parent, read.manifest.name) or latest_run(read.folder, read.manifest.name)
     if run is None and place.is_dir():  # `--output .` puts runs beside the manifest
-        other = newest_run(place)
+        other = latest_run(place)
         if other is not None:  # of another expert: this manifest does not describe it
             return other, None
     if run is None:
@@ -73,7 +100,7 @@ def run_to_resume(resume: str, *, runs: Path, expert: str) -> tuple[RunFolder, P
             )
         return newest, newest.checkpoints
     path = Path(resume)
-    if path.name.startswith("step-"):
+    if checkpoint_step(path.name) is not None:
         return RunFolder.open(path.parent.parent), path
     if not path.is_dir():
         return RunFolder.open(path), path  # says what is wrong

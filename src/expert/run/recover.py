@@ -2,188 +2,84 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from expert.core.errors import EXIT_RUN_FAILED, ExpertError
+from expert.core.errors import EXIT_RUN_FAILED
+from expert.run.failures import RunFailed, nothing_left
+from expert.run.session import Session, change_plan, continue_from, save
 
 if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
     from expert.run.feed import RunData
-    from expert.run.session import Session
     from expert.training.recorder import Trouble
     from expert.training.recovery import Failure
-    from expert.training.spikes import Stability
 
 SHOWN_ROWS = 10
-# Other ways in which CUDA and the CPU's allocator say that there is no memory left.
-NO_MEMORY = (
-    "can't allocate memory",
-    "CUDA out of memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
-NOT_DETERMINISTIC = "does not have a deterministic implementation"
 
 
-class RunFailed(ExpertError):
-    """A run that could not go on: what failed, and that nothing is left to try."""
-
-    exit_code = EXIT_RUN_FAILED
-
-
-def failure_of(
-    error: BaseException,
-    where: Literal["training", "evaluation", "probe"] = "training",
-    plan: RunPlan | None = None,
-) -> Failure | None:
-    """What an exception means for the plan; None where another plan would not help."""
-    from expert.model.attention import CUDNN_FAILED
-    from expert.model.attention import KernelUnavailable as AttentionUnavailable
-    from expert.parallel.graphs import GraphsUnavailable
-    from expert.run.build import DoesNotRun
-    from expert.training import recovery
-    from expert.training.optim import OptimizerUnavailable
-
-    # First of all, and however deep: compilers wrap what they raise when there is no memory left.
-    full = next((one for one in _all_behind(error) if is_out_of_memory(one)), None)
-    if full is not None:
-        return recovery.OutOfMemory(where=where, message=str(full))
-    for one in _chain(error):
-        if isinstance(one, DoesNotRun):
-            return one.failure
-        if isinstance(one, AttentionUnavailable) or CUDNN_FAILED in str(one):
-            return recovery.KernelUnavailable(kernel="attention", reason=str(one))
-        if isinstance(one, GraphsUnavailable):
-            return recovery.KernelUnavailable(kernel="cuda_graphs", reason=str(one))
-        if isinstance(one, OptimizerUnavailable):
-            return recovery.KernelUnavailable(kernel=one.optimizer, reason=one.reason)
-        if _is_of_a_compiler(one):
-            return _without_compiler(_said(one), plan)
-        if NOT_DETERMINISTIC in str(one) and plan is not None and plan.kernels.deterministic:
-            return recovery.KernelUnavailable(kernel="attention", reason=_said(one))
-    return None
-
-
-def _is_of_a_compiler(error: BaseException) -> bool:
-    """Whether a graph or a kernel could not be compiled; Triton calls a C compiler for its own."""
-    if type(error).__module__.startswith(COMPILERS):
-        return True
-    if isinstance(error, subprocess.CalledProcessError):
-        return True
-    return isinstance(error, RuntimeError) and "C compiler" in str(error)
-
-
-def _without_compiler(reason: str, plan: RunPlan | None) -> Failure:
-    """What still compiles is given up in turn: graphs, flex attention, the kernel of the loss."""
-    from expert.training import recovery
-
-    if plan is None or plan.kernels.compile:
-        return recovery.CompileFailed(reason=reason)
-    kernel = "attention" if plan.kernels.attention == "flex" else "fused_loss"
-    return recovery.KernelUnavailable(kernel=kernel, reason=reason)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device or the host had no memory left."""
-    import torch
-
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it was raised from, the outermost first."""
-    while error is not None:
-        yield error
-        error = error.__cause__
-
-
-def _all_behind(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from, and what was being handled then."""
-    waiting: list[BaseException | None] = [error]
-    seen: set[int] = set()
-    while waiting:
-        one = waiting.pop(0)
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            waiting += [one.__cause__, one.__context__]
-
-
-def _said(error: BaseException) -> str:
-    """The sentence of an error; where its first line only announces the next, both."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
-
-
-def nothing_left(failure: Failure) -> str:
-    """The last sentence of a run that has tried everything."""
-    from expert.training.recovery import OutOfMemory
-
-    first = str(getattr(failure, "message", None) or getattr(failure, "reason", failure))
-    line = first.strip().splitlines()[0] if first.strip() else type(failure).__name__
-    if isinstance(failure, OutOfMemory):
-        where = "training" if failure.where == "probe" else failure.where
-        fix = "a smaller model, a shorter max_seq_length, or quantization: int4"
-        return f"out of memory in {where} with one sequence at a time: {line}  ({fix})"
-    return f"{line}  (nothing is left to fall back to)"
-
-
-def heal(session: Session, failure: Failure, *, torn: bool) -> None:
-    """Take the next plan for the same update, or end with RunFailed."""
-    from expert.training.recovery import OutOfMemory, plan_after
-
-    if isinstance(failure, OutOfMemory) and session.blocks is not None:
-        failure = replace(failure, blocks=session.blocks)
-    after = plan_after(session.plan, failure)
+def recover_from_failure(session: Session, failure: Failure, *, interrupted: bool) -> None:
+    """Take the next plan for the same step, or end with RunFailed. `interrupted`: the step failed
+    while it changed the weights."""
+    after = plan_for(session, failure)
     if after is None:
         session.emit("failed", step=session.state.done, error=nothing_left(failure))
         raise RunFailed(nothing_left(failure))
-    change_over(session, after, failure, torn=torn)
+    change_over(session, after, failure, interrupted=interrupted)
 
 
-def change_over(session: Session, after: RunPlan, failure: Any, *, torn: bool = False) -> None:
-    """Take another plan, after the numbers of the updates before it were read and judged."""
-    grave = _tell_late(session, session.recorder.settle())
+def plan_for(session: Session, failure: Failure) -> RunPlan | None:
+    """The plan to try next; None where no other plan helps."""
+    from expert.training.recovery import OutOfMemory, plan_after
+
+    built = session.now.built
+    if isinstance(failure, OutOfMemory) and built is not None:
+        failure = replace(failure, blocks=len(built.loaded.blocks))
+    return plan_after(session.plan, failure)
+
+
+def change_over(
+    session: Session, after: RunPlan, failure: Any, *, interrupted: bool = False
+) -> None:
+    """Take another plan, after the numbers of the steps before it were read and judged."""
+    grave = _report_late(session)
     if grave is not None and grave[1] == "stop":
-        recover(session, *grave, sound=not torn)
+        recover_from_trouble(session, *grave, sound=not interrupted)
     fall_back(session, after, failure)
-    if torn:
+    if interrupted:
         session.emit("warning", text="an update broke off while it changed the weights")
     if grave is not None:
-        recover(session, *grave)
-    elif torn:
+        recover_from_trouble(session, *grave)
+    elif interrupted:
         from_step = session.state.done
-        _go_back(session)
-        _tell_back(session, from_step)
+        _return_to_checkpoint(session)
+        _report_rollback(session, from_step)
 
 
-def _tell_late(session: Session, troubles: list[Trouble]) -> tuple[Trouble, str] | None:
-    """Tell of every trouble; the first one that cannot be passed over, and its verdict."""
-    from expert.training.loop import tell_trouble
+def _report_late(session: Session) -> tuple[Trouble, str] | None:
+    """Read what is still on its way and report every trouble; the first that cannot be skipped,
+    and its verdict."""
+    from expert.training.loop import judge
 
-    for trouble in troubles:
-        verdict = session.verdict_on(trouble)
-        tell_trouble(trouble, verdict, session.emit, lambda bins: rows_behind(session.data, bins))
-        if verdict not in ("skip", "ignore"):
-            return trouble, verdict
-    return None
+    policy = session.loop_plan.stability
+    return judge(
+        session.now.recorder.settle(),
+        session.state,
+        policy,
+        emit=session.emit,
+        rows_of=lambda bins: rows_behind(session.data, bins),
+    )
 
 
-def try_another(session: Session, sign: Any) -> None:
-    """Follow a sign that another plan would be better; the run goes on in any case."""
-    from expert.training.recovery import DataBound, OutOfMemory, plan_after
+def follow_sign(session: Session, sign: Any) -> None:
+    """Follow a sign that another plan would be better; the run continues in any case."""
+    from expert.run.feed import is_padded
+    from expert.training.recovery import DataBound
 
-    useless = isinstance(sign, DataBound) and not session.has_workers
-    if isinstance(sign, OutOfMemory) and session.blocks is not None:
-        sign = replace(sign, blocks=session.blocks)
-    after = None if useless else plan_after(session.plan, sign)
+    # Only processes that make batches can be tuned, not the thread that fills packed ones.
+    has_workers = session.data.stream is not None or is_padded(session.plan)
+    useless = isinstance(sign, DataBound) and not has_workers
+    after = None if useless else plan_for(session, sign)
     if after is not None:
         change_over(session, after, sign)
         return
@@ -191,11 +87,11 @@ def try_another(session: Session, sign: Any) -> None:
         text = f"{sign.share:.0%} of the time goes on waiting for data, and nothing can be retuned"
     else:
         text = f"{type(sign).__name__}: no other plan helps, the run goes on as it is"
-    session.warn_once(type(sign).__name__, text)
+    session.warnings.once(type(sign).__name__, text, step=session.state.done)
 
 
 def fall_back(session: Session, after: RunPlan, failure: Any) -> None:
-    """Take another plan for the same run; what was learnt so far stays."""
+    """Take another plan for the same run; what was learned so far stays."""
     from expert.training.recovery import changes
 
     made = changes(session.plan, after)
@@ -206,13 +102,15 @@ def fall_back(session: Session, after: RunPlan, failure: Any) -> None:
         reason=made[0].because if made else "",
         changes=[decision.model_dump(mode="json") for decision in made],
     )
-    session.change_plan(after, {decision.path for decision in made})
+    change_plan(session, after, {decision.path for decision in made})
 
 
-def recover(session: Session, trouble: Trouble, verdict: str, *, sound: bool = True) -> None:
-    """Go back to the last checkpoint and pass over the rows that broke the run, or stop.
+def recover_from_trouble(
+    session: Session, trouble: Trouble, verdict: str, *, sound: bool = True
+) -> None:
+    """Return to the last checkpoint and skip the rows that broke the run, or stop.
 
-    `sound` says that no update broke off while it changed the weights.
+    `sound`: no step was interrupted while it changed the weights.
     """
     from expert.training.recovery import NotFinite
 
@@ -220,7 +118,7 @@ def recover(session: Session, trouble: Trouble, verdict: str, *, sound: bool = T
     if verdict in ("skip", "ignore"):
         return
     if verdict == "rollback":
-        _roll_back(session, trouble, session.loop_plan().stability)
+        _roll_back(session, trouble)
         return
     if isinstance(what, NotFinite):
         words = f"a loss or gradient of update {what.step + 1} is not finite"
@@ -239,64 +137,69 @@ def recover(session: Session, trouble: Trouble, verdict: str, *, sound: bool = T
 
 
 def _kept(session: Session, step: int) -> str:
-    """Save what was learnt so far, and say so: what is not finite has changed no weight."""
+    """Save what was learned so far, and say so: what is not finite has changed no weight."""
     from expert.training.checkpoint import CheckpointError, DiskFull
 
-    _tell_late(session, session.recorder.settle())
-    skipped = session.state.skipped.with_window(step, step)
-    try:
-        session.save(replace(session.state, skipped=skipped, **session.recorder.state()))
-    except (CheckpointError, DiskFull) as error:
-        session.emit("warning", step=session.state.done, text=f"nothing was saved: {error}")
+    if session.checkpoints is None:
         return ""
-    return f"; a checkpoint after update {session.state.done} was saved, --resume goes on behind it"
+    _report_late(session)
+    state, recorded = session.state, session.now.recorder.state()
+    skipped = state.skipped.with_window(step, step)
+    try:
+        save(session, replace(state, skipped=skipped, **recorded))
+    except (CheckpointError, DiskFull) as error:
+        session.emit("warning", step=state.done, text=f"nothing was saved: {error}")
+        return ""
+    return f"; a checkpoint after update {state.done} was saved, --resume goes on behind it"
 
 
-def _roll_back(session: Session, trouble: Trouble, policy: Stability) -> None:
-    """The last good checkpoint, without the updates of the trouble, and with a lower rate."""
+def _roll_back(session: Session, trouble: Trouble) -> None:
+    """The last good checkpoint, without the steps of the trouble, and with a lower rate."""
     from expert.training.checkpoint import put_aside_after
     from expert.training.recovery import LossSpike
     from expert.training.schedule import after_rollback, rollbacks_of
 
-    first, last = trouble.what.step, max(trouble.what.step, session.state.done - 1)
+    from_step, loop = session.state.done, session.loop_plan
+    first, last = trouble.what.step, max(trouble.what.step, from_step - 1)
     if isinstance(trouble.what, LossSpike):
-        # A loss is that of the weights before its update: those at the first high loss were broken
-        # already, most likely by the update before.
+        # A loss is that of the weights before its step: those at the first high loss were broken
+        # already, most likely by the step before.
         first = max(0, first - 1)
-        put_aside_after(session.checkpoints.folder, first)
+        if session.checkpoints is not None:
+            put_aside_after(session.checkpoints.folder, first)
     skipped = session.state.skipped.with_window(first, last)
     rollbacks = session.state.rollbacks + 1
-    schedule = session.loop_plan().schedule
-    from_step = session.state.done
-    _go_back(session)
+    _return_to_checkpoint(session)
     at = session.state.done
-    steps = policy.rewarm_steps(schedule.total_steps - at)
-    schedule = after_rollback(schedule, at=at, rate_factor=policy.rate_factor, steps=steps)
-    session.state = replace(
+    steps = loop.stability.rewarm_steps(loop.schedule.total_steps - at)
+    factor = loop.stability.rate_factor
+    schedule = after_rollback(loop.schedule, at=at, rate_factor=factor, steps=steps)
+    session.now.state = replace(
         session.state, skipped=skipped, rollbacks=rollbacks, schedule=rollbacks_of(schedule)
     )
-    _tell_back(session, from_step)
+    _report_rollback(session, from_step)
 
 
-def _tell_back(session: Session, from_step: int) -> None:
+def _report_rollback(session: Session, from_step: int) -> None:
     session.emit(
         "rolled_back",
         step=session.state.done,
         from_step=from_step,
         to_step=session.state.done,
         skipped=session.state.skipped.to_json(),
-        rate_factor=session.loop_plan().schedule.rate_factor,
+        rate_factor=session.loop_plan.schedule.rate_factor,
     )
 
 
-def _go_back(session: Session) -> None:
-    """Stand where the newest good checkpoint does; without one the run begins anew."""
+def _return_to_checkpoint(session: Session) -> None:
+    """Continue from the newest good checkpoint; without one the run starts over."""
     from expert.training.state import TrainState
 
-    found = session.checkpoints.newest()
+    found = session.checkpoints.newest() if session.checkpoints is not None else None
     kept = session.state
     state = found.state if found is not None else TrainState()
-    session.stand_at(
+    continue_from(
+        session,
         replace(state, skipped=kept.skipped, rollbacks=kept.rollbacks, schedule=kept.schedule),
         found.groups if found is not None else None,
     )

@@ -15,9 +15,9 @@ LEAST_SECONDS = 10.0
 """Of settled updates: what is shorter says little, and nobody waits for it."""
 
 
-def remember_run(session: Session, *, vram: str | None) -> None:
-    """Let later plans reckon with what this run reached. Only the rate: what it was set to was
-    compared with nothing."""
+def remember_run(session: Session) -> None:
+    """Let later plans count on what this run reached. Only the rate: its settings were compared
+    with nothing."""
     from expert.insight.findings.evidence import Evidence
     from expert.insight.record import read_run
     from expert.insight.step.anatomy import dissect
@@ -25,7 +25,7 @@ def remember_run(session: Session, *, vram: str | None) -> None:
 
     run = read_run(session.folder.path)
     reached = settled_rate(Evidence(run=run, anatomy=dissect(run)))
-    rate = _measured(session, reached, vram) if reached is not None else None
+    rate = _measured(session, reached) if reached is not None else None
     if rate is None:
         return
     try:
@@ -46,7 +46,7 @@ def settled_rate(found: Evidence) -> float | None:
     return step.tokens_per_second
 
 
-def _measured(session: Session, reached: float, vram: str | None) -> MeasuredRate | None:
+def _measured(session: Session, reached: float) -> MeasuredRate | None:
     """The record; None where the rows are not counted, or somebody else was on the card."""
     from expert.planning.machine.machine import describe_machine
     from expert.planning.machine.target import choose_target
@@ -59,7 +59,7 @@ def _measured(session: Session, reached: float, vram: str | None) -> MeasuredRat
     if not rows or not tokens or shared or plan.data.tokenize == "late":
         return None
     machine = describe_machine(session.folder.path)
-    target = choose_target(machine, vram=vram, device=plan.kernels.device)
+    target = choose_target(machine, vram=session.start.vram, device=plan.kernels.device)
     settled = {each.path: each for each in plan.decisions}
     on_gpu = target.device == "cuda"
     return MeasuredRate(

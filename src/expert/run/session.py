@@ -1,15 +1,16 @@
-"""One run while it lasts: what was built, where it stands, and where its facts go."""
+"""A run while it lasts: what it was made with, and where it stands."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
+
+from expert.run.instruments import best_so_far, instruments_for, loop_plan, tracker_of
 
 if TYPE_CHECKING:
     import torch
@@ -18,378 +19,314 @@ if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.data.feed.streaming import Stream
     from expert.manifest.schema.manifest import Manifest
+    from expert.parallel.engine import Groups
     from expert.planning.run_plan import RunPlan
     from expert.run.build import Built
-    from expert.run.calibrate import MemoryWatch
-    from expert.run.checkpoints import Groups
+    from expert.run.checkpoints import Checkpoints
     from expert.run.feed import RunData
-    from expert.telemetry.timeline import Timeline
+    from expert.run.instruments import Instruments
     from expert.training.evaluation import EvalResult
-    from expert.training.loop import Ending, LoopPlan
-    from expert.training.pressure import Pressure
-    from expert.training.recorder import Recorder, Trouble
+    from expert.training.loop import LoopPlan
+    from expert.training.recorder import Emit, Recorder
     from expert.training.state import TrainState
-    from expert.training.stopping import BestSoFar
+    from expert.training.stopping import BestSoFar, Signals
 
 Evaluating = Callable[[str, int, int], None]
-"""Told of an evaluation: the split, its rows that were launched, and all of its rows."""
+"""Called during an evaluation: the split, its rows that were launched, and all of its rows."""
 REBUILD = ("model.", "kernels.", "optim.", "adapter.")
-"""Changes of the plan after which the model is built anew; others concern only the data."""
+"""Changes of the plan after which the model is built again; others concern only the data."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """Who is told how a run is getting on; none of them may take long."""
+
+    acknowledge: Callable[[], None] = lambda: None
+    """Called from the handler of the first signal that asks for an end."""
+    progress: Callable[[int], None] = lambda done: None
+    """Called after every step that was launched."""
+    evaluating: Evaluating = lambda split, rows, total: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """How a run was started: what its manifest does not keep."""
+
+    source: str = ""
+    """The manifest's file, where there is one."""
+    vram: str | None = None
+    allow_remote_code: bool = False
+    began: float = field(default_factory=time.monotonic)
+    """When somebody began to wait for the run, by the clock that only goes forward."""
+
+
+@dataclass(kw_only=True)
+class Position:
+    """Where a run stands: all that changes while it lasts."""
+
+    plan: RunPlan
+    data: RunData
+    state: TrainState
+    best: BestSoFar
+    recorder: Recorder
+    built: Built | None = None
+    """The model of the plan, once it was needed."""
+    weights: Groups | None = None
+    """For the model when it is built next: those of a checkpoint, or of the model before it."""
+    doing: Literal["training", "probe"] = "training"
+    tried: object = None
+    """What of the plan was found to fit."""
+    final_step: int | None = None
+    """The step whose weights the run ends with, where they are not the last ones."""
+    last_eval: EvalResult | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Session:
-    """Everything a run needs between its start and its end; closing it lets go of all of it."""
+    """What a run was made with; only `now` changes while it lasts."""
 
-    given_threads: int | None = None
-    """Threads of a CPU run that somebody else has settled; None: it settles them itself."""
-    look_seconds: float | None = None
-    """For which it looks at the cores first, where that is not the usual."""
-
-    def __init__(
-        self,
-        *,
-        folder: RunFolder,
-        plan: RunPlan,
-        data: RunData,
-        manifest: Manifest,
-        source: str = "",
-        sinks: tuple[Sink, ...],
-        restream: Callable[[RunPlan], Stream] | None = None,
-        allow_remote_code: bool = False,
-        vram: str | None = None,
-        acknowledge: Callable[[], None] = lambda: None,
-        progress: Callable[[int], None] = lambda done: None,
-        evaluating: Evaluating = lambda split, rows, total: None,
-        began: float | None = None,
-    ) -> None:
-        from expert.core.events import EventLog
-        from expert.run.build import device_of
-        from expert.run.checkpoints import Checkpoints
-        from expert.run.parts import best_so_far, pressure_of, recorder_of, tracker_of
-        from expert.telemetry.gpu import GpuSampler
-        from expert.training.state import TrainState
-        from expert.training.stopping import Signals
-
-        self.folder, self.plan, self.data, self.manifest = folder, plan, data, manifest
-        self.device: torch.device = device_of(plan)
-        self.state: TrainState = TrainState()
-        self.signals = Signals(acknowledge=acknowledge)
-        self._progress, self.evaluating, self._source = progress, evaluating, source
-        self.began = time.monotonic() if began is None else began
-        """When somebody began to wait for the run, by the clock that only goes forward."""
-        self.gpu = GpuSampler(self.device.index or 0) if self.device.type == "cuda" else None
-        self.doing: Literal["training", "probe"] = "training"
-        self._restream = restream
-        self._allow_remote_code, self._vram = allow_remote_code, vram
-        self._warned: set[str] = set()
-        self._warnings: list[str] = []
-        self._announced = False
-        self._tracker, refused = tracker_of(plan, folder, self._warn_of_tracker)
-        self._warnings += [refused] if refused else []
-        tracked = (self._tracker,) if self._tracker else ()
-        self._log = EventLog(folder.events, (*sinks, *tracked))
-        self.emit = self._log.emit
-        self.checkpoints = Checkpoints(folder, self.emit)
-        self._close = contextlib.ExitStack()
-        self._built: Built | None = None
-        self._pending: Groups | None = None
-        self._tried: object = None
-        self.pressure: Pressure = pressure_of(plan)
-        self.taken: int | None = None
-        """The update whose weights the run ends with, where they are not the last ones."""
-        self.last_eval: EvalResult | None = None
-        self._memory: MemoryWatch | None = None
-        self.recorder: Recorder = recorder_of(self)
-        self.best: BestSoFar = best_so_far(plan, self.state)
-
-    def __enter__(self) -> Session:
-        self._close.callback(self._log.close)
-        if self._tracker is not None:
-            self._close.callback(self._tracker.close)
-        self._close.enter_context(self.signals)
-        if self.gpu is not None:
-            self._close.enter_context(self.gpu)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close.close()
-
-    # --- starting ------------------------------------------------------------------------------
-
-    def announce(self) -> None:
-        """Write down what was asked, what was decided and on what, and say that it begins."""
-        from expert.model.loss import loss_kernel_trouble
-        from expert.model.switches import list_switches
-        from expert.run.announce import started_facts, write_down
-        from expert.run.cpu_threads import settle_threads
-
-        write_down(self.folder, self.plan, self.manifest, self.data)
-        asked = (self._vram, self._allow_remote_code)
-        facts = started_facts(self.folder, self.plan, self._source, asked)
-        ahead = self.recorder.meter.ahead
-        cost = ahead.cost(self.state.done) if ahead is not None else None
-        self.emit("started", step=self.state.done, **facts, evaluation_updates=cost)
-        self._announced = True
-        if self.device.type == "cpu":
-            settle_threads(self)
-        for text in self._warnings:
-            self.emit("warning", text=text)
-        self.emit("kernels", lines=[str(line) for line in list_switches(self.plan, self.device)])
-        trouble = loss_kernel_trouble(self.device) if self.plan.kernels.fused_loss else ""
-        if trouble:
-            self.warn_once("loss kernel", f"the loss runs without its Triton kernel: {trouble}")
-
-    def at_the_end(self, undo: Callable[[], None]) -> None:
-        """Have something undone when the run has ended, however it ends."""
-        self._close.callback(undo)
-
-    def _warn_of_tracker(self, text: str) -> None:
-        """What is said before the run was announced waits for that."""
-        if self._announced:
-            self.emit("warning", text=text)
-        else:
-            self._warnings.append(text)
-
-    def warn_once(self, about: str, text: str) -> None:
-        """Say something once in a run."""
-        if about not in self._warned:
-            self._warned.add(about)
-            self.emit("warning", step=self.state.done, text=text)
+    folder: RunFolder
+    manifest: Manifest
+    start: Start
+    callbacks: Callbacks
+    instruments: Instruments
+    checkpoints: Checkpoints | None
+    """None: a short run, of which nothing is kept."""
+    signals: Signals
+    warnings: Warnings
+    restream: Callable[[RunPlan], Stream] | None
+    closing: contextlib.ExitStack
+    """Undone when the run has ended, however it ends."""
+    now: Position
 
     @property
-    def built(self) -> Built:
-        """The model of the plan, built when it is first needed and after each change of it."""
-        from expert.model.load import check_vocabulary
-        from expert.run.build import build
-        from expert.run.feed import largest_ids
-        from expert.run.parts import recorder_of
-
-        if self._built is None:
-            self._built = build(
-                self.plan,
-                self.data.encoder,
-                device=self.device,
-                allow_remote_code=self._allow_remote_code,
-            )
-            for largest in largest_ids(self.data):
-                check_vocabulary(self._built.loaded, largest)
-            self.recorder = recorder_of(self)
-            self.pressure.recompiling.restart()
-            if self._pending is not None:
-                self._built.load(self._pending)
-                self._pending = None
-        return self._built
+    def device(self) -> torch.device:
+        return self.instruments.device
 
     @property
-    def timeline(self) -> Timeline | None:
-        """What times the model that is built now."""
-        return self._built.timeline if self._built is not None else None
+    def emit(self) -> Emit:
+        return self.instruments.emit
 
     @property
-    def blocks(self) -> int | None:
-        """Blocks of the model, where it is loaded."""
-        return len(self._built.loaded.blocks) if self._built is not None else None
+    def plan(self) -> RunPlan:
+        return self.now.plan
+
+    @property
+    def data(self) -> RunData:
+        return self.now.data
+
+    @property
+    def state(self) -> TrainState:
+        return self.now.state
 
     @property
     def evaluates(self) -> bool:
         return self.data.validation is not None and self.plan.watch.evaluation_strategy != "no"
 
     @property
-    def has_workers(self) -> bool:
-        """Whether processes make the batches; a thread that fills them has nothing to tune."""
-        from expert.run.feed import is_padded
-
-        return self.data.stream is not None or is_padded(self.plan)
-
-    def resume(self, checkpoint: Path, *, allow_changed: bool) -> None:
-        """Go on from a checkpoint, or from the newest good one of a folder of them."""
-        from expert.run.checkpoints import put_final_aside, with_fallbacks
-        from expert.run.resume import changed_options
-
-        options = changed_options(self.folder, self.manifest)
-        found = self.checkpoints.chosen(
-            checkpoint, self.plan, self.data, options=options, allow=allow_changed
-        )
-        self.plan = with_fallbacks(self.plan, found.fallbacks)
-        self._settle_loader()
-        self.stand_at(found.state, found.groups)
-        self.recorder.meter.restore(found.state.sums)
-        if found.state.done != self.plan.length.total_steps:
-            aside = put_final_aside(self.folder)
-            if aside is not None:
-                self.emit("warning", text=f"final was renamed to {aside.name}: training goes on")
-
-    # --- running -------------------------------------------------------------------------------
-
-    def attempt(self) -> Ending:
-        """Train from where the run stands until something ends it."""
-        from expert.run.calibrate import MemoryWatch
-        from expert.run.feed import feed_facts, training_feed
-        from expert.run.recover import rows_behind
-        from expert.training.loop import Tools, train
-
-        began = time.monotonic()
-        built = self.built
-        self._try_out()
-        self.emit("loaded", step=self.state.done, seconds=time.monotonic() - began)
-        self._memory = MemoryWatch(self.plan, self.device, self.gpu, self.emit)
-        self.emit("feed", step=self.state.done, **feed_facts(self.plan, self.data))
-        timed = built.timeline.take_event if self.device.type == "cuda" else None
-        feed = training_feed(self.plan, self.data, self.state, device=self.device, new_event=timed)
-        tools = Tools(
-            emit=self.emit,
-            recorder=self.recorder,
-            best=self.best,
-            evaluate=lambda step: self.evaluate(),
-            save=self.save,
-            reached=self._reached,
-            stop_requested=lambda: self.signals.requested,
-            rows_of=lambda bins: rows_behind(self.data, bins),
-        )
-        self.pressure.data.restart()
-        self.recorder.meter.start()
-        with feed as fed:
-            updates = self.passing(fed)
-            self.state, ending = train(built.engine, updates, self.state, self.loop_plan(), tools)
-        return ending
-
-    def passing(self, updates: Iterable[Any]) -> Iterable[Any]:
-        """The updates on their way to the loop; a rehearsal looks at them here."""
-        return updates
-
-    def _try_out(self) -> None:
-        """Once for every plan, before the next update: does it fit on the device and the disk?"""
-        from expert.run.evaluate import probe
-
-        plan = self.plan
-        trial = (plan.batch.micro_batch, plan.kernels, plan.model, plan.optim.optimizer)
-        if self._tried == trial or self.state.done == plan.length.total_steps:
-            return
-        self.doing = "probe"
-        self.checkpoints.check_room(self.built, plan, self._saves_to_come())
-        probe(self)
-        self.doing, self._tried = "training", trial
-
-    def _saves_to_come(self) -> int | None:
-        loop = self.loop_plan()
-        if loop.total_steps is None or loop.save_best:
-            return None
-        left = loop.total_steps - self.state.done
-        return 1 + math.ceil(left / loop.save_every) if loop.save_every else 1
-
-    def _reached(self, state: TrainState) -> None:
-        evaluated = state.evaluated != self.state.evaluated
-        if evaluated or state.done > self.state.done:
-            assert self._memory is not None
-            self._memory.after_update(disturbed=evaluated)
-        if state.done > self.state.done:
-            self._progress(state.done)
-        self.state = state
-
     def loop_plan(self) -> LoopPlan:
         """When what happens in this run, from where it stands."""
-        from expert.run.parts import loop_plan
-
         return loop_plan(self.plan, self.data, self.state)
 
-    def verdict_on(self, trouble: Trouble) -> str:
-        """What the run's policy says about trouble that was only now read."""
-        from expert.training.loop import verdict_on
 
-        return verdict_on(trouble, self.state, self.loop_plan().stability)
+class Warnings:
+    """Warnings of a run: those from before its start was announced wait for that."""
 
-    def save(self, state: TrainState, due: bool = False) -> None:
-        """Write a checkpoint; `due`: one of those that the manifest asks for."""
-        self.state = state
-        self.checkpoints.save(state, self.built.tensors(), self.plan, self.data, due=due)
+    def __init__(self) -> None:
+        self._emit: Emit | None = None
+        self._waiting: list[str] = []
+        self._given: set[str] = set()
 
-    def evaluate(self) -> EvalResult | None:
-        """The validation rows; None where a signal asked for an end in between."""
-        from expert.run.evaluate import evaluate_split
-
-        assert self.data.validation is not None
-        before = self.pressure.recompiling.count()
-        result = evaluate_split(self, self.data.validation)
-        self.pressure.recompiling.forgive(self.pressure.recompiling.count() - before)
-        self.last_eval = result or self.last_eval
-        return result
-
-    # --- ending --------------------------------------------------------------------------------
-
-    def evaluate_test(self) -> EvalResult | None:
-        """The test rows at the end, where there are any."""
-        from expert.run.ending import evaluate_test
-
-        return evaluate_test(self)
-
-    def publish_final(self) -> Path:
-        """What a user takes away, whole or not at all."""
-        from expert.run.ending import publish_final
-
-        return publish_final(self)
-
-    # --- changing ------------------------------------------------------------------------------
-
-    def change_plan(self, after: RunPlan, changed: set[str]) -> None:
-        """Go on with another plan; weights and optimizer state stay, and what the run remembers."""
-        from expert.planning.memory.calibration import estimated_again
-        from expert.run.calibrate import known_calibrations
-        from expert.run.locate import as_recorded
-
-        after = estimated_again(after, known_calibrations(after.target))
-        self.plan = after
-        try:
-            self.folder.write_json("plan.json", as_recorded(after))
-        except OSError as error:
-            self.emit("warning", text=f"plan.json cannot be written: {error.strerror}")
-        self.state = replace(
-            self.state, losses=self.recorder.spikes.state(), skips=self.recorder.skips
-        )
-        if self._built is not None:
-            self._built.engine.discard()
-            if any(path.startswith(REBUILD) for path in changed):
-                self._set_aside_weights()
-            if any(path.startswith((*REBUILD, "batch.micro_batch")) for path in changed):
-                self.recorder.meter.resettle()
-        if any(path.startswith("loader.") for path in changed):
-            self._settle_loader()
-        self._let_go()
-
-    def stand_at(self, state: TrainState, groups: Groups | None) -> None:
-        """Go on from this state with these tensors; without them the model begins anew."""
-        from expert.run.parts import best_so_far, recorder_of
-
-        self.state = state
-        if groups is None:
-            self._built = self._pending = None
-            self.recorder.meter.resettle()
-            self._let_go()
-        elif self._built is None:
-            self._pending = groups
+    def __call__(self, text: str) -> None:
+        if self._emit is None:
+            self._waiting.append(text)
         else:
-            self._built.load(groups)
-        self.best = best_so_far(self.plan, state)
-        self.recorder = recorder_of(self)
-        self.recorder.meter.restore_losses(state.sums)
+            self._emit("warning", text=text)
 
-    def _let_go(self) -> None:
-        """Give back the memory of what was dropped; compiled blocks refer to themselves."""
-        import torch
+    def once(self, about: str, text: str, *, step: int) -> None:
+        """Give a warning once in a run."""
+        if about not in self._given:
+            self._given.add(about)
+            assert self._emit is not None
+            self._emit("warning", step=step, text=text)
 
-        gc.collect()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+    def begin(self, emit: Emit) -> None:
+        """The start was announced."""
+        self._emit = emit
+        for text in self._waiting:
+            self(text)
 
-    def _settle_loader(self) -> None:
-        self.pressure.data.workers = self.plan.loader.workers
-        if self.data.stream is not None and self._restream is not None:
-            self.data = replace(self.data, stream=self._restream(self.plan))
 
-    def _set_aside_weights(self) -> None:
-        assert self._built is not None
-        if self._pending is None:
-            self._pending = {
-                group: {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
-                for group, named in self._built.tensors().items()
-            }
-        self._built = None
+@contextlib.contextmanager
+def open_session(
+    *,
+    folder: RunFolder,
+    plan: RunPlan,
+    data: RunData,
+    manifest: Manifest,
+    sinks: tuple[Sink, ...],
+    start: Start | None = None,
+    callbacks: Callbacks | None = None,
+    restream: Callable[[RunPlan], Stream] | None = None,
+    keep: bool = True,
+) -> Iterator[Session]:
+    """A session at the start of its run. `keep`: checkpoints and the result are written."""
+    from expert.core.events import EventLog
+    from expert.run.build import device_of
+    from expert.run.checkpoints import Checkpoints
+    from expert.training.state import TrainState
+    from expert.training.stopping import Signals
+
+    callbacks = callbacks or Callbacks()
+    warnings, state = Warnings(), TrainState()
+    device = device_of(plan)
+    with contextlib.ExitStack() as closing:
+        tracker = tracker_of(plan, folder, warnings)
+        log = EventLog(folder.events, (*sinks, *((tracker,) if tracker else ())))
+        closing.callback(log.close)
+        if tracker is not None:
+            closing.callback(tracker.close)
+        signals = closing.enter_context(Signals(acknowledge=callbacks.acknowledge))
+        instruments = instruments_for(plan, data, device=device, emit=log.emit)
+        if instruments.gpu is not None:
+            closing.enter_context(instruments.gpu)
+        yield Session(
+            folder=folder,
+            manifest=manifest,
+            start=start or Start(),
+            callbacks=callbacks,
+            instruments=instruments,
+            checkpoints=Checkpoints(folder, log.emit) if keep else None,
+            signals=signals,
+            warnings=warnings,
+            restream=restream,
+            closing=closing,
+            now=Position(
+                plan=plan,
+                data=data,
+                state=state,
+                best=best_so_far(plan, state),
+                recorder=instruments.recorder(plan, state),
+            ),
+        )
+
+
+def model_of(session: Session) -> Built:
+    """The model of the plan, built when it is first needed and after each change of it."""
+    from expert.model.load import check_vocabulary
+    from expert.run.build import build
+    from expert.run.feed import largest_ids
+
+    now = session.now
+    if now.built is None:
+        remote = session.start.allow_remote_code
+        now.built = build(
+            now.plan, now.data.encoder, device=session.device, allow_remote_code=remote
+        )
+        for largest in largest_ids(now.data):
+            check_vocabulary(now.built.loaded, largest)
+        now.recorder = session.instruments.recorder(now.plan, now.state, now.built.timeline)
+        session.instruments.pressure.recompiling.restart()
+        if now.weights is not None:
+            now.built.load(now.weights)
+            now.weights = None
+    return now.built
+
+
+def save(session: Session, state: TrainState, due: bool = False) -> None:
+    """Write a checkpoint; `due`: one of those that the manifest asks for."""
+    now = session.now
+    now.state = state
+    if session.checkpoints is not None:
+        tensors = model_of(session).tensors()
+        session.checkpoints.save(state, tensors, now.plan, now.data, due=due)
+
+
+def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
+    """Continue from a checkpoint, or from the newest good one of a folder of them."""
+    from expert.run.checkpoints import put_final_aside, with_fallbacks
+    from expert.run.resume import changed_options
+
+    now = session.now
+    assert session.checkpoints is not None
+    options = changed_options(session.folder, session.manifest)
+    found = session.checkpoints.chosen(
+        checkpoint, now.plan, now.data, options=options, allow=allow_changed
+    )
+    now.plan = with_fallbacks(now.plan, found.fallbacks)
+    _settle_loader(session)
+    continue_from(session, found.state, found.groups)
+    now.recorder.meter.restore(found.state.sums)
+    if found.state.done != now.plan.length.total_steps:
+        aside = put_final_aside(session.folder)
+        if aside is not None:
+            session.emit("warning", text=f"final was renamed to {aside.name}: training goes on")
+
+
+def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
+    """Continue with another plan; weights and optimizer state stay, and what the run remembers."""
+    from expert.planning.memory.calibration import estimated_again
+    from expert.run.calibrate import known_calibrations
+    from expert.run.locate import as_recorded
+
+    now = session.now
+    now.plan = estimated_again(after, known_calibrations(after.target))
+    try:
+        session.folder.write_json("plan.json", as_recorded(now.plan))
+    except OSError as error:
+        session.emit("warning", text=f"plan.json cannot be written: {error.strerror}")
+    losses, skips = now.recorder.spikes.state(), now.recorder.skips
+    now.state = replace(now.state, losses=losses, skips=skips)
+    if now.built is not None:
+        now.built.engine.discard()
+        if any(path.startswith(REBUILD) for path in changed):
+            if now.weights is None:
+                now.weights = copied(now.built.tensors())
+            now.built = None
+        if any(path.startswith((*REBUILD, "batch.micro_batch")) for path in changed):
+            now.recorder.meter.resettle()
+    if any(path.startswith("loader.") for path in changed):
+        _settle_loader(session)
+    release_memory(session.device)
+
+
+def continue_from(session: Session, state: TrainState, groups: Groups | None) -> None:
+    """Continue from this state with these tensors; without them the model starts over."""
+    now = session.now
+    now.state = state
+    if groups is None:
+        now.built = now.weights = None
+        now.recorder.meter.resettle()
+        release_memory(session.device)
+    elif now.built is None:
+        now.weights = groups
+    else:
+        now.built.load(groups)
+    now.best = best_so_far(now.plan, state)
+    timeline = now.built.timeline if now.built is not None else None
+    now.recorder = session.instruments.recorder(now.plan, state, timeline)
+    now.recorder.meter.restore_losses(state.sums)
+
+
+def copied(groups: Groups) -> Groups:
+    """Weights and optimizer states away from the device, as they are now."""
+    return {
+        group: {name: tensor.detach().cpu().clone() for name, tensor in named.items()}
+        for group, named in groups.items()
+    }
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back the memory of what was dropped; compiled blocks refer to themselves."""
+    import torch
+
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _settle_loader(session: Session) -> None:
+    now = session.now
+    session.instruments.pressure.data.workers = now.plan.loader.workers
+    if now.data.stream is not None and session.restream is not None:
+        now.data = replace(now.data, stream=session.restream(now.plan))

@@ -94,6 +94,7 @@ def learnt_rows(folder: RunFolder) -> LearntRows:
     """What the events and the checkpoints of a run say; checkpoints may have been removed, and
     events of earlier versions name no keys."""
     from expert.core.events import read_events
+    from expert.core.rundir import checkpoints_in
     from expert.data.tokens.prepare import short_key, short_key_of
     from expert.training.checkpoint import CheckpointError, read_state
 
@@ -111,7 +112,7 @@ def learnt_rows(folder: RunFolder) -> LearntRows:
         elif event["event"] == "resumed":
             lines = event.get("changed") or ()
             mixed = mixed or any(str(line).startswith(SAYS_OTHER_ROWS) for line in lines)
-    for checkpoint in folder.checkpoints.glob("step-*") if folder.checkpoints.is_dir() else ():
+    for _, checkpoint in checkpoints_in(folder.checkpoints):
         try:
             data = read_state(checkpoint)["identity"]["data"]
             tokens.update(short_key(key) for key in data["tokens"])

@@ -23,6 +23,10 @@ from expert.training.step import StepStats
 SCALE_HALVINGS = 20
 
 
+MoreFields = Callable[[int], dict[str, Any]]
+"""Further fields of the event of a step, by its number."""
+
+
 class Emit(Protocol):
     """How a fact leaves the run."""
 
@@ -68,7 +72,7 @@ class Recorder:
         flops_per_token: float | None = None,
         loss_scaling: bool = False,
         compiles: bool = False,
-        more: Callable[[], dict[str, Any]] = dict,
+        more: MoreFields = lambda step: {},
         pressure: Pressure | None = None,
         skips: int = 0,
     ) -> None:
@@ -199,7 +203,7 @@ class Recorder:
         times["time_feed"] = sum(self._made) if self._made else None
         times["ran_dry"] = sum(self._dry) / len(self._dry) if self._dry else None
         self._phases, self._made, self._dry = {}, [], []
-        more = self._more()
+        more = self._more(facts.step + 1)
         if self.pressure is not None:
             self.pressure.add_facts(more)
             if self._compiles:

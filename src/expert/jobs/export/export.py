@@ -97,7 +97,7 @@ def export(
     A run that was validated and did not pass the gate is refused, unless `allow_failed`.
     """
     from expert.run.choose_checkpoint import choose
-    from expert.run.follow import find_run
+    from expert.run.locate import find_run
     from expert.run.trained import base_remark, read_plan
 
     # All that may be refused is asked before torch is imported, which takes seconds.

@@ -63,7 +63,7 @@ def answer_all(
     may come out otherwise. `rows`: so many at once; None: as many as fit.
     """
     from expert.model.attention import without_cudnn
-    from expert.run.recover import is_out_of_memory
+    from expert.run.failures import is_out_of_memory
 
     work = _Work(trained, questions, how, seed, note)
     done = len(questions) - len(work.order)
