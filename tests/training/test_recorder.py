@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from expert.telemetry.late import LateNumbers
-from expert.telemetry.meter import Meter, Peak
+from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
 from expert.training import recorder as recorder_module
 from expert.training.pressure import DataWait, Pressure, Recompiling, Spilling
@@ -29,7 +29,7 @@ def made(told, **changes):
     recorder = Recorder(
         lambda event, *, step=None, **fields: told.append({"event": event, "step": step, **fields}),
         device=CPU,
-        meter=Meter(clock, peak=Peak(flops=None, because="unknown")),
+        meter=Meter(clock),
         timeline=Timeline(CPU, clock=clock),
         spikes=SpikeWatch(),
         **{"log_every": 1, **changes},

@@ -68,11 +68,9 @@ def instruments_for(
     from expert.model.blocks import CompileWatch
     from expert.telemetry.cpu import cores_seen
     from expert.telemetry.gpu import GpuSampler
-    from expert.telemetry.meter import Meter, Peak
+    from expert.telemetry.meter import Meter
     from expert.training.pressure import DataWait, Pressure, Recompiling, Spilling
 
-    reasons = {decision.path: decision.because for decision in plan.decisions}
-    because = reasons.get("length.peak_flops", "unknown")
     return Instruments(
         device=device,
         emit=emit,
@@ -83,7 +81,7 @@ def instruments_for(
             recompiling=Recompiling(CompileWatch().recompiles),
         ),
         meter=Meter(
-            peak=Peak(flops=plan.length.peak_flops, because=because),
+            peak_flops=plan.length.peak_flops,
             total_steps=plan.length.total_steps,
             ahead=ahead_of(plan, data),
         ),
@@ -105,12 +103,11 @@ def device_fields(instruments: Instruments, *, workers: int) -> MoreFields:
     def fields(step: int) -> dict[str, Any]:
         nonlocal looked_at
         since, looked_at = looked_at, time.monotonic()
-        facts = {
+        return {
             **gpu.step_fields(max(since, meter.settled_at or since)),
             **allocator_facts(instruments.device),
             **cores(step),
         }
-        return {name: value for name, value in facts.items() if name != "because"}
 
     return fields
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from expert.telemetry.late import LateNumbers
-from expert.telemetry.meter import Meter, Update
+from expert.telemetry.meter import Meter, StepCounts
 from expert.telemetry.syncs import SyncWatch
 from expert.telemetry.timeline import Timeline
 from expert.training.pressure import Pressure
@@ -118,7 +118,7 @@ class Recorder:
         flops = self._flops_per_token
         fresh = self.meter.fresh
         seconds = self.meter.add(
-            Update(
+            StepCounts(
                 step=facts.step,
                 real_tokens=facts.real_tokens,
                 places=facts.places,
