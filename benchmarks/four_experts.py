@@ -34,7 +34,7 @@ from surroundings import environment
 import expert
 from expert.core.files import write_text_atomically
 from expert.planning.ladder import BASELINE, Ground
-from expert.run.short_run import ShortRun, short_run
+from expert.run.session.short_run import ShortRun, short_run
 
 EXPERTS = Path(__file__).parents[1] / "experts"
 MAKES_ROWS_SEED = 7

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest, read_manifest
     from expert.planning.machine.machine import Machine, describe_machine
     from expert.planning.run_plan import RunPlan
-    from expert.run.finish import RunResult
     from expert.run.plan import plan
     from expert.run.prepare import prepare
     from expert.run.prepared import PreparedData
+    from expert.run.session.finish import RunResult
 
 __all__ = [
     "ExpertError",
@@ -61,7 +61,7 @@ _HOMES = {
     "plan": "expert.run.plan",
     "prepare": "expert.run.prepare",
     "PreparedData": "expert.run.prepared",
-    "RunResult": "expert.run.finish",
+    "RunResult": "expert.run.session.finish",
     "sample": "expert.jobs.python_api",
     "train": "expert.jobs.train",
     "Validation": "expert.jobs.validate.validated",

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from expert.core.rundir import RunFolder
-from expert.jobs.resumable import command_of_run
 from expert.manifest.reader import read_manifest
 from expert.planning.machine.machine import describe_machine
 from expert.run.plan import plan
-from expert.run.session import Start
-from expert.run.start import started_facts
+from expert.run.session.session import Start
+from expert.run.session.start import started_facts
+from expert.run.stored.resume_command import command_of_run
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import CORPUS, place
 from tests.wording import wording

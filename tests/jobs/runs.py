@@ -15,7 +15,7 @@ from torch import Tensor
 from expert.core.events import read_events
 from expert.jobs.train import train
 from expert.model.load import LoadedModel
-from expert.run.finish import RunResult
+from expert.run.session.finish import RunResult
 from expert.training import loop
 from expert.training.step import seed_step
 from tests.model.models import tiny_model

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from expert.model import attention
-from expert.run import instruments
 from expert.run.build import DoesNotRun, check_attention, check_precision
-from expert.run.failures import failure_of
+from expert.run.session import instruments
+from expert.run.session.failures import failure_of
 from expert.training.recovery import (
     CompileFailed,
     KernelUnavailable,
@@ -154,7 +154,7 @@ def test_what_a_card_does_while_it_compiles_is_not_told_as_training(monkeypatch)
 
 
 def test_loss_scaling_alone_is_no_state_of_an_optimizer():
-    from expert.run.checkpoints import state_to_come
+    from expert.run.session.checkpoints import state_to_come
 
     held = {"loss_scale.scale": torch.ones(()), "loss_scale.growth": torch.ones(())}
     weights = [("w", torch.zeros(10))]

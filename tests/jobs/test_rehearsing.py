@@ -23,7 +23,7 @@ from expert.jobs.diagnose.one_step import (
 )
 from expert.jobs.diagnose.profile import Span, busy_time, profile, purpose_of, summed
 from expert.manifest.reader import read_manifest
-from expert.run.short_run import SETTLING, ShortRun, short_run
+from expert.run.session.short_run import SETTLING, ShortRun, short_run
 from tests.jobs.runs import base_model, losses_of, run, write_expert
 from tests.wording import wording
 

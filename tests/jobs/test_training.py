@@ -151,7 +151,7 @@ def test_the_best_checkpoint_is_what_the_run_leaves(base, tmp_path):
 
 
 def test_the_last_validation_loss_may_be_from_before_a_resume(tmp_path):
-    from expert.run.finish import recorded_eval_loss
+    from expert.run.session.finish import recorded_eval_loss
     from tests.jobs.test_watching import a_run
 
     evals = [

@@ -11,8 +11,8 @@ from expert.model import load as model_load
 from expert.model.attention import KernelUnavailable
 from expert.model.load import LoadedModel
 from expert.parallel.single_device import SingleDevice
-from expert.run import evaluate as judging
-from expert.run.failures import RunFailed
+from expert.run.session import evaluate as judging
+from expert.run.session.failures import RunFailed
 from expert.telemetry.late import LateNumbers
 from expert.training import optim
 from expert.training import recorder as recorder_module

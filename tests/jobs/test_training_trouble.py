@@ -13,8 +13,8 @@ import torch
 from tokenizers import Tokenizer
 
 from expert.model.load import LoadedModel
-from expert.run.checkpoints import Checkpoints
-from expert.run.failures import RunFailed
+from expert.run.session.checkpoints import Checkpoints
+from expert.run.session.failures import RunFailed
 from expert.telemetry import tensorboard
 from expert.telemetry.late import LateNumbers
 from expert.training import recorder as recorder_module

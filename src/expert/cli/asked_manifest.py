@@ -48,9 +48,9 @@ def asked_manifest(
     manifest: Path | None, dataset: str | None, overrides: tuple[str, ...]
 ) -> ReadManifest:
     """The manifest named; without one, that of the character GPT on the text that was named."""
-    from expert.jobs.resumable import character_manifest
     from expert.manifest.migrate.names import CORPORA
     from expert.manifest.reader import read_manifest
+    from expert.run.text_manifest import character_manifest
 
     if manifest is not None:
         return read_manifest(manifest, overrides=overrides)
@@ -79,8 +79,8 @@ def _with_settings_beside(dataset: str, overrides: tuple[str, ...]) -> ReadManif
     from expert.cli.display import make_console
     from expert.cli.run_view import say
     from expert.core.errors import ManifestError
-    from expert.jobs.resumable import OfSomethingElse, character_manifest, configured_manifest
     from expert.manifest.text.document import read_document
+    from expert.run.text_manifest import OfSomethingElse, character_manifest, configured_manifest
 
     console = make_console(error=True)
     try:

@@ -84,7 +84,7 @@ def benchmark(
     from expert.cli.benchmark_view import show_compared
     from expert.cli.display import make_console
     from expert.jobs.benchmark.benchmark import Asked
-    from expert.run.locate import run_or_result
+    from expert.run.stored.locate import run_or_result
 
     console = make_console(error=as_json, needed=compare is not None)
     if compare is not None:

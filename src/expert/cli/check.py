@@ -37,7 +37,7 @@ class Asked:
         """The manifest named, or that of the run named, with further overrides."""
         from expert.jobs.diagnose.one_step import read_again
         from expert.manifest.reader import read_manifest
-        from expert.run.locate import find_trained
+        from expert.run.stored.locate import find_trained
 
         overrides = (*self.overrides, *more)
         if self.manifest is not None:
@@ -95,7 +95,7 @@ def take_profile(asked: Asked, updates: int) -> int:
     """A trace of some updates, and what they were made of."""
     from expert.cli.check_view import show_profile
     from expert.jobs.diagnose.profile import profile
-    from expert.run.locate import find_trained
+    from expert.run.stored.locate import find_trained
 
     console, tell = _telling(asked)
     tell(f"a short run, {updates} updates of it are looked at")

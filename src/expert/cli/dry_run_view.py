@@ -94,7 +94,7 @@ def would_prepare(read: ReadManifest, plan: RunPlan) -> dict[str, Any]:
 
 
 def _would_resume(plan: RunPlan, resume: str | None) -> str | None:
-    from expert.run.locate import run_to_resume
+    from expert.run.stored.locate import run_to_resume
 
     if resume != "auto":
         return resume

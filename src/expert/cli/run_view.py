@@ -16,8 +16,8 @@ from expert.cli.words import count, counted, duration, loss
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.run.follow import RunStatus
     from expert.run.prepare import Tell
+    from expert.run.stored.status import RunStatus
 
 SECONDS_BETWEEN_LINES = 5.0
 """Where nobody watches, preparing says so often how far it is."""

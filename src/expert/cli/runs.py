@@ -203,7 +203,7 @@ def export(
     from expert.cli.display import make_console, write_line
     from expert.cli.run_view import say, waiting
     from expert.jobs.export.export import export as export_job
-    from expert.run.locate import find_trained
+    from expert.run.stored.locate import find_trained
 
     if merged and adapter:
         raise typer.BadParameter("--merged and --adapter are two exports: choose one")

@@ -28,14 +28,14 @@ from expert.cli.options import (
 )
 from expert.core.errors import EXIT_OK, ExpertError
 from expert.core.interrupts import Interrupted
-from expert.jobs.resumable import EPOCHS, RESUME, command_to_go_on, with_resume_value
+from expert.run.stored.resume_command import EPOCHS, RESUME, command_to_go_on, with_resume_value
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
-    from expert.run.finish import RunResult
+    from expert.run.session.finish import RunResult
 
 STOPPING = "stopping after this update; once more to stop now"
 TRAIN_EPILOG = (
@@ -130,7 +130,7 @@ def _run_that_is_meant(resume: str | None, plan: RunPlan) -> str | None:
     is said."""
     from expert.cli.display import make_console
     from expert.cli.run_view import say
-    from expert.run.locate import run_to_resume
+    from expert.run.stored.locate import run_to_resume
 
     if resume in (None, "auto"):
         return resume

@@ -179,7 +179,7 @@ def _next(done: Validation) -> list[str]:
 
     from expert.cli.validate_view import next_lines
     from expert.core.rundir import RunFolder
-    from expert.run.choose_checkpoint import states
+    from expert.run.stored.choose_checkpoint import states
 
     if done.gate.passed is not False:
         return []

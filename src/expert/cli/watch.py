@@ -18,9 +18,9 @@ def watch(
     """Follow a run from its events until it ends; Ctrl-C leaves, the run goes on."""
     from expert.cli.display import make_console, show_sheet, write_line
     from expert.cli.run_view import RunView, say, status_sheet
-    from expert.jobs.resumable import command_of_run
-    from expert.run.follow import ENDED_BEFORE, follow_run, run_status
-    from expert.run.locate import find_trained
+    from expert.run.stored.locate import find_trained
+    from expert.run.stored.resume_command import command_of_run
+    from expert.run.stored.status import ENDED_BEFORE, follow_run, run_status
 
     folder = find_trained(run)
     console = make_console()

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
     from expert.planning.situation import Kept
     from expert.run.feed import RunData
-    from expert.run.finish import RunResult
     from expert.run.prepare import Tell
-    from expert.run.session import Evaluating
+    from expert.run.session.finish import RunResult
+    from expert.run.session.session import Evaluating
 
 
 def train(
@@ -43,13 +43,13 @@ def train(
     them may take long.
     """
     from expert.manifest.reader import ReadManifest, read_manifest
-    from expert.run.execute import run_session
-    from expert.run.locate import runs_folder
     from expert.run.open import planned_and_open, stream_of
-    from expert.run.run_rate import remember_run
-    from expert.run.session import Callbacks, Start, open_session
-    from expert.run.session import resume as resume_from
+    from expert.run.session.execute import run_session
+    from expert.run.session.run_rate import remember_run
+    from expert.run.session.session import Callbacks, Start, open_session
+    from expert.run.session.session import resume as resume_from
     from expert.run.smollm2 import provide_model
+    from expert.run.stored.locate import runs_folder
 
     began = time.monotonic()
     read = manifest
@@ -99,7 +99,7 @@ def kept_by_run(
 ) -> Kept | None:
     """What the run that is to be resumed has settled; None for a new one."""
     from expert.run.plan import plan as plan_job
-    from expert.run.resume import kept_of
+    from expert.run.stored.changes import kept_of
 
     if resume is None:
         return None
@@ -109,8 +109,8 @@ def kept_by_run(
 
 def _own_indexes(read: ReadManifest, resume: str | None, plan: RunPlan) -> frozenset[str]:
     """The names of the indexes of a run that resumes as it was started."""
-    from expert.run.resume import changed_since
-    from expert.run.trained_rows import learnt_rows
+    from expert.run.stored.changes import changed_since
+    from expert.run.stored.trained_rows import learnt_rows
 
     folder = _run_folder(plan, resume)[0] if resume is not None else None
     if folder is None or changed_since(folder, read.manifest):
@@ -120,8 +120,8 @@ def _own_indexes(read: ReadManifest, resume: str | None, plan: RunPlan) -> froze
 
 def _over_before(plan: RunPlan, read: ReadManifest, data: RunData, resume: str) -> RunResult | None:
     """How a run ended that is to go on and has nothing left to do; None where it has."""
-    from expert.run.finish import already_finished
-    from expert.run.resume import finished_before
+    from expert.run.session.finish import already_finished
+    from expert.run.stored.changes import finished_before
 
     folder, checkpoint = _run_folder(plan, resume)
     if checkpoint != folder.checkpoints:
@@ -145,7 +145,7 @@ def _removed_if_unused(folder: RunFolder) -> Iterator[None]:
 def _run_folder(plan: RunPlan, resume: str | None) -> tuple[RunFolder, Path | None]:
     """A new run folder, or the one to go on with and the checkpoint in it."""
     from expert.core.rundir import RunFolder
-    from expert.run.locate import run_to_resume
+    from expert.run.stored.locate import run_to_resume
 
     parent = Path(plan.watch.output_dir)
     if resume is None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
     from expert.run.feed import RunData
     from expert.run.prepared import PreparedSplit
-    from expert.run.session import Session
+    from expert.run.session.session import Session
     from expert.training.evaluation import EvalSums
 
 

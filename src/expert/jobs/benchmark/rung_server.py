@@ -64,7 +64,7 @@ def _import_everything() -> None:
 
     import expert.data.feed.loader
     import expert.model.load
-    import expert.run.execute
+    import expert.run.session.execute
     import expert.telemetry.gpu
     import expert.training.loop  # noqa: F401
 

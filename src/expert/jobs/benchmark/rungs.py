@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.jobs.benchmark.rung_numbers import numbers_of
 from expert.jobs.benchmark.rung_windows import FIRST_UPDATES, Gate, Order, window_facts
-from expert.run.session import copied, model_of, open_session, release_memory
-from expert.run.short_run import WITHOUT_PAUSES
+from expert.run.session.session import copied, model_of, open_session, release_memory
+from expert.run.session.short_run import WITHOUT_PAUSES
 
 if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
-    from expert.run.session import Session
+    from expert.run.session.session import Session
     from expert.telemetry.gpu import GpuSampler
 
 FEWEST_LEARNT = 2
@@ -136,8 +136,8 @@ def measure(work: Work, say: Say, hear: Hear) -> None:
     from expert.manifest.schema.manifest import Manifest
     from expert.planning.run_plan import RunPlan
     from expert.run.open import open_data
-    from expert.run.session import Start
-    from expert.run.start import announce
+    from expert.run.session.session import Start
+    from expert.run.session.start import announce
 
     manifest = Manifest.model_validate(work.manifest)
     read = ReadManifest(manifest, work.name, Path(work.folder))
@@ -272,7 +272,7 @@ def _learn(run: Session, events: list[dict[str, Any]], pace: Pace, learnt: int |
 
 def _stand_ready(run: Session, gate: Gate) -> None:
     """Train as the gate lets it, until it is told something else."""
-    from expert.run.execute import attempt
+    from expert.run.session.execute import attempt
 
     values = {"length.total_steps": run.state.done + ENOUGH_UPDATES}
     run.now.plan = run.plan.with_values(values, "a benchmark measures steps alone", "preset")
@@ -286,9 +286,9 @@ def _stand_ready(run: Session, gate: Gate) -> None:
 
 def _train_to(run: Session, total: int) -> None:
     """Train up to so many updates; fewer rows at once are the only change that is allowed."""
-    from expert.run.execute import attempt
-    from expert.run.failures import failure_of, nothing_left
-    from expert.run.recover import change_over
+    from expert.run.session.execute import attempt
+    from expert.run.session.failures import failure_of, nothing_left
+    from expert.run.session.recover import change_over
     from expert.training.recovery import changes, plan_after
     from expert.training.step import StepInterrupted
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.recorded_paths import found_again
-from expert.run.short_run import SETTLING, ShortRun, short_run
+from expert.run.session.short_run import SETTLING, ShortRun, short_run
 
 if TYPE_CHECKING:
     from expert.insight.findings.finding import Finding

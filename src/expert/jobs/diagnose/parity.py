@@ -27,8 +27,8 @@ from expert.jobs.diagnose.parity_numbers import (
     tolerance,
     widened,
 )
-from expert.run.session import copied
-from expert.run.short_run import prepared_plan
+from expert.run.session.session import copied
+from expert.run.session.short_run import prepared_plan
 
 if TYPE_CHECKING:
     import torch
@@ -232,7 +232,7 @@ class _Comparison:
     def other(self, claim: str, values: dict[str, Any], whole: Learnt) -> Compared:
         """The same sequences through a model that is built in the plain way."""
         self._tell(claim)
-        from expert.run.failures import is_out_of_memory
+        from expert.run.session.failures import is_out_of_memory
 
         plain, trouble = None, ""
         try:

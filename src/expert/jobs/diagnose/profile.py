@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.quiet import without_lines
-from expert.run.short_run import SETTLING, short_run
+from expert.run.session.short_run import SETTLING, short_run
 
 if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest

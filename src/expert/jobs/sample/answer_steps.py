@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from expert.parallel.graphs import Capture
-    from expert.run.trained import Trained
+    from expert.run.stored.load import Trained
 
 CLEAR_BELOW = 0.75
 """Rows that have ended stay in the batch until this share of it is left: taking them out copies the

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from expert.data.records import Example, Row
     from expert.run.prepared import PreparedSplit
-    from expert.run.trained import Trained
+    from expert.run.stored.load import Trained
     from expert.training.evaluation import EvalResult
 
 Tell = Callable[[int, int], None]
@@ -27,8 +27,8 @@ def row_losses(
     """Means over all target tokens of the rows; every token counts the same. No logits are kept."""
     from expert.model.attention import without_cudnn
     from expert.run.build import evaluation_engine
-    from expert.run.failures import is_out_of_memory
     from expert.run.feed import split_batches
+    from expert.run.session.failures import is_out_of_memory
     from expert.training.evaluation import evaluate, means_of
 
     plan = trained.plan

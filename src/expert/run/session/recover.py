@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_RUN_FAILED
-from expert.run.failures import RunFailed, nothing_left
-from expert.run.session import Session, change_plan, continue_from, save
+from expert.run.session.failures import RunFailed, nothing_left
+from expert.run.session.session import Session, change_plan, continue_from, save
 
 if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan

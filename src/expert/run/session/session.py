@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from expert.run.instruments import best_so_far, instruments_for, loop_plan, tracker_of
+from expert.run.session.instruments import best_so_far, instruments_for, loop_plan, tracker_of
 
 if TYPE_CHECKING:
     import torch
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from expert.parallel.engine import Groups
     from expert.planning.run_plan import RunPlan
     from expert.run.build import Built
-    from expert.run.checkpoints import Checkpoints
     from expert.run.feed import RunData
-    from expert.run.instruments import Instruments
+    from expert.run.session.checkpoints import Checkpoints
+    from expert.run.session.instruments import Instruments
     from expert.training.evaluation import EvalResult
     from expert.training.loop import LoopPlan
     from expert.training.recorder import Emit, Recorder
@@ -173,7 +173,7 @@ def open_session(
     """A session at the start of its run. `keep`: checkpoints and the result are written."""
     from expert.core.events import EventLog
     from expert.run.build import device_of
-    from expert.run.checkpoints import Checkpoints
+    from expert.run.session.checkpoints import Checkpoints
     from expert.training.state import TrainState
     from expert.training.stopping import Signals
 
@@ -244,8 +244,8 @@ def save(session: Session, state: TrainState, due: bool = False) -> None:
 
 def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
     """Continue from a checkpoint, or from the newest good one of a folder of them."""
-    from expert.run.checkpoints import put_final_aside, with_fallbacks
-    from expert.run.resume import changed_options
+    from expert.run.session.checkpoints import put_final_aside, with_fallbacks
+    from expert.run.stored.changes import changed_options
 
     now = session.now
     assert session.checkpoints is not None
@@ -266,8 +266,8 @@ def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
 def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:
     """Continue with another plan; weights and optimizer state stay, and what the run remembers."""
     from expert.planning.memory.calibration import estimated_again
-    from expert.run.calibrate import known_calibrations
-    from expert.run.locate import as_recorded
+    from expert.run.session.memory_watch import known_calibrations
+    from expert.run.stored.locate import as_recorded
 
     now = session.now
     now.plan = estimated_again(after, known_calibrations(after.target))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from expert.insight.findings.evidence import Evidence
     from expert.planning.memory.measurements import MeasuredRate
-    from expert.run.session import Session
+    from expert.run.session.session import Session
 
 LEAST_UPDATES = 20
 LEAST_SECONDS = 10.0

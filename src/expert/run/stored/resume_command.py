@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
-from expert.run.locate import manifest_of, start_of
+from expert.run.stored.locate import manifest_of, start_of
 
 if TYPE_CHECKING:
     from expert.core.events import Event
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
 
 RESUME, EPOCHS, SET = "--resume", "--epochs", "--set"
-CHARACTER_EPOCHS = 25
-"""What a corpus is trained with where there is no manifest; all else is the plan's default."""
 NO_FILE = "FILE"
 """Stands for a manifest that is not where it was."""
 
@@ -44,7 +42,8 @@ def _asked(started: Event) -> list[str]:
 def _how_started(folder: RunFolder, started: Event) -> tuple[list[str], list[Setting]]:
     """Words that name what was trained, and keys that the manifest of today has otherwise."""
     from expert.manifest.reader import read_manifest
-    from expert.run.resume import changed_since
+    from expert.run.stored.changes import changed_since
+    from expert.run.text_manifest import character_manifest
 
     recorded = _recorded(folder.manifest)
     file = manifest_of(folder, started)
@@ -93,54 +92,6 @@ def _recorded(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def character_manifest(dataset: str, overrides: Sequence[str] = ()) -> ReadManifest:
-    """The manifest of the character GPT on a text that was named without one."""
-    from expert.manifest.reader import understand
-    from expert.manifest.schema.manifest import CHAR_GPT
-    from expert.manifest.text.document import parse_document
-
-    text = {
-        "name": f"char-{Path(dataset).stem}",
-        "base_model": {"name": CHAR_GPT},
-        "training": {"config": {"adapter_type": "full", "epochs": CHARACTER_EPOCHS}},
-    }
-    document = parse_document(json.dumps(text), "json", source=f"--dataset {dataset}")
-    return understand(document, overrides=overrides)
-
-
-class OfSomethingElse(ExpertError):
-    """A file that does not speak of the character GPT; the text says why."""
-
-
-def configured_manifest(file: Path, dataset: str, overrides: Sequence[str] = ()) -> ReadManifest:
-    """The manifest of the character GPT on a text, with the settings of a file beside it."""
-    from dataclasses import replace
-
-    from expert.manifest.reader import understand
-    from expert.manifest.schema.manifest import CHAR_GPT
-    from expert.manifest.text.document import Item, read_document
-
-    def understood(more: Sequence[str]) -> ReadManifest:
-        document = read_document(file)
-        top = document.root.fields()
-        if not isinstance(top.get("training", Item(None)).value, dict):
-            raise OfSomethingElse("it has no section 'training'")
-        # Which model is meant is told by the text; that of the command takes its place later.
-        own = document.root.get("training", "dataset") or top.get("dataset")
-        if own is None:
-            top["dataset"] = Item(dataset, "dataset")
-        top.setdefault("name", Item(f"char-{Path(dataset).stem}", "name"))
-        return understand(document, overrides=[*more, *overrides])
-
-    read = understood(())
-    names = [spec.name for spec in read.manifest.base_models]
-    if names != [CHAR_GPT]:
-        raise OfSomethingElse(f"it trains {', '.join(names)}")
-    if "epochs" not in read.manifest.training.config.model_fields_set:
-        read = understood([f"training.config.epochs={CHARACTER_EPOCHS}"])
-    return replace(read, source=f"--dataset {dataset}")
-
-
 def command_to_go_on(
     argv: list[str], folder: Path | None, options: Sequence[tuple[str, Any]] = ()
 ) -> str:
@@ -168,7 +119,7 @@ def command_to_go_on(
 
 def _with_option(words: list[str], path: str, value: Any) -> list[str]:
     """A command with a key of the manifest set, and no longer set before; --epochs is a key too."""
-    from expert.run.resume import option_name
+    from expert.run.stored.changes import option_name
 
     name = option_name(path)
     text = value if isinstance(value, str) else json.dumps(value)

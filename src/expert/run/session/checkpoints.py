@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from expert.planning.run_plan import RunPlan
     from expert.run.build import Built
     from expert.run.feed import RunData
-    from expert.run.resume import Option
+    from expert.run.stored.changes import Option
     from expert.training.checkpoint import CheckpointError
     from expert.training.recorder import Emit
     from expert.training.state import TrainState
@@ -211,7 +211,7 @@ def _another_run(
     found: Loaded, changed: list[str], options: Sequence[Option], plan: RunPlan, data: RunData
 ) -> CheckpointError:
     """What is said of a run that was started otherwise: the causes first, then what they change."""
-    from expert.run.resume import changed_orders, what_changed
+    from expert.run.stored.changes import changed_orders, what_changed
     from expert.training.checkpoint import AnotherRun
 
     saved = found.identity.get("data", {})

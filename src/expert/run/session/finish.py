@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import EXIT_OK
-from expert.run.session import Session, model_of
+from expert.run.session.session import Session, model_of
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -116,7 +116,7 @@ def _holds_out(data: RunData) -> bool:
 def take_best(session: Session) -> None:
     """Return to the best checkpoint where the plan says so and it is not the last one."""
     from expert.core.rundir import checkpoint_name
-    from expert.run.checkpoints import load
+    from expert.run.session.checkpoints import load
     from expert.training.checkpoint import CheckpointError
 
     best = session.now.best.best_step
@@ -155,7 +155,7 @@ def recorded_eval_loss(folder: RunFolder) -> float | None:
 def evaluate_test(session: Session) -> EvalResult | None:
     """The test rows by the weights that the run ends with; None where there are no such rows, or a
     signal asked for an end in between."""
-    from expert.run.evaluate import evaluate_split
+    from expert.run.session.evaluate import evaluate_split
 
     if session.data.test is None:
         return None

@@ -110,7 +110,7 @@ def what_changed(
 def _changed_rows(tokens: Sequence[str] | None, plan: RunPlan, data: RunData) -> str:
     """`the rows changed (324 → 325)`; "" where they are the same, or are streamed."""
     from expert.data.tokens.prepare import read_statistics, tokens_folder
-    from expert.run.trained_rows import recipe_in
+    from expert.run.stored.trained_rows import recipe_in
 
     if data.train is None or not isinstance(tokens, list):
         return ""

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from expert.core.events import Sink
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
-    from expert.run.execute import Through
     from expert.run.feed import RunData
+    from expert.run.session.execute import Through
 
 SETTLING = 3
 """Steps before anything is measured: the first compiles, the next fill buffers and caches."""
@@ -68,8 +68,8 @@ def short_run(
     differs, and may lie beyond that of a run that is shorter.
     """
     from expert.core.rundir import RunFolder
-    from expert.run.execute import run_session
-    from expert.run.session import Start, open_session
+    from expert.run.session.execute import run_session
+    from expert.run.session.session import Start, open_session
 
     plan, data = prepared_plan(read, model=model, vram=vram)
     cut = {"length.total_steps": updates, "length.max_steps": updates, **WITHOUT_PAUSES}

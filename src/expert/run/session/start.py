@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert.run.session import Session, Start
+from expert.run.session.session import Session, Start
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
@@ -52,7 +52,7 @@ def write_down(folder: RunFolder, plan: RunPlan, manifest: Manifest, data: RunDa
     from expert.core.publish import sweep
     from expert.core.rundir import RunFolderError
     from expert.run.build import environment
-    from expert.run.locate import as_recorded
+    from expert.run.stored.locate import as_recorded
 
     for place in (folder.path, folder.checkpoints):
         if place.is_dir():

@@ -8,11 +8,11 @@ from contextlib import AbstractContextManager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from expert.run.checkpoints import state_to_come
-from expert.run.failures import RunFailed, is_out_of_memory, nothing_left
 from expert.run.feed import PAD_ID, is_padded, split_batches
-from expert.run.recover import fall_back
-from expert.run.session import Session, model_of
+from expert.run.session.checkpoints import state_to_come
+from expert.run.session.failures import RunFailed, is_out_of_memory, nothing_left
+from expert.run.session.recover import fall_back
+from expert.run.session.session import Session, model_of
 
 if TYPE_CHECKING:
     import torch

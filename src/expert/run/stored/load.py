@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.core.rundir import RunFolder, RunFolderError
-from expert.run.choose_checkpoint import BASE, Choice, NothingTrained
+from expert.run.stored.choose_checkpoint import BASE, Choice, NothingTrained
 
 if TYPE_CHECKING:
     import torch
@@ -44,7 +44,7 @@ def read_plan(folder: RunFolder) -> RunPlan:
     from pydantic import ValidationError
 
     from expert.planning.run_plan import RunPlan
-    from expert.run.locate import with_places_now
+    from expert.run.stored.locate import with_places_now
 
     try:
         return with_places_now(RunPlan.model_validate_json(folder.plan.read_bytes()), folder)

@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from expert.run.evaluate import evaluate_validation, probe
-from expert.run.failures import failure_of
-from expert.run.finish import RunResult, finished, stopped
-from expert.run.recover import (
+from expert.run.session.evaluate import evaluate_validation, probe
+from expert.run.session.failures import failure_of
+from expert.run.session.finish import RunResult, finished, stopped
+from expert.run.session.recover import (
     follow_sign,
     recover_from_failure,
     recover_from_trouble,
     rows_behind,
 )
-from expert.run.session import Session, model_of, save
-from expert.run.start import announce, report_data
+from expert.run.session.session import Session, model_of, save
+from expert.run.session.start import announce, report_data
 
 if TYPE_CHECKING:
     from expert.training.loop import Ending
@@ -61,8 +61,8 @@ def run_session(session: Session, *, through: Through = iter) -> RunResult:
 
 def attempt(session: Session, *, through: Through = iter) -> Ending:
     """Train from where the run stands until something ends it."""
-    from expert.run.calibrate import MemoryWatch
     from expert.run.feed import feed_facts, training_feed
+    from expert.run.session.memory_watch import MemoryWatch
     from expert.training.loop import Tools, train
 
     now, emit, device = session.now, session.emit, session.device
