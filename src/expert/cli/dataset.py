@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from expert.data.inspect.audit import SplitReport
-    from expert.jobs.datasets.datasets import DatasetReport
-    from expert.jobs.datasets.finding import DatasetUser, FoundDataset
-    from expert.jobs.datasets.gathering import Gathered
+    from expert.jobs.datasets.check import DatasetReport
+    from expert.jobs.datasets.find import DatasetUser, FoundDataset
+    from expert.jobs.datasets.gather import Gathered
     from expert.jobs.datasets.hub_copies import Caches
 
 app = typer.Typer(help="Look into data sets.", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -63,8 +63,8 @@ def check(
     """Read every row as preparing would, write nothing, show some rows as the model sees them, and
     report what is wrong with the data."""
     from expert.cli.display import make_console, show_problems, write_line
-    from expert.jobs.datasets.datasets import check_dataset
-    from expert.jobs.datasets.showing import DEFAULT_ROWS, JSON_TOKENS, SCREEN_TOKENS, RowsToShow
+    from expert.jobs.datasets.check import check_dataset
+    from expert.jobs.datasets.show import DEFAULT_ROWS, JSON_TOKENS, SCREEN_TOKENS, RowsToShow
 
     chosen = one_manifest(file, manifest)
     if chosen is None:
@@ -173,9 +173,9 @@ def find_datasets(
     import os
 
     from expert.cli.display import make_console, show_problems, write_line
-    from expert.jobs.datasets.finding import datasets_cache, hub_cache, read_users
-    from expert.jobs.datasets.finding import find_datasets as find
-    from expert.jobs.datasets.gathering import consolidate
+    from expert.jobs.datasets.find import datasets_cache, hub_cache, read_users
+    from expert.jobs.datasets.find import find_datasets as find
+    from expert.jobs.datasets.gather import consolidate
     from expert.jobs.datasets.hub_copies import Caches
 
     if destination is not None and manifests is None:

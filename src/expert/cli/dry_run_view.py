@@ -25,7 +25,7 @@ def show_dry_run(
     from expert.cli.plan_view import show_plan
     from expert.cli.row_view import show_rows
     from expert.core.visible import visible
-    from expert.jobs.datasets.showing import JSON_TOKENS, SCREEN_TOKENS, first_row_of
+    from expert.jobs.datasets.show import JSON_TOKENS, SCREEN_TOKENS, first_row_of
 
     data = would_prepare(read, plan)
     run = _would_resume(plan, resume)

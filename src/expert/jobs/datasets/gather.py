@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from expert.core.files import sha256_of, write_text_atomically
 
 if TYPE_CHECKING:
-    from expert.jobs.datasets.finding import DatasetUser
+    from expert.jobs.datasets.find import DatasetUser
     from expert.jobs.datasets.hub_copies import Caches
 
 
