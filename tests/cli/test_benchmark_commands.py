@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from expert.cli.benchmark_view import ClimbView, line_of, show_ladder
+from expert.cli.benchmark import ClimbView, line_of, show_ladder
 from expert.planning.ladder import RUNGS
 from expert.planning.memory.measurements import remember_rate
 from tests.cli.running import Runner

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from expert.cli.asked_manifest import asked_manifest, flag_overrides
+from expert.cli.options import asked_manifest, flag_overrides
 from expert.cli.train import _say_stopping
 from expert.core.interrupts import Interrupted
 from expert.jobs.resumable import command_to_go_on, with_resume_value
