@@ -348,9 +348,8 @@ def show_compared(first: Path, second: Path, console: Console, *, as_json: bool)
     for doubt in doubts_about(first, second):  # with --json: on standard error
         show(console, f"! {doubt}", "yellow")
     if as_json:
-        write_json(
-            [dict(zip(("what", "first", "second", "ratio"), row, strict=True)) for row in found]
-        )
+        keys = ("what", "first", "second", "ratio")
+        write_json([dict(zip(keys, row, strict=True)) for row in found])
         return
     lines = [[name, _number(one), _number(two), _times(ratio)] for name, one, two, ratio in found]
     show_sheet(Sheet(("", str(first), str(second), "ratio"), [lines]), console)

@@ -328,11 +328,8 @@ def _next_command(found: Diagnosis) -> str:
         return f"next: {found.verdict.fix}"
     if found.state == "running":
         return f"next: expert watch {found.folder}"
-    return (
-        f"next: {found.go_on}"
-        if found.go_on
-        else f'next: expert sample {found.folder} --prompt "…"'
-    )
+    sample = f'expert sample {found.folder} --prompt "…"'
+    return f"next: {found.go_on or sample}"
 
 
 # --- before a run --------------------------------------------------------------------------------

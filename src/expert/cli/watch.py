@@ -54,7 +54,7 @@ def status_sheet(status: RunStatus) -> Sheet:
     """The status of a run, one fact per row; unknown facts have no row."""
     total = f" of {status.total_steps:,}" if status.total_steps else ""
     epochs = f" of {status.epochs:g}" if status.epochs else ""
-    best, best_step = _written(status.best_eval_loss, loss), status.best_eval_step
+    best, at = _written(status.best_eval_loss, loss), status.best_eval_step
     left = status.eta_seconds if status.state == "running" else None
     rows = {
         "state": status.state + (f": {status.because}" if status.because else ""),
@@ -64,9 +64,7 @@ def status_sheet(status: RunStatus) -> Sheet:
         "loss": _written(status.loss, loss),
         "mean loss": _written(status.mean_loss, loss),
         "validation loss, last": _written(status.eval_loss, loss),
-        "validation loss, best": f"{best} at step {best_step:,}"
-        if best and best_step is not None
-        else best,
+        "validation loss, best": f"{best} at step {at:,}" if best and at is not None else best,
         "test loss": _written(status.test_loss, loss),
         "learning rate": _written(status.rate, "{:.3g}".format),
         "tokens/s": _written(status.tokens_per_second, "{:,.0f}".format),
