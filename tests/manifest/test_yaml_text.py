@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
-from expert.manifest.text.document import Item
+from expert.manifest.text.item import Item
 from expert.manifest.text.yaml_text import parse_yaml, read_scalar
 
 # Text that is a number to us and bare text to PyYAML, such as 2e5: we read it as people mean it.

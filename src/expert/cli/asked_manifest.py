@@ -49,7 +49,7 @@ def asked_manifest(
 ) -> ReadManifest:
     """The manifest named; without one, that of the character GPT on the text that was named."""
     from expert.jobs.resumable import character_manifest
-    from expert.manifest.migrate.names import CORPORA
+    from expert.manifest.migrate.aliases import CORPORA
     from expert.manifest.reader import read_manifest
 
     if manifest is not None:

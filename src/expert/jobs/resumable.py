@@ -73,7 +73,7 @@ def _model(folder: RunFolder, read: ReadManifest) -> list[str]:
 
 def _text_of_characters(recorded: dict[str, Any]) -> str | None:
     """The text that the character model was trained on without a manifest; None: it was not."""
-    from expert.manifest.migrate.names import CORPORA
+    from expert.manifest.migrate.aliases import CORPORA
     from expert.manifest.schema.manifest import CHAR_GPT
 
     try:
@@ -118,7 +118,8 @@ def configured_manifest(file: Path, dataset: str, overrides: Sequence[str] = ())
 
     from expert.manifest.reader import understand
     from expert.manifest.schema.manifest import CHAR_GPT
-    from expert.manifest.text.document import Item, read_document
+    from expert.manifest.text.document import read_document
+    from expert.manifest.text.item import Item
 
     def understood(more: Sequence[str]) -> ReadManifest:
         document = read_document(file)

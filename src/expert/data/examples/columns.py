@@ -27,7 +27,7 @@ from expert.data.examples.preferences import (
     refused_pairs,
 )
 from expert.data.records import DataError
-from expert.manifest.check.slips import neighbour_of
+from expert.manifest.check.spelling import neighbour_of
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
 
 Kind = Literal["instruction", "messages", "text", "multi_task"]
