@@ -18,8 +18,9 @@ from expert.run.announce import started_facts
 from expert.run.plan import plan
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import CORPUS, place
+from tests.wording import wording
 
-GO_ON = "go on with: expert "
+GO_ON = wording("go-on-with-expert")
 
 
 def killed(folder: Path) -> None:
@@ -51,7 +52,7 @@ def test_a_killed_run_is_gone_on_with_by_the_command_that_watch_and_diagnose_pri
     assert run("diagnose", str(folder)).out.count("--epochs 2") >= 1
     again = run(*command)
     assert again.code == 0, again.err
-    assert "resumed at step " in again.out
+    assert wording("resumed-at-step") in again.out
     assert (folder / "final").is_dir()
 
 
@@ -87,7 +88,7 @@ def test_a_run_with_settings_beside_its_text_is_gone_on_with_by_the_printed_comm
     command = shlex.split(printed.removeprefix(GO_ON))
     again = run(*command)
     assert again.code == 0, again.err
-    assert "resumed at step " in again.out
+    assert wording("resumed-at-step") in again.out
 
 
 def test_a_run_keeps_its_rows_a_step_on_a_machine_with_less_memory(run, tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from expert.data.examples.preferences import refused_pairs
 from expert.data.records import DataError
 from expert.manifest.schema.dataset import FieldMapping
 from tests.data.examples import TASKS, understand
+from tests.wording import wording
 
 
 @pytest.mark.parametrize(
@@ -144,50 +145,20 @@ def test_mapped_columns_of_preference_rows_are_taken_as_asked():
 @pytest.mark.parametrize(
     ("names", "asked", "text"),
     [
-        (
-            "a b",
-            {},
-            "no column holds the request (looked for instruction, prompt, question, text, "
-            "sql_prompt, query, request, user, human) and no column holds the answer (looked for "
-            "response, output, answer, completion, text, cypher, sql, reply, assistant, query); "
-            "columns found: a, b  (name them in "
-            "training.dataset.field_mapping: instruction and response, or text where the rows "
-            "are already formatted)",
-        ),
-        (
-            "question b",
-            {},
-            "no column holds the answer (looked for response, output, answer, completion, text, "
-            "cypher, sql, reply, assistant, query); columns found: question, b  (name them in "
-            "training.dataset.field_mapping: instruction and response, or text where the rows "
-            "are already formatted)",
-        ),
+        ("a b", {}, wording("no-column-holds-request")),
+        ("question b", {}, wording("no-column-holds-answer")),
         (
             "prompt chosen rejected",
             {},
             str(refused_pairs("chosen", "rejected")),
         ),
-        (
-            "a b",
-            {"mapping": FieldMapping(instruction="c")},
-            "training.dataset.field_mapping.instruction: there is no column 'c'  "
-            "(columns found: a, b)",
-        ),
-        (
-            "a b",
-            {"text_field": "c"},
-            "training.dataset.text_field: there is no column 'c'  (columns found: a, b)",
-        ),
-        (
-            "a b",
-            {"mapping": FieldMapping(text="a"), "text_field": "b"},
-            "training.dataset: text_field is 'b' and field_mapping.text is 'a'  (keep one of them)",
-        ),
+        ("a b", {"mapping": FieldMapping(instruction="c")}, wording("no-column-c-columns")),
+        ("a b", {"text_field": "c"}, wording("no-column-c")),
+        ("a b", {"mapping": FieldMapping(text="a"), "text_field": "b"}, wording("b-keep-one")),
         (
             "a b",
             {"mapping": FieldMapping(text="a", response="b")},
-            "training.dataset.field_mapping: either text, or messages, or instruction and "
-            "response  (columns found: a, b)",
+            wording("either-text-messages-instruction"),
         ),
     ],
 )
@@ -208,7 +179,7 @@ def test_rows_that_say_which_answers_are_good_are_not_learnt_as_good(names, labe
     columns = names.split()
     row = {**dict.fromkeys(columns, "a"), columns[-1]: label}
     row |= {"messages": [{"role": "user", "content": "a"}]} if "messages" in row else {}
-    words = f"the column '{columns[-1]}' says of each answer whether it is good.*preference_rows"
+    words = wording("column-says-each-answer", columns=columns[-1])
     mapped = {"messages": "messages"} if "messages" in row else {"response": "completion"}
     for mapping in (None, FieldMapping.model_validate(mapped)):
         with pytest.raises(DataError, match=words):
@@ -238,14 +209,14 @@ def test_a_label_that_is_a_word_and_columns_that_are_named_are_taken():
 )
 def test_rows_with_media_are_refused_by_the_column_that_holds_them(row):
     column = list(row)[-1]
-    with pytest.raises(DataError, match=f"the column '{column}' holds images, video or audio"):
+    with pytest.raises(DataError, match=wording("column-holds-images-video", column=column)):
         understand(list(row), row)
     understand(list(row), {**row, column: None})
 
 
 def test_single_messages_of_a_tree_are_refused():
     row = {"message_id": "1", "parent_id": None, "role": "prompter", "text": "Hi"}
-    with pytest.raises(DataError, match="a single message of a tree"):
+    with pytest.raises(DataError, match=wording("single-message-tree")):
         understand(list(row), row)
 
 

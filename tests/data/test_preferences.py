@@ -9,6 +9,7 @@ import pytest
 from expert.data.records import DataError, Dropped
 from expert.manifest.schema.dataset import FieldMapping
 from tests.data.examples import reason_of, turns_of, understand, understood
+from tests.wording import wording
 
 ASKED, GOOD, BAD = "What is 2+2?", "4", "5"
 USER = {"role": "user", "content": ASKED}
@@ -93,15 +94,13 @@ def test_of_labelled_rows_the_good_ones_are_trained_on(row, label, yes, no):
 def test_a_label_that_is_neither_true_nor_false_makes_a_bad_row():
     row = {"prompt": ASKED, "completion": GOOD, "label": True}
     columns = understand(list(row), row, preference_rows="preferred")
-    assert reason_of({**row, "label": None}, columns) == (
-        "column 'label': None is neither true nor false"
-    )
+    assert reason_of({**row, "label": None}, columns) == wording("column-label-none-neither")
 
 
 def test_one_column_cannot_be_the_request_and_the_answer():
     row = {"messages": WHOLE}
     mapping = FieldMapping(instruction="messages", response="messages")
-    with pytest.raises(DataError, match="instruction and response are both 'messages'"):
+    with pytest.raises(DataError, match=wording("instruction-response-both-messages")):
         understand(list(row), row, mapping=mapping)
 
 

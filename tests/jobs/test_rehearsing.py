@@ -25,6 +25,7 @@ from expert.jobs.diagnose.profile import Span, busy_time, profile, purpose_of, s
 from expert.jobs.rehearse import SETTLING, Rehearsed, rehearse
 from expert.manifest.reader import read_manifest
 from tests.jobs.runs import base_model, losses_of, run, write_expert
+from tests.wording import wording
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +94,7 @@ def test_a_profile_is_written_whole_and_summed_up_by_purpose(tmp_path, base, cap
     assert any(event.get("name") == "aten::mm" for event in events)
     assert found.updates == 2
     assert 0 < found.busy <= 1
-    assert {"matmul", "attention", "norm and elementwise"} <= set(found.purposes)
+    assert {"matmul", "attention", wording("norm-and-elementwise")} <= set(found.purposes)
     assert sum(found.purposes.values()) == pytest.approx(sum(k.seconds for k in found.kernels))
 
 
@@ -110,8 +111,8 @@ def test_a_profile_is_written_whole_and_summed_up_by_purpose(tmp_path, base, cap
         ("void multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
         ("Memcpy HtoD (Pinned -> Device)", "copy"),
         ("ncclDevKernel_AllReduce_Sum_bf16", "communication"),
-        ("triton_poi_fused_mul_silu_3", "norm and elementwise"),
-        ("void at::native::vectorized_elementwise_kernel<4>", "norm and elementwise"),
+        ("triton_poi_fused_mul_silu_3", wording("norm-and-elementwise")),
+        ("void at::native::vectorized_elementwise_kernel<4>", wording("norm-and-elementwise")),
         ("something else", "other"),
     ],
 )
@@ -167,7 +168,7 @@ def test_the_first_fix_is_the_worst_finding_that_a_key_mends():
 
 
 def test_without_a_fix_that_is_a_key_there_is_nothing_to_try():
-    with pytest.raises(NothingToTry, match="nothing that was found is mended by a key"):
+    with pytest.raises(NothingToTry, match=wording("nothing-found-mended-by")):
         first_fix([finding("note", "note", ("a=1",)), finding("by hand", "error", ())])
 
 

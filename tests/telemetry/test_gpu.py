@@ -14,6 +14,7 @@ from expert.telemetry import gpu as gpu_module
 from expert.telemetry.gpu import NUMBERS, GpuSampler, allocator_facts, throttle_words
 from tests.planning.fake_nvml import GIB, UUIDS, FakeNvml, FakeNVMLError, process
 from tests.telemetry.clocks import HandClock
+from tests.wording import wording
 
 
 class BusyNvml(FakeNvml):
@@ -129,14 +130,14 @@ def test_a_process_that_nvml_does_not_list_has_unknown_memory(clock):
     nvml.compute = []
     summary = sampled(nvml, clock, 98).summary()
     assert summary["process_memory_bytes"] is None
-    assert "does not list this process" in summary["unknown"]["process_memory_bytes"]
+    assert wording("does-not-list-process") in summary["unknown"]["process_memory_bytes"]
 
 
 def test_a_driver_that_does_not_tell_the_memory_of_processes_is_said(clock):
     nvml = BusyNvml()
     nvml.compute = [process(os.getpid(), None)]
     summary = sampled(nvml, clock, 98).summary()
-    assert "does not tell" in summary["unknown"]["process_memory_bytes"]
+    assert wording("does-not-tell") in summary["unknown"]["process_memory_bytes"]
 
 
 def test_without_nvml_every_value_is_none_with_the_reason_and_no_thread_starts():
@@ -149,19 +150,19 @@ def test_without_nvml_every_value_is_none_with_the_reason_and_no_thread_starts()
     assert not sampler.available
     for name in (*NUMBERS, "throttle"):
         assert summary[name] is None
-        assert "driver is not installed" in summary["unknown"][name]
+        assert wording("driver-is-not-installed") in summary["unknown"][name]
     assert set(sampler.step_fields().values()) == {None}
 
 
 def test_a_card_that_is_not_there_is_no_error():
     sampler = GpuSampler(3, nvml=BusyNvml(cards=1))
     assert not sampler.available
-    assert sampler.reason == "NVML finds no GPU 3"
+    assert sampler.reason == wording("nvml-finds-no-gpu")
 
 
 def test_before_the_first_sample_nothing_is_known():
     sampler = GpuSampler(0, nvml=BusyNvml())
-    assert sampler.summary()["unknown"]["power_watts"] == "no sample has been taken yet"
+    assert sampler.summary()["unknown"]["power_watts"] == wording("no-sample-has-been")
 
 
 @pytest.mark.parametrize("name", [UUIDS[1], UUIDS[1].removeprefix("GPU-")])
@@ -256,7 +257,7 @@ def test_without_cuda_the_allocator_has_nothing_to_say(monkeypatch):
         "out_of_memory": None,
         "peak_reserved_bytes": None,
         "peak_allocated_bytes": None,
-        "because": "no CUDA card is in use",
+        "because": wording("no-cuda-card-in"),
     }
 
 

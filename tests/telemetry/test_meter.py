@@ -12,6 +12,7 @@ from expert.telemetry import meter as meter_module
 from expert.telemetry.meter import Meter, Peak, Update
 from expert.telemetry.timeline import StepTimes
 from tests.telemetry.clocks import HandClock
+from tests.wording import wording
 
 PEAK = Peak(flops=1000.0, because="the table of cards")
 NO_PEAK = Peak(flops=None, because="this card is in no table")
@@ -111,15 +112,15 @@ def test_mfu_of_an_unknown_card_is_blank_with_the_reason(clock):
     meter = Meter(clock, peak=NO_PEAK)
     make(meter, clock, 1.0, flops=400.0)
     assert meter.rates().mfu is None
-    assert meter.rates().mfu_because == "this card is in no table"
+    assert meter.rates().mfu_because == wording("card-in-no-table")
 
 
 def test_mfu_is_blank_where_some_arithmetic_was_not_counted(meter, clock):
     make(meter, clock, 1.0, flops=400.0)
     make(meter, clock, 1.0, first=2)
     assert meter.rates().mfu is None
-    assert "has not been counted" in meter.rates().mfu_because
-    assert meter.rates(0).mfu_because == "no time has been measured yet"
+    assert wording("has-not-been-counted") in meter.rates().mfu_because
+    assert meter.rates(0).mfu_because == wording("no-time-has-been")
 
 
 def test_the_wait_for_data_is_a_share_of_the_measured_updates_in_the_window(meter, clock):

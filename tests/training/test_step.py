@@ -5,6 +5,7 @@ import torch
 
 from expert.training.step import UpdateTorn, seed_update, train_step
 from tests.training.toys import ToyModel, toy_batches, toy_engine
+from tests.wording import wording
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_an_error_while_weights_change_says_that_they_may_be_torn(monkeypatch):
         raise MemoryError("no room")
 
     monkeypatch.setattr(learner, "update", fails)
-    with pytest.raises(UpdateTorn, match="update 7 failed while it changed the weights") as caught:
+    with pytest.raises(UpdateTorn, match=wording("update-failed-while-changed")) as caught:
         train_step(engine, toy_batches(2, 2), step=7, rate=1e-2, max_norm=1.0)
     assert isinstance(caught.value.__cause__, MemoryError)
 
