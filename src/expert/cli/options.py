@@ -144,7 +144,7 @@ def asked_manifest(
     manifest: Path | None, dataset: str | None, overrides: tuple[str, ...]
 ) -> ReadManifest:
     """The manifest that was given; without one, that of the character GPT on the given text."""
-    from expert.manifest.migrate.names import CORPORA
+    from expert.manifest.migrate.aliases import CORPORA
     from expert.manifest.reader import read_manifest
     from expert.run.stored.resume_command import character_manifest
 

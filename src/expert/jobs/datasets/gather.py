@@ -80,7 +80,7 @@ class _CopyPlan:
 
 
 def _plan_copies(user: DatasetUser, destination: Path, caches: Caches | None) -> _CopyPlan:
-    from expert.manifest.migrate.names import CORPORA
+    from expert.manifest.migrate.aliases import CORPORA
     from expert.planning.plan import folder_name
     from expert.planning.survey import local_path, looks_local
 
