@@ -146,7 +146,7 @@ def asked_manifest(
     """The manifest that was given; without one, that of the character GPT on the given text."""
     from expert.manifest.migrate.aliases import CORPORA
     from expert.manifest.reader import read_manifest
-    from expert.run.stored.resume_command import character_manifest
+    from expert.run.text_manifest import character_manifest
 
     if manifest is not None:
         return read_manifest(manifest, overrides=overrides)
@@ -170,11 +170,7 @@ def asked_manifest(
 def _with_settings_file(dataset: str, overrides: tuple[str, ...]) -> ReadManifest:
     """With the settings of config.yaml in the working directory; whether it is used is shown."""
     from expert.manifest.text.document import read_document
-    from expert.run.stored.resume_command import (
-        OfSomethingElse,
-        character_manifest,
-        configured_manifest,
-    )
+    from expert.run.text_manifest import OfSomethingElse, character_manifest, configured_manifest
 
     console, file = make_console(error=True), Path(SETTINGS_FILE)
     try:
