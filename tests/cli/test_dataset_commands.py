@@ -272,7 +272,7 @@ def test_a_terminal_has_colours_instead_of_brackets(tmp_path):
 
     from rich.console import Console
 
-    from expert.cli.row_view import show_rows
+    from expert.cli.rows import show_rows
     from expert.jobs.datasets.check import check_dataset
     from expert.jobs.datasets.show import RowsToShow
 

@@ -19,7 +19,7 @@ from expert.data.examples.column_survey import (
     ColumnSurvey,
 )
 from expert.data.records import DataError
-from expert.manifest.check.slips import neighbour_of
+from expert.manifest.check.spelling import neighbour_of
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
 
 Kind = Literal["instruction", "messages", "text", "multi_task"]

@@ -18,8 +18,8 @@ from expert.data.read.hub import hub_fingerprint, read_hub
 from expert.data.read.rows import file_format, read_rows
 from expert.data.read.streams import COMPRESSED, unusable
 from expert.data.records import BadRow, DataError, FilesNotHere, Row
-from expert.manifest.check.slips import neighbour_of
-from expert.manifest.migrate.names import CORPORA
+from expert.manifest.check.spelling import neighbour_of
+from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.planning.survey import local_path, looks_local
 

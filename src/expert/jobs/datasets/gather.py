@@ -14,7 +14,7 @@ from expert.core.files import sha256_of, write_text_atomically
 from expert.data.records import DataError
 from expert.jobs.datasets.find import DatasetUser
 from expert.jobs.datasets.hub_copies import Caches, NotCached, cached_rows
-from expert.manifest.migrate.names import CORPORA
+from expert.manifest.migrate.aliases import CORPORA
 from expert.planning.plan import folder_name
 from expert.planning.survey import local_path, looks_local
 
