@@ -122,10 +122,8 @@ def _offline(datasets: Any, lost: bool) -> Iterator[None]:
     if not lost:
         yield
         return
-    holders = [
-        getattr(datasets, "config", None),
-        importlib.import_module("huggingface_hub.constants"),
-    ]
+    client: Any = importlib.import_module("huggingface_hub.constants")
+    holders: list[Any] = [getattr(datasets, "config", None), client]
     before = [(each, each.HF_HUB_OFFLINE) for each in holders if hasattr(each, "HF_HUB_OFFLINE")]
     try:
         for each, _ in before:

@@ -102,11 +102,11 @@ def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
     if not path:
         raise unusable("training.dataset", "it names no rows", "set path or tasks")
     train = finder.find(path, "train")
-    others = {
-        split: finder.find(value, split) if value else finder.beside(path, split)
+    validation, test = (
+        finder.find(value, split) if value else finder.beside(path, split)
         for split, value in named.items()
-    }
-    return Sources(train, **others)
+    )
+    return Sources(train, validation, test)
 
 
 def find_source(path: str, split: Split, spec: DatasetSpec, folder: Path) -> Source:

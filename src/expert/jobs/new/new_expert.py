@@ -248,7 +248,7 @@ def _asked(
             known = ", ".join(FieldMapping.model_fields)
             raise CannotMake(f"--map {pair}: is not PART=COLUMN  (parts: {known})")
         mapped[part] = column
-    given = {
+    given: dict[str, dict[str, Any]] = {
         "--map": {"field_mapping": mapped} if mapped else {},
         "--preferred": {"preference_rows": PREFERRED} if preferred else {},
         "--json-values": {"json_values": True} if json_values else {},
