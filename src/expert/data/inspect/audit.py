@@ -355,7 +355,7 @@ class SplitReport:
         if self.silent_calls:
             found.append(
                 f"{self.name}: {counted(self.silent_calls, 'example')} with words beside a call, "
-                "which the model's own template leaves out: they are not learnt: "
+                "which the model's own template leaves out: they are not trained on: "
                 f"{', '.join(self.first_silent_calls)}"
             )
         repeats = {"earlier in the split": self.duplicates}

@@ -153,6 +153,6 @@ def _hub_error(name: str, split: str, error: Exception, *, certain: bool = False
     what = f"it could not be loaded from the hub: {text}"
     fix = "check the id, the split and the configuration: id::split::configuration"
     if "notfound" in lower or "gated" in lower or "doesn't exist" in lower:
-        what = f"the hub does not give it: {text}"
+        what = f"it is not available on the hub: {text}"
         fix = "check the id; a private or gated data set needs HF_TOKEN in the environment"
     return unusable(f"{name}::{split}", what, fix)

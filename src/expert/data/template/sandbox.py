@@ -281,7 +281,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
-        raise SecurityError(f"{attribute!r} of {type(obj).__name__!r} is out of its reach")
+        raise SecurityError(f"{attribute!r} of {type(obj).__name__!r} is not accessible")
 
     def wrap_str_format(self, value: Any) -> None:
         """`format` stays what it is, and is_safe_attribute refuses it."""

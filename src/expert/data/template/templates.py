@@ -263,7 +263,7 @@ def as_learnt(
 
 def check_question(turns: Sequence[Turn]) -> None:
     if not turns or turns[-1].role not in ("user", "tool"):
-        raise TemplateError("an answer can be generated only after a user turn, or a tool's")
+        raise TemplateError("an answer can be generated only after a user or tool turn")
 
 
 def fingerprint_of(*parts: str) -> str:

@@ -66,10 +66,10 @@ def consolidate(
         if wanted.setdefault(target, digest) != digest:
             problems.append(f"{target}: two manifests name different files for it: {source}")
         elif target.exists() and (not target.is_file() or sha256_of(target) != digest):
-            problems.append(f"{target}: is there and differs from {source}")
+            problems.append(f"{target}: exists and differs from {source}")
     for target, text in (pair for plan in plans for pair in plan.texts.items()):
         if target.exists() and (not target.is_file() or target.read_bytes() != text.encode()):
-            problems.append(f"{target}: is there and describes something else")
+            problems.append(f"{target}: exists and describes something else")
     if problems:
         shown = "\n".join(f"  - {problem}" for problem in dict.fromkeys(problems))
         raise DataError(
@@ -85,7 +85,7 @@ def _plan_copies(user: DatasetUser, destination: Path, caches: Caches | None) ->
     for key, value in user.paths.items():
         found = local_path(value, user.folder)
         if value in CORPORA:
-            plan.left.append(f"{key}: {value} is a corpus with a name, not a file")
+            plan.left.append(f"{key}: {value} is a built-in corpus, not a file")
         elif not found.exists() and looks_local(value, user.folder):
             plan.left.append(f"{key}: {value} is not there")
         elif not found.exists():

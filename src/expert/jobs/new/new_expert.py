@@ -196,11 +196,11 @@ def _refuse(name: str, folder: Path) -> None:
     """Names that make no folder, and folders that hold something."""
     if not _NAME.fullmatch(name):
         raise CannotMake(
-            f"{name!r}: is no name for an expert  (letters, digits, dots and dashes; --output says "
+            f"{name!r}: is not a valid name  (letters, digits, dots and dashes; --output sets "
             "where the folder goes)"
         )
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise CannotMake(f"{folder}: is there already  (choose another name, or remove it)")
+        raise CannotMake(f"{folder}: already exists  (choose another name, or remove it)")
 
 
 def _base(name: str, folder: Path) -> BaseOfNew:
@@ -255,9 +255,7 @@ def _asked(
     }
     option = next((option for option, keys in given.items() if keys), None)
     if option and data is None:
-        raise CannotMake(
-            f"{option}: says how the rows of --from are read  (name a file with --from)"
-        )
+        raise CannotMake(f"{option}: only with --from  (name a file with --from)")
     return {key: value for keys in given.values() for key, value in keys.items()}
 
 
@@ -269,7 +267,7 @@ def _look(data: Path, asked: Mapping[str, Any]) -> _Looked:
     found = _first_rows(data)
     rows = [row for row in found if isinstance(row, Row)]
     if not rows:
-        why = "it is empty  (put rows into it; without --from there are some to begin with)"
+        why = "it is empty  (put rows into it; without --from a few rows to start with are written)"
         if found and isinstance(found[0], BadRow):
             why = str(found[0])
         raise CannotMake(f"--from {data}: no row can be read: {why}")
@@ -280,7 +278,7 @@ def _look(data: Path, asked: Mapping[str, Any]) -> _Looked:
     except DataError as error:
         what, _, how = str(error).partition("  (")
         if "field_mapping" in how:  # there is no manifest yet
-            how = "--map instruction=COLUMN --map response=COLUMN says which hold what"
+            how = "--map instruction=COLUMN --map response=COLUMN names them"
         raise CannotMake(f"--from {data}: {what}  ({how.removesuffix(')')})") from None
     read = [example_of(row, columns) for row in rows]
     examples = [example for example in read if isinstance(example, Example)]
@@ -311,7 +309,7 @@ def _first_rows(data: Path, most: int = LOOKED_AT) -> list[Row | BadRow]:
         raise CannotMake(f"--from {data}: there is no such file  ({hub})")
     if data.is_file() and suffix_format(data) is None:
         raise CannotMake(
-            f"--from {data}: its name tells no format that is read  (save the rows as one of "
+            f"--from {data}: the format is not clear from its name  (save the rows as one of "
             f"{', '.join(FORMATS)}, and name the file so)"
         )
     try:
@@ -339,8 +337,7 @@ def _copy_rows(data: Path, rows: Path, folder: Path) -> None:
             files = [file for files in files_by_split(data, None).values() for file in files]
         elif folder.resolve().is_relative_to(data.resolve()):
             raise CannotMake(
-                f"--from {data}: the new folder would lie inside of it  (--output says where it "
-                "goes)"
+                f"--from {data}: the new folder would be inside it  (--output sets where it goes)"
             )
         else:
             files = [path for path in data.rglob("*") if path.is_file()]

@@ -181,7 +181,7 @@ def manifest_of(
 
 def readme_of(name: str, starter: Starter, data: str, has_answers: bool, base: str) -> str:
     """What to do with the folder, in few words."""
-    rows, last = "Every row is a text that is learnt whole.", 'expert sample . --prompt "…"'
+    rows, last = "The model is trained on every row as a whole.", 'expert sample . --prompt "…"'
     if has_answers:
         rows = "Every row has a request, perhaps some material,\nand an answer."
         last = "expert validate --expert ."
