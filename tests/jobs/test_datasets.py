@@ -512,9 +512,7 @@ def test_a_token_folder_that_a_manifest_names_is_gathered(tmp_path):
 
 
 def test_manifests_are_found_at_any_depth_and_what_runs_and_tools_keep_is_not(tmp_path):
-    wanted = [
-        *("manifest.json", "a/manifest.yaml", "a/b/c/d/manifest.json", "z/e/config.yaml"),
-    ]
+    wanted = [*("manifest.json", "a/manifest.yaml", "a/b/c/d/manifest.json", "z/e/config.yaml")]
     for name in wanted:
         write(tmp_path / name, "{}")
     for name in (

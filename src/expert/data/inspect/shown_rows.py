@@ -169,11 +169,7 @@ def text_segments(
         after = text[half + hidden :] if hidden else ""
         found.append(
             ShownSegment(
-                text[:half] if hidden else text,
-                segment.learn,
-                None,
-                not_shown=hidden,
-                after=after,
+                text[:half] if hidden else text, segment.learn, None, not_shown=hidden, after=after
             )
         )
     return tuple(found)

@@ -218,7 +218,7 @@ def show_row(
         room = None if most_tokens is None else 4 * most_tokens // max(1, len(segments))
         return ShownRow(
             place, split, because, notes=builder.notes,
-            segments=text_segments(segments, most_characters=room),
+            segments=text_segments(segments, most_characters=room)
         )  # fmt: skip
     encoder = builder.encoder
     store = FlatDocuments([shard_of(encoder.encode([segments]))])
@@ -240,7 +240,7 @@ def show_row(
         special_tokens=special_counts(seen.ids, encoder.special_ids),
         segments=shown_segments(
             seen, encoder, tuple(encoder.special_ids), most_tokens=most_tokens
-        ),
+        )
     )  # fmt: skip
 
 
