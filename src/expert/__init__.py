@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expert.core.errors import ExpertError, ManifestError
+    from expert.data.prepared import PreparedData
     from expert.jobs.python_api import export, sample
     from expert.jobs.train import RunResult, train
     from expert.jobs.validate.validate import validate
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest, read_manifest
     from expert.planning.machine.machine import Machine, describe_machine
     from expert.planning.run_plan import RunPlan
-    from expert.run.plan import plan
-    from expert.run.prepare import prepare
-    from expert.run.prepared import PreparedData
+    from expert.run.open import plan, prepare
 
 __version__ = "0.1.0"
 __all__ = [
@@ -55,9 +54,9 @@ _HOMES = {
     "RunPlan": "expert.planning.run_plan",
     "describe_machine": "expert.planning.machine.machine",
     "export": "expert.jobs.python_api",
-    "plan": "expert.run.plan",
-    "prepare": "expert.run.prepare",
-    "PreparedData": "expert.run.prepared",
+    "plan": "expert.run.open",
+    "prepare": "expert.run.open",
+    "PreparedData": "expert.data.prepared",
     "RunResult": "expert.jobs.train",
     "sample": "expert.jobs.python_api",
     "train": "expert.jobs.train",

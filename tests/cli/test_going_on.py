@@ -15,7 +15,7 @@ from expert.jobs.resumable import command_of_run
 from expert.manifest.reader import read_manifest
 from expert.planning.machine.machine import describe_machine
 from expert.run.announce import started_facts
-from expert.run.plan import plan
+from expert.run.open import open_run
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import CORPUS, place
 
@@ -134,7 +134,7 @@ def test_a_limit_of_the_cards_memory_is_asked_for_again_and_none_where_there_was
     read = read_manifest(file)
     on_cpu = replace(describe_machine(tmp_path), gpus=())
     for card, words in ({"gpu": "rtx-4090"}, " --vram '8 GB'"), ({"machine": on_cpu}, ""):
-        planned = plan(read, look=False, **card)
+        planned = open_run(read, data="unread", **card).plan
         facts = started_facts(folder, planned, str(file), ("8 GB", False))
         command = f"expert train --manifest {file}{words} --resume {folder.path}"
         assert command_of_run(folder, {"event": "started", **facts}) == command

@@ -27,7 +27,7 @@ from expert.jobs.datasets.finding import (
 from expert.jobs.datasets.gathering import consolidate
 from expert.jobs.datasets.hub_copies import Caches
 from expert.jobs.pretokenize import manifests_below
-from expert.run.prepare import prepare
+from expert.run.open import prepare
 from tests.data.test_tools import OPENAI, SILENT
 from tests.jobs.test_preparing import ROWS, an_expert, lines
 

@@ -11,7 +11,7 @@ import pytest
 from expert.jobs.new.new_expert import CannotMake, new_expert
 from expert.jobs.new.templates import TEMPLATES
 from expert.manifest.reader import read_manifest
-from expert.run.plan import plan
+from expert.run.open import plan
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:

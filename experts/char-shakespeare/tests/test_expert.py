@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from expert.run.plan import plan
+
 from expert.jobs.train import train
 from expert.manifest.reader import read_manifest
-from expert.run.plan import plan
 
 MANIFEST = Path(__file__).parents[1] / "manifest.json"
 SMALL = (

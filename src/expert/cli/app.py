@@ -156,7 +156,7 @@ def plan(
     )
     from expert.manifest.reader import read_manifest
     from expert.planning.machine.machine import describe_machine
-    from expert.run.plan import plan as plan_job
+    from expert.run.open import open_run
 
     chosen = one_manifest(file, manifest)
     if chosen is None:
@@ -164,7 +164,10 @@ def plan(
     read = read_manifest(chosen, overrides=overrides or (), strict=strict)
     cards: list[str | None] = [*gpu] if gpu else [None]
     here = describe_machine(read.folder)
-    plans = [plan_job(read, gpu=card, vram=vram, model=model, machine=here) for card in cards]
+    plans = [
+        open_run(read, data="counted", gpu=card, vram=vram, model=model, machine=here).plan
+        for card in cards
+    ]
     console = make_console()
     if as_json:
         texts = [one.model_dump_json(indent=2) for one in plans]
@@ -201,7 +204,7 @@ def pretokenize(
     from expert.cli.prepare_view import progress, show_outcomes, show_prepared
     from expert.cli.run_view import say
     from expert.jobs.pretokenize import attempt, manifests_below
-    from expert.run.prepare import prepare
+    from expert.run.open import prepare
 
     chosen = one_manifest(file, manifest)
     if (chosen is None) == (everything is None):

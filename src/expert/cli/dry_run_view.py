@@ -13,13 +13,10 @@ from expert.core.errors import EXIT_DOES_NOT_FIT
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.manifest.reader import ReadManifest
-    from expert.planning.run_plan import RunPlan
+    from expert.run.open import Opened
 
 
-def show_dry_run(
-    read: ReadManifest, plan: RunPlan, resume: str | None, console: Console, *, as_json: bool
-) -> None:
+def show_dry_run(opened: Opened, console: Console, *, as_json: bool) -> None:
     """Shows what a run would do; the exit code says whether it would fit."""
     from expert.cli.manifest import show_notices
     from expert.cli.plan_view import show_plan
@@ -27,9 +24,10 @@ def show_dry_run(
     from expert.core.visible import visible
     from expert.jobs.datasets.showing import JSON_TOKENS, SCREEN_TOKENS, first_row_of
 
-    data = would_prepare(read, plan)
-    run = _would_resume(plan, resume)
-    row, absent = first_row_of(read, plan, most_tokens=JSON_TOKENS if as_json else SCREEN_TOKENS)
+    read, plan = opened.read, opened.plan
+    data = would_prepare(opened)
+    run = str(opened.resumed.folder.path) if opened.resumed else None
+    row, absent = first_row_of(opened, most_tokens=JSON_TOKENS if as_json else SCREEN_TOKENS)
     if as_json:
         import json
         from dataclasses import asdict
@@ -59,14 +57,13 @@ def show_dry_run(
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def would_prepare(read: ReadManifest, plan: RunPlan) -> dict[str, Any]:
+def would_prepare(opened: Opened) -> dict[str, Any]:
     """Where the rows of a run would come from and where their tokens go; nothing is read."""
     from expert.cli.words import gib
     from expert.data.read.sources import Source
     from expert.data.tokens.tokenised import columns_in
-    from expert.run.token_folders import named_sources
 
-    asked = named_sources(read, fetch=False)
+    asked, plan = opened.named, opened.plan
     found = asked.first
     named: list[tuple[str, Source | None]] = [
         ("train", found.train),
@@ -86,17 +83,8 @@ def would_prepare(read: ReadManifest, plan: RunPlan) -> dict[str, Any]:
             kind = "tokens made elsewhere" if are_tokens else source.kind
             text = f"{source.name} ({kind}{size})"
             sources.append({"split": split, "text": text, "files": files})
-    cache = plan.data.cache or str(read.folder / "datasets_optimized")
+    cache = plan.data.cache or str(opened.read.folder / "datasets_optimized")
     made = len(list(Path(cache).glob("tokens-*"))) if Path(cache).is_dir() else 0
     there = "1 set is" if made == 1 else f"{made} sets are"
     state = f"{there} there and used where the content fits" if made else "none yet"
     return {"sources": sources, "cache": f"{cache} ({state})"}
-
-
-def _would_resume(plan: RunPlan, resume: str | None) -> str | None:
-    from expert.run.locate import run_to_resume
-
-    if resume != "auto":
-        return resume
-    runs = Path(plan.watch.output_dir)
-    return str(run_to_resume(resume, runs=runs, expert=plan.expert)[0].path)

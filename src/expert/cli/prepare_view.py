@@ -12,10 +12,10 @@ from expert.cli.words import count
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from expert.data.line import Tell
     from expert.data.pack.pack_index import PackStatistics
+    from expert.data.prepared import PreparedData, PreparedSplit
     from expert.jobs.pretokenize import Outcome
-    from expert.run.prepare import Tell
-    from expert.run.prepared import PreparedData, PreparedSplit
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from expert.cli.words import count, counted, duration, loss
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from expert.data.line import Tell
     from expert.run.follow import RunStatus
-    from expert.run.prepare import Tell
 
 SECONDS_BETWEEN_LINES = 5.0
 """Where nobody watches, preparing says so often how far it is."""

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from expert.jobs.train import RunResult
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
+    from expert.run.open import Opened
 
 STOPPING = "stopping after this update; once more to stop now"
 TRAIN_EPILOG = (
@@ -86,8 +87,8 @@ def train(
 ) -> None:
     """Train an expert from its manifest, or the built-in character GPT on a text."""
     from expert.cli.display import make_console
-    from expert.jobs.train import kept_by_run
-    from expert.run.plan import plan as plan_job
+    from expert.cli.run_view import say
+    from expert.run.open import open_run, refuse_absent_gpu
 
     flags = flag_overrides(dataset=dataset, output=output, epochs=epochs, device=device)
     read = asked_manifest(one_manifest(file, manifest), dataset, (*flags, *(overrides or ())))
@@ -98,59 +99,46 @@ def train(
         raise NotAsked(
             f"{RESUME} {resume}: {what}  (name one under runs/; a manifest stands before {RESUME})"
         )
-    kept = kept_by_run(read, resume, model=model, vram=vram) if dry_run else None
-    plan = plan_job(read, model=model, vram=vram, look=dry_run, kept=kept)
-    if read.manifest.training.config.device == "cuda" and plan.kernels.device == "cpu":
-        raise NotAsked(
-            "device: cuda was asked for, and no GPU was found: see expert machine  (use --device "
-            "cpu, or auto)"
-        )
-    resume = _run_that_is_meant(resume, plan)
     console = make_console(error=as_json, needed=False)
+    asked: dict[str, Any] = {"model": model, "vram": vram, "resume": resume}
     if dry_run:
-        show_dry_run(read, plan, resume, console, as_json=as_json)
+        opened = open_run(read, data="counted", **asked)
+        refuse_absent_gpu(opened)
+        _say_which_run(opened, resume)
+        show_dry_run(opened, console, as_json=as_json)
         return
-    _show_warnings(read, plan, console)
-    result = _run(
-        read,
-        console,
-        model=model,
-        vram=vram,
-        resume=resume,
-        allow_changed=allow_changed,
-        allow_remote_code=remote_code,
+    for notice in read.notices:
+        if notice.kind == "warning":
+            say(console, f"warning: {read.source}: {notice.where}: {notice.text}", "yellow")
+    result, plan = _run(
+        read, console, asked, allow_changed=allow_changed, allow_remote_code=remote_code
     )
     _show_result(result, plan, console, as_json=as_json)
     if result.exit_code != EXIT_OK:
         raise typer.Exit(result.exit_code)
 
 
-def _run_that_is_meant(resume: str | None, plan: RunPlan) -> str | None:
-    """What to go on with; where a folder of runs or of an expert was named, its newest run, which
-    is said."""
+def _say_which_run(opened: Opened, resume: str | None) -> None:
+    """Which run is resumed, where a folder of runs or of an expert was named."""
     from expert.cli.display import make_console
     from expert.cli.run_view import say
-    from expert.run.locate import run_to_resume
 
-    if resume in (None, "auto"):
-        return resume
     named = Path(str(resume))
-    runs = Path(plan.watch.output_dir)
-    folder, _ = run_to_resume(str(resume), runs=runs, expert=plan.expert)
-    if folder.path in (named, *named.parents):  # the run itself, or a checkpoint of it
-        return resume
-    say(make_console(error=True), f"the run is {folder.path}", "dim")
-    return str(folder.path)
+    if opened.resumed is None or resume == "auto":
+        return
+    path = opened.resumed.folder.path
+    if path not in (named, *named.parents):  # neither the run itself nor a checkpoint of it
+        say(make_console(error=True), f"the run is {path}", "dim")
 
 
 def _run(
-    read: ReadManifest,
-    console: Console,
-    **options: Any,
-) -> RunResult:
+    read: ReadManifest, console: Console, asked: dict[str, Any], **options: Any
+) -> tuple[RunResult, RunPlan]:
     from expert.cli.run_view import PreparingView, RunView, say
     from expert.jobs.train import train as train_job
+    from expert.run.open import open_run
 
+    resume = asked["resume"]
     with RunView(console, live=True) as view, ExitStack() as before:
         tell = before.enter_context(PreparingView(console))
 
@@ -159,11 +147,12 @@ def _run(
             view(event)
 
         try:
+            opened = open_run(read, tell=tell, **asked)
+            _say_which_run(opened, resume)
             result = train_job(
-                read,
+                opened,
                 **options,
                 sinks=(show,),
-                tell=tell,
                 acknowledge=_say_stopping,
                 progress=view.progress,
                 evaluating=view.evaluating,
@@ -172,18 +161,18 @@ def _run(
             started_with = getattr(error, "started_with", None)
             if not started_with:
                 raise
-            run = None if options["resume"] == "auto" else Path(options["resume"])
+            run = None if resume == "auto" or not opened.resumed else opened.resumed.folder.path
             command = command_to_go_on(sys.argv, run, started_with)
             raise ExpertError(f"{error}\n  go on as it was started: {command}") from None
         except Interrupted as end:  # before the run itself listens for it
             before.close()
-            left = "no run was begun" if options["resume"] is None else "the run is as it was"
+            left = "no run was begun" if resume is None else "the run is as it was"
             kept = "what is prepared of the data stays so; the same command goes on from there"
             say(console, f"stopped by {end.by} before the first update: {left}; {kept}")
             end.told = True
             raise
         before.close()
-        return result
+        return result, opened.plan
 
 
 def _say_stopping() -> None:
@@ -193,24 +182,13 @@ def _say_stopping() -> None:
         os.write(2, start + f"{STOPPING}\n".encode())
 
 
-def _show_warnings(read: ReadManifest, plan: RunPlan, console: Console) -> None:
-    from expert.cli.run_view import say
-
-    for notice in read.notices:
-        if notice.kind == "warning":
-            say(console, f"warning: {read.source}: {notice.where}: {notice.text}", "yellow")
-    for remark in plan.remarks:
-        if remark.kind == "warning":
-            say(console, f"warning: {remark.path}: {remark.text}", "yellow")
-
-
 def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json: bool) -> None:
     import json
     from dataclasses import asdict
 
     from expert.cli.display import write_line
     from expert.cli.run_view import say
-    from expert.run.row_kind import trained_on_text
+    from expert.data.plain_text import trained_on_text
 
     if as_json:
         write_line(json.dumps(asdict(result), indent=2, default=str))

@@ -10,8 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +20,11 @@ from expert.run.recover import RunFailed, failure_of, heal, recover, try_another
 if TYPE_CHECKING:
     from expert.core.events import Sink
     from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
+    from expert.data.line import Tell
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
-    from expert.planning.situation import Kept
-    from expert.run.feed import RunData
-    from expert.run.prepare import Tell
+    from expert.run.open import Opened, Resumed
     from expert.run.session import Evaluating, Session
 
 
@@ -51,10 +50,12 @@ class RunResult:
     """Whether there are rows to judge it by that it has not learnt."""
     nothing_left: bool = False
     """The run was over before, as it is asked to be now: nothing was done."""
+    warnings: tuple[str, ...] = ()
+    """Of the plan and about the rows, as the run started."""
 
 
 def train(
-    manifest: str | Path | ReadManifest,
+    manifest: str | Path | ReadManifest | Opened,
     *,
     model: str | None = None,
     overrides: tuple[str, ...] = (),
@@ -70,95 +71,68 @@ def train(
 ) -> RunResult:
     """Train what a manifest describes. `resume`: "auto", a checkpoint or a folder that means a run.
 
+    A manifest that was opened already is not opened again: `model`, `overrides`, `vram`,
+    `resume` and `tell` are then those it was opened with.
+
     `acknowledge` is called from the handler of the first signal that asks for an end, `progress`
     after every update that was launched, `evaluating` after every batch of an evaluation; none of
     them may take long.
     """
-    from expert.manifest.reader import ReadManifest, read_manifest
-    from expert.run.locate import runs_folder
-    from expert.run.open import planned_and_open, stream_of
+    from expert.run.open import Opened, open_run
     from expert.run.run_rate import remember_run
     from expert.run.session import Session
-    from expert.run.smollm2 import provide_model
 
-    began = time.monotonic()
-    read = manifest
-    if not isinstance(read, ReadManifest):
-        read = read_manifest(read, overrides=overrides)
-    if resume in (None, "auto"):
-        runs_folder(read)  # refused before an hour of preparing
-    provide_model(read, model)
-    kept = kept_by_run(read, resume, model=model, vram=vram)
-    plan, data, builder = planned_and_open(
-        read,
-        tell,
-        model=model,
-        vram=vram,
-        kept=kept,
-        own_indexes=partial(_own_indexes, read, resume),
-    )
-    if resume is not None and not allow_changed:
-        over = _over_before(plan, read, data, resume)
+    opened = manifest
+    if not isinstance(opened, Opened):
+        opened = open_run(
+            opened, model=model, overrides=overrides, vram=vram, resume=resume, tell=tell
+        )
+    read, resumed = opened.read, opened.resumed
+    if resumed is not None and not allow_changed:
+        over = _over_before(opened, resumed)
         if over is not None:
             return over
-    folder, checkpoint = _run_folder(plan, resume)
+    folder = resumed.folder if resumed is not None else _new_folder(opened.plan)
     with _removed_if_unused(folder), folder.locked():
         session = Session(
             folder=folder,
-            plan=plan,
-            data=data,
+            plan=opened.plan,
+            data=opened.data,
             manifest=read.manifest,
             source=read.source,
             sinks=tuple(sinks),
-            restream=lambda changed: stream_of(builder, changed),
+            restream=opened.restream,
             allow_remote_code=allow_remote_code,
-            vram=vram,
+            vram=opened.vram,
+            machine=opened.machine,
             acknowledge=acknowledge,
             progress=progress,
             evaluating=evaluating,
-            began=began,
+            began=opened.began,
         )
         with session:
-            if checkpoint is not None:
-                session.resume(checkpoint, allow_changed=allow_changed)
+            if resumed is not None:
+                session.resume(resumed.checkpoint, allow_changed=allow_changed)
             result = run_session(session)
             if result.final is not None:
-                remember_run(session, vram=vram)
-            return result
+                remember_run(session, vram=opened.vram)
+            return replace(result, warnings=opened.warnings)
 
 
-def kept_by_run(
-    read: ReadManifest, resume: str | None, *, model: str | None, vram: str | None
-) -> Kept | None:
-    """What the run that is to be resumed has settled; None for a new one."""
-    from expert.run.plan import plan as plan_job
-    from expert.run.resume import kept_of
+def _new_folder(plan: RunPlan) -> RunFolder:
+    from expert.core.rundir import RunFolder
 
-    if resume is None:
-        return None
-    folder, _ = _run_folder(plan_job(read, model=model, vram=vram, look=False), resume)
-    return kept_of(folder, read)
+    return RunFolder.create(Path(plan.watch.output_dir), plan.expert)
 
 
-def _own_indexes(read: ReadManifest, resume: str | None, plan: RunPlan) -> frozenset[str]:
-    """The names of the indexes of a run that resumes as it was started."""
-    from expert.run.resume import changed_since
-    from expert.run.trained_rows import learnt_rows
-
-    folder = _run_folder(plan, resume)[0] if resume is not None else None
-    if folder is None or changed_since(folder, read.manifest):
-        return frozenset()
-    return learnt_rows(folder).indexes
-
-
-def _over_before(plan: RunPlan, read: ReadManifest, data: RunData, resume: str) -> RunResult | None:
-    """How a run ended that is to go on and has nothing left to do; None where it has."""
+def _over_before(opened: Opened, resumed: Resumed) -> RunResult | None:
+    """How a run ended that is resumed and has nothing left to do; None where it has."""
     from expert.run.resume import finished_before
 
-    folder, checkpoint = _run_folder(plan, resume)
-    if checkpoint != folder.checkpoints:
+    folder = resumed.folder
+    if resumed.checkpoint != folder.checkpoints:
         return None
-    end = finished_before(folder, read.manifest, data)
+    end = finished_before(folder, opened.read.manifest, opened.data)
     if end is None:
         return None
     return RunResult(
@@ -170,8 +144,9 @@ def _over_before(plan: RunPlan, read: ReadManifest, data: RunData, resume: str) 
         test_loss=end.get("test_loss"),
         final=folder.final,
         last_eval_loss=end.get("last_eval_loss"),
-        held_out=_holds_out(data),
+        held_out=_holds_out(opened.data),
         nothing_left=True,
+        warnings=opened.warnings,
     )
 
 
@@ -186,12 +161,11 @@ def _removed_if_unused(folder: RunFolder) -> Iterator[None]:
 
 
 def _tell_of_data(session: Session, data: RunData) -> None:
-    """Say of every prepared folder whether it was there, and why or why not; and what there is to
-    say once the rows are counted."""
-    from expert.planning.choose.length import MAX_STEPS
+    """Report of every prepared folder whether it was there, and why or why not; then every warning
+    of the plan that runs, and about its rows."""
+    from expert.run.open import warnings_of
 
-    splits = [split for split in (data.train, data.validation, data.test) if split is not None]
-    for split in splits:
+    for split in data.splits():
         for prepared in split.folders:
             session.emit(
                 "data",
@@ -206,9 +180,7 @@ def _tell_of_data(session: Session, data: RunData) -> None:
             )
     for text in data.columns:
         session.emit("columns", text=text)
-    made = {each.folder: each.left_out for split in splits for each in split.folders}
-    told = [remark.text for remark in session.plan.remarks if remark.path == MAX_STEPS]
-    for text in filter(None, (*made.values(), *data.doubts, *told)):
+    for text in dict.fromkeys((*warnings_of(session.plan), *data.doubts)):
         session.emit("warning", text=text)
 
 
@@ -221,17 +193,6 @@ def _rows_hash(folder: Path) -> str | None:
     except (OSError, ValueError, AttributeError):
         return None
     return str(found) if found else None
-
-
-def _run_folder(plan: RunPlan, resume: str | None) -> tuple[RunFolder, Path | None]:
-    """A new run folder, or the one to go on with and the checkpoint in it."""
-    from expert.core.rundir import RunFolder
-    from expert.run.locate import run_to_resume
-
-    parent = Path(plan.watch.output_dir)
-    if resume is None:
-        return RunFolder.create(parent, plan.expert), None
-    return run_to_resume(resume, runs=parent, expert=plan.expert)
 
 
 def run_session(session: Session) -> RunResult:

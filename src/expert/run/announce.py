@@ -8,12 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
     from expert.manifest.schema.manifest import Manifest
+    from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import LengthPlan, RunPlan
-    from expert.run.feed import RunData
 
 
-def write_down(folder: RunFolder, plan: RunPlan, manifest: Manifest, data: RunData) -> None:
+def write_down(
+    folder: RunFolder,
+    plan: RunPlan,
+    manifest: Manifest,
+    data: RunData,
+    machine: Machine | None = None,
+) -> None:
     """What was asked, what was decided and on what; leftovers of writers that died are removed."""
     from expert.core.publish import sweep
     from expert.core.rundir import RunFolderError
@@ -26,7 +33,7 @@ def write_down(folder: RunFolder, plan: RunPlan, manifest: Manifest, data: RunDa
     try:
         folder.write_json("manifest.json", manifest.model_dump(mode="json"))
         folder.write_json("plan.json", as_recorded(plan))
-        folder.write_json("environment.json", environment())
+        folder.write_json("environment.json", environment(machine))
         characters = getattr(data.encoder, "characters", None)
         if characters is not None:  # checkpoints of a character model are read with it
             known = {"type": "characters", "characters": characters}

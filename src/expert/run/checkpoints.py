@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
     from expert.planning.run_plan import RunPlan
     from expert.run.build import Built
-    from expert.run.feed import RunData
     from expert.run.resume import Option
     from expert.training.checkpoint import CheckpointError
     from expert.training.recorder import Emit
@@ -69,8 +69,8 @@ def identity(plan: RunPlan, data: RunData) -> dict[str, Any]:
 
 def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
     """What decides the rows of an update and is not in the names of prepared files."""
-    from expert.data.pack.index_name import FITTED
-    from expert.run.feed import is_padded
+    from expert.data.pack.pack_index import FITTED
+    from expert.data.pack.packing import is_padded
 
     found: dict[str, Any] = {}
     if is_padded(plan):

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from expert.data.pack.packing import PAD_ID, is_padded
 from expert.run.checkpoints import state_to_come
-from expert.run.feed import PAD_ID, is_padded, split_batches
 from expert.run.recover import RunFailed, fall_back, is_out_of_memory, nothing_left
 
 if TYPE_CHECKING:
     from expert.data.feed.feed import Batch
-    from expert.run.prepared import PreparedSplit
+    from expert.data.prepared import PreparedSplit
     from expert.run.session import Session
     from expert.training.evaluation import EvalResult, EvalSums
 
@@ -52,6 +52,7 @@ def _remember(
 
 def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> EvalSums | None:
     """Sums over the first `most` batches, or all; what does not fit is halved and begins again."""
+    from expert.data.feed.run_data import split_batches
     from expert.training.evaluation import evaluate
     from expert.training.recovery import OutOfMemory, plan_after
 
@@ -132,7 +133,7 @@ def varies_in_width(session: Session) -> bool:
 
 def full_width_feed(session: Session) -> AbstractContextManager[Any]:
     """The updates to come with batches as wide as any can be."""
-    from expert.run.feed import training_feed
+    from expert.data.feed.run_data import training_feed
 
     whole = session.plan.with_values({"data.trim": False}, "to try the widest", "machine")
     return training_feed(whole, session.data, session.state, device=session.device)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
+    from expert.data.prepared import PreparedSplit
     from expert.planning.run_plan import RunPlan
-    from expert.run.feed import RunData
-    from expert.run.prepared import PreparedSplit
     from expert.run.session import Session
     from expert.telemetry.ahead import Ahead
     from expert.telemetry.meter import Meter
@@ -126,7 +126,7 @@ def _places_of_update(plan: RunPlan, data: RunData) -> float:
 def _places(plan: RunPlan, split: PreparedSplit) -> int:
     """What goes through the model when a split does; rows that go alone are hardly padded, as
     those of one length go together."""
-    from expert.run.feed import is_padded
+    from expert.data.pack.packing import is_padded
 
     index = split.index
     return int(index.bin_lengths().sum()) if is_padded(plan) else index.bins * index.length

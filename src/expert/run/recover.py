@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from expert.core.errors import EXIT_RUN_FAILED, ExpertError
 
 if TYPE_CHECKING:
+    from expert.data.feed.run_data import RunData
     from expert.planning.run_plan import RunPlan
-    from expert.run.feed import RunData
     from expert.run.session import Session
     from expert.training.recorder import Trouble
     from expert.training.recovery import Failure

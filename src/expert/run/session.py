@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
     from expert.core.events import Sink
     from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
     from expert.data.feed.streaming import Stream
     from expert.manifest.schema.manifest import Manifest
+    from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import RunPlan
     from expert.run.build import Built
     from expert.run.calibrate import MemoryWatch
     from expert.run.checkpoints import Groups
-    from expert.run.feed import RunData
     from expert.telemetry.timeline import Timeline
     from expert.training.evaluation import EvalResult
     from expert.training.loop import Ending, LoopPlan
@@ -57,6 +58,7 @@ class Session:
         restream: Callable[[RunPlan], Stream] | None = None,
         allow_remote_code: bool = False,
         vram: str | None = None,
+        machine: Machine | None = None,
         acknowledge: Callable[[], None] = lambda: None,
         progress: Callable[[int], None] = lambda done: None,
         evaluating: Evaluating = lambda split, rows, total: None,
@@ -79,7 +81,7 @@ class Session:
         """When somebody began to wait for the run, by the clock that only goes forward."""
         self.gpu = GpuSampler(self.device.index or 0) if self.device.type == "cuda" else None
         self.doing: Literal["training", "probe"] = "training"
-        self._restream = restream
+        self._restream, self.machine = restream, machine
         self._allow_remote_code, self._vram = allow_remote_code, vram
         self._warned: set[str] = set()
         self._warnings: list[str] = []
@@ -123,7 +125,7 @@ class Session:
         from expert.run.announce import started_facts, write_down
         from expert.run.cpu_threads import settle_threads
 
-        write_down(self.folder, self.plan, self.manifest, self.data)
+        write_down(self.folder, self.plan, self.manifest, self.data, self.machine)
         asked = (self._vram, self._allow_remote_code)
         facts = started_facts(self.folder, self.plan, self._source, asked)
         ahead = self.recorder.meter.ahead
@@ -159,9 +161,9 @@ class Session:
     @property
     def built(self) -> Built:
         """The model of the plan, built when it is first needed and after each change of it."""
+        from expert.data.feed.run_data import largest_ids
         from expert.model.load import check_vocabulary
         from expert.run.build import build
-        from expert.run.feed import largest_ids
         from expert.run.parts import recorder_of
 
         if self._built is None:
@@ -197,7 +199,7 @@ class Session:
     @property
     def has_workers(self) -> bool:
         """Whether processes make the batches; a thread that fills them has nothing to tune."""
-        from expert.run.feed import is_padded
+        from expert.data.pack.packing import is_padded
 
         return self.data.stream is not None or is_padded(self.plan)
 
@@ -223,8 +225,8 @@ class Session:
 
     def attempt(self) -> Ending:
         """Train from where the run stands until something ends it."""
+        from expert.data.feed.run_data import feed_facts, training_feed
         from expert.run.calibrate import MemoryWatch
-        from expert.run.feed import feed_facts, training_feed
         from expert.run.recover import rows_behind
         from expert.training.loop import Tools, train
 

@@ -121,12 +121,10 @@ def new_folder(asked: Asked) -> Path:
     from expert.core.links import refuse_links
     from expert.planning.plan import folder_name
     from expert.run.locate import runs_folder
-    from expert.run.plan import plan
 
     read = asked.read(())
     runs = runs_folder(read)
-    made = plan(read, model=asked.model, vram=asked.vram, use_measurements=False, look=False)
-    name = f"{folder_name(made.expert)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{folder_name(read.manifest.name)}-{time.strftime('%Y%m%d-%H%M%S')}"
     parent = runs / "benchmarks"
     refuse_links(parent, below=runs, instead="results go elsewhere with --output FOLDER")
     parent.mkdir(parents=True, exist_ok=True)

@@ -140,14 +140,15 @@ def measure(work: Work, say: Say, hear: Hear) -> None:
     from expert.core.rundir import RunFolder
     from expert.manifest.reader import ReadManifest
     from expert.manifest.schema.manifest import Manifest
+    from expert.planning.machine.machine import describe_machine
     from expert.planning.run_plan import RunPlan
-    from expert.run.open import open_data
+    from expert.run.open import open_planned
 
     manifest = Manifest.model_validate(work.manifest)
     read = ReadManifest(manifest, work.name, Path(work.folder))
     say({"doing": "opening the data", "done": 0, "of": 0})
     plan = for_measuring(RunPlan.model_validate(work.plan), beside=work.beside)
-    plan, data, _ = open_data(plan, read, lambda *_: None)
+    opened = open_planned(plan, read, describe_machine(read.folder))
     events: list[dict[str, Any]] = []
 
     def heard(event: dict[str, Any]) -> None:
@@ -157,9 +158,10 @@ def measure(work: Work, say: Say, hear: Hear) -> None:
 
     run = MeasuredRun(
         folder=RunFolder.create(Path(work.runs), work.name),
-        plan=plan,
-        data=data,
+        plan=opened.plan,
+        data=opened.data,
         manifest=manifest,
+        machine=opened.machine,
         sinks=(heard,),
         allow_remote_code=work.allow_remote_code,
     )

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from expert.data.examples.columns import Columns
     from expert.data.inspect.audit import DocumentCollector, Documents, SplitReport
     from expert.data.inspect.shown_rows import ShownRow
+    from expert.data.line import Line
     from expert.data.read.sources import Source
     from expert.data.records import Row
     from expert.data.tokens.row_keys import RowKeys
     from expert.jobs.datasets.showing import RowPicker, RowsToShow
-    from expert.run.prepare import Builder
 
 # Examples, or characters, that are tokenised together: what is in memory at a time.
 _BATCH_EXAMPLES = 1024
@@ -69,46 +69,43 @@ def check_dataset(
 
     `show`: which rows come back as the model sees them; none by default.
     """
+    from expert.data.line import open_line
     from expert.data.records import DataNotHere
-    from expert.jobs.datasets.showing import RowPicker, RowsToShow, TextOnly, rows_as_text
-    from expert.manifest.reader import read_manifest
-    from expert.run.plan import plan as plan_job
-    from expert.run.prepare import Builder
-    from expert.run.token_folders import named_sources
+    from expert.jobs.datasets.showing import RowPicker, RowsToShow, rows_as_text
+    from expert.run.open import open_run
 
-    read = read_manifest(manifest, overrides=overrides)
-    plan = plan_job(read, model=model, look=False)
-    named = named_sources(read)
+    opened = open_run(manifest, data="unread", model=model, overrides=overrides)
+    read, plan, named = opened.read, opened.plan, opened.named
     show = show or RowsToShow(count=0)
     picker = RowPicker(show)
     try:
-        builder = Builder(plan, read, named, lambda name, rows, tokens: None)
+        line = open_line(plan, read, named, writes=False)
     except DataNotHere as error:
         if plan.model.place != "hub":
             raise
-        textual = TextOnly(plan, read, named, lambda name, rows, tokens: None)
+        textual = open_line(plan, read, named, writes=False, has_tokenizer=False)
         report = DatasetReport(read.manifest.name, "unknown", plan.data.max_seq_length)
         report.problems.append(str(error))
         report.rows = rows_as_text(textual, show)
         return report
-    template = builder.template.name if builder.template else "characters"
+    template = line.template.name if line.template else "characters"
     report = DatasetReport(read.manifest.name, template, plan.data.max_seq_length)
-    report.notes += builder.chosen.notes()
-    report.doubts += builder.doubts
-    _Checker(builder, report, picker).check()
+    report.notes += line.chosen.notes()
+    report.doubts += [remark.text for remark in line.chosen.remarks]
+    _Checker(line, report, picker).check()
     return report
 
 
 class _Checker:
     """Reads the splits of one manifest, one source after the other."""
 
-    def __init__(self, builder: Builder, report: DatasetReport, picker: RowPicker) -> None:
-        self.builder = builder
+    def __init__(self, line: Line, report: DatasetReport, picker: RowPicker) -> None:
+        self.line = line
         self.report = report
         self.picker = picker
-        data = builder.plan.data
-        soft = sum(prompt["tokens"] for prompt in builder.plan.adapter.soft_prompts)
-        whole = builder.template is None or data.packing == "concat"
+        data = line.plan.data
+        soft = sum(prompt["tokens"] for prompt in line.plan.adapter.soft_prompts)
+        whole = line.template is None or data.packing == "concat"
         self.room = None if whole else data.max_seq_length - soft
         self.keys: list[RowKeys] = []
         """Of the examples of the split that is being read, batch by batch."""
@@ -117,11 +114,12 @@ class _Checker:
         import numpy as np
 
         from expert.core.text import counted
-        from expert.data.feed.drawing import doubt_of_repeats, draw_documents
         from expert.data.inspect.audit import SplitReport, joined
+        from expert.data.line import reading_of
+        from expert.data.pack.drawing import draw_documents, repeats_held_out
         from expert.data.tokens.row_keys import RowKeys
 
-        sources, tasks = self.builder.sources, self.builder.sources.tasks
+        sources, tasks = self.line.chosen.sources, self.line.chosen.sources.tasks
         trains: list[Source | None] = [task.train for task in tasks]
         trains = trains or [sources.train]
         split, parts = self._read("train", trains)
@@ -130,28 +128,28 @@ class _Checker:
             name: [getattr(task, name) for task in tasks] or [getattr(sources, name)]
             for name in ("validation", "test")
         }
-        spec = self.builder.spec
+        spec = self.line.spec
         keys = RowKeys.joined(self.keys) if self.keys else None
         chosen, held_out = draw_documents(
             [len(part) for part in parts],
             [task.weight for task in tasks] or [1.0],
             held_out_share=0.0 if any(others["validation"]) else spec.validation_split,
-            seed=self.builder.plan.optim.seed,
+            seed=self.line.plan.optim.seed,
             keys=keys,
         )
-        if self.builder.holds_out_the_end(cast("Source", trains[0])):
+        if reading_of(self.line, cast("Source", trains[0])).end_apart:
             chosen, held_out = np.array([0], np.int32), np.array([1], np.int32)
         # A weight above 1 takes rows several times: that is no duplicate in the data.
         train = every.take(np.unique(chosen))
         self._sum_up(split, train)
-        is_text = self.builder.template is None  # the end of one text may be held out
+        is_text = self.line.template is None  # the end of one text may be held out
         if spec.validation_split and not len(held_out) and not any(map(any, others.values())):
             self.report.doubts += (
                 [] if is_text else [TOO_FEW.format(counted(len(every), "example"))]
             )
         if len(held_out):
             drawn = SplitReport("validation", split_off=True)
-            doubt = doubt_of_repeats(keys, chosen, held_out) if keys is not None else ""
+            doubt = repeats_held_out(keys, chosen, held_out) if keys is not None else ""
             self.report.doubts += [doubt] if doubt else []
             self._sum_up(drawn, every.take(held_out), train)
         for name, given in others.items():
@@ -159,7 +157,7 @@ class _Checker:
                 split, parts = self._read(name, given)
                 self._sum_up(split, joined(parts), train)
         self.picker.refuse_missing()
-        self.report.rows = self.picker.shown(self.builder, held_out.tolist())
+        self.report.rows = self.picker.shown(self.line, held_out.tolist())
 
     def _sum_up(
         self, split: SplitReport, documents: Documents, train: Documents | None = None
@@ -167,7 +165,7 @@ class _Checker:
         from expert.core.text import counted
         from expert.data.inspect.audit import duplicates, leaks, length_summary
 
-        plan = self.builder.plan
+        plan = self.line.plan
         lengths = split.lengths = length_summary(documents, self.room, plan.data.overlong)
         if lengths["left"] or not len(documents):
             split.not_learnt = self._too_long(split)
@@ -183,9 +181,9 @@ class _Checker:
         self.report.splits.append(split)
 
     def _too_long(self, split: SplitReport) -> str:
-        from expert.run.left_out import too_long_to_learn
+        from expert.data.pack.overlong_rows import too_long_to_learn
 
-        found, plan = split.lengths, self.builder.plan
+        found, plan = split.lengths, self.line.plan
         return too_long_to_learn(
             plan, split.name, found["unlearnt"], found["examples"], found["longest"]
         )
@@ -200,20 +198,20 @@ class _Checker:
 
     def _read_source(self, split: SplitReport, source: Source) -> Documents:
         from expert.data.inspect.audit import DocumentCollector
+        from expert.data.line import reading_of
         from expert.data.records import BadRow, Dropped
 
         self._note_separators(source)
-        segments_of, _ = self.builder.formatter(source)
         example_in, response = self._understood(source)
         collector = DocumentCollector()
         waiting: list[Any] = []
         places: list[Row] = []
         characters = bad_rows = 0
-        for row in self.builder.rows_of(source):
+        for row, made in reading_of(self.line, source).formatted():
             split.rows += 1
-            made = row if isinstance(row, BadRow) else segments_of(row)
             self.picker.look_at(split.name, row, made)
-            if isinstance(row, BadRow) or isinstance(made, BadRow):
+            if isinstance(made, BadRow) or isinstance(row, BadRow):
+                assert isinstance(made, BadRow)
                 bad_rows += 1
                 split.note_bad(made, response)
             elif isinstance(made, Dropped):
@@ -245,10 +243,10 @@ class _Checker:
         """Count the tokens of some examples, and keep what preparing recognises them by."""
         from expert.data.tokens.row_keys import keys_of_batch
 
-        batch = self.builder.encoder.encode(examples)
+        batch = self.line.encoder.encode(examples)
         if split.name == "train":
             self.picker.add(rows, examples, batch.lengths.tolist())
-        cut = self.builder.plan.data.overlong == "cut"
+        cut = self.line.plan.data.overlong == "cut"
         collector.add_tokens(batch, self.room if cut else None)
         self.keys.append(keys_of_batch(batch))
 
@@ -268,7 +266,7 @@ class _Checker:
 
         doubt = columns.worth_a_warning(seen)
         self.report.doubts += [f"{source.name}: {doubt}"] if doubt else []
-        folder = local_path(source.name, self.builder.folder)
+        folder = local_path(source.name, self.line.folder)
         notes = [f"{source.name}: {columns.told(seen)}"]
         fields = self._fields_not_used(source, columns)
         notes += [f"{source.name}: not used of messages: {', '.join(fields)}"] if fields else []
@@ -280,18 +278,19 @@ class _Checker:
     def _fields_not_used(self, source: Source, columns: Columns) -> list[str]:
         """Fields of messages that nothing is read from, in the first rows."""
         from expert.data.examples.messages import unused_fields
+        from expert.data.line import reading_of
         from expert.data.records import Row
 
         if not columns.messages:
             return []
-        rows = islice(self.builder.rows_of(source), FIELDS_LOOKED_AT)
+        rows = islice(reading_of(self.line, source).rows(), FIELDS_LOOKED_AT)
         messages = (row.values.get(columns.messages) for row in rows if isinstance(row, Row))
         return list(dict.fromkeys(name for each in messages for name in unused_fields(each)))
 
     def _judge(self, where: str, bad_rows: int, documents: Documents) -> None:
         from expert.core.text import counted
 
-        allowed = self.builder.spec.max_bad_rows
+        allowed = self.line.spec.max_bad_rows
         if bad_rows > allowed:
             self.report.problems.append(
                 f"{where}: {counted(bad_rows, 'bad row')}, and training.dataset.max_bad_rows "
@@ -308,14 +307,18 @@ class _Checker:
     def _understood(self, source: Source) -> tuple[Any, str]:
         """How the example in a good row is found, and the column with the answers."""
         from expert.data.examples.formats import example_of
+        from expert.data.line import reading_of
         from expert.data.records import Example
         from expert.data.tokens.tokenised import digest_of
 
-        tokens = self.builder.chosen.tokens.get(source)
+        tokens = self.line.chosen.tokens.get(source)
         if tokens is not None:
             return lambda row: Example(text=digest_of(tokens.segments_of(row))), ""
-        if self.builder.template is None:
+        if self.line.template is None:
             return lambda row: Example(text=str(row.values.get("text", ""))), ""
-        columns, seen = self.builder.columns_in(source)
+        reading = reading_of(self.line, source)
+        columns, seen = reading.columns, reading.seen
+        assert columns is not None
+        assert seen is not None
         self._note_columns(source, columns, seen)
         return lambda row: example_of(row, columns), columns.response

@@ -54,11 +54,11 @@ def read_users(folder: Path) -> tuple[list[DatasetUser], list[str]]:
     """The manifests below a folder, and what is wrong with those that cannot be read."""
     from expert.core.errors import ManifestError
     from expert.core.text import counted
+    from expert.data.named_sources import is_token_folder
     from expert.jobs.pretokenize import is_foreign, manifests_below
     from expert.manifest.reader import read_manifest
     from expert.planning.plan import folder_name
     from expert.planning.survey import local_path
-    from expert.run.token_folders import is_token_folder
 
     users, unread = [], []
     for file in manifests_below(folder):

@@ -15,17 +15,15 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ExpertError
 from expert.core.text import counted
 from expert.data.pack.packing import packed, rows_to_pack, soft_tokens
-from expert.run.prepare import Builder
 
 if TYPE_CHECKING:
     from expert.data.inspect.shown_rows import SeenTokens, ShownRow
+    from expert.data.line import Line
     from expert.data.pack.pack_index import PackIndex
     from expert.data.records import BadRow, Dropped, Row, Segment
-    from expert.data.template.templates import Template
-    from expert.data.tokens.encoder import Encoder
     from expert.data.tokens.flat_documents import FlatDocuments
-    from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
+    from expert.run.open import Opened
 
 DEFAULT_ROWS = 3
 SCREEN_TOKENS = 400
@@ -117,11 +115,11 @@ class RowPicker:
             told = [f"--row {text}: there is no such row" for text in missing]
             raise NoSuchRow("\n".join([*told, f"  ({where})"]))
 
-    def shown(self, builder: Builder, held_out: Sequence[int] = ()) -> list[ShownRow]:
+    def shown(self, line: Line, held_out: Sequence[int] = ()) -> list[ShownRow]:
         """The rows, asked for first; `held_out`: documents that validation was drawn from."""
         validation = set(held_out)
         named = [
-            self._named_row(builder, split, held, validation)
+            self._named_row(line, split, held, validation)
             for number in sorted(self._found)
             for split, held in self._found[number]
         ]
@@ -129,7 +127,7 @@ class RowPicker:
             *named,
             *(
                 show_row(
-                    builder,
+                    line,
                     one.row.place,
                     one.segments,
                     split="validation" if one.number in validation else "train",
@@ -140,7 +138,7 @@ class RowPicker:
             ),
         ]
 
-    def _named_row(self, builder: Builder, split: str, held: Any, validation: set[int]) -> ShownRow:
+    def _named_row(self, line: Line, split: str, held: Any, validation: set[int]) -> ShownRow:
         from expert.data.inspect.shown_rows import ShownRow
         from expert.data.records import BadRow
 
@@ -152,7 +150,7 @@ class RowPicker:
             row, dropped = held
             return ShownRow(row.place, split, ASKED, left_out=dropped.reason)
         return show_row(
-            builder,
+            line,
             held.row.place,
             held.segments,
             split="validation" if held.number in validation else split,
@@ -196,7 +194,7 @@ def _same_file(file: str, named: str) -> bool:
 
 
 def show_row(
-    builder: Builder,
+    line: Line,
     place: str,
     segments: Sequence[Segment],
     *,
@@ -214,15 +212,15 @@ def show_row(
     )
     from expert.data.tokens.flat_documents import FlatDocuments, shard_of
 
-    if isinstance(builder, TextOnly):
+    if not line.has_tokenizer:
         room = None if most_tokens is None else 4 * most_tokens // max(1, len(segments))
         return ShownRow(
-            place, split, because, notes=builder.notes,
+            place, split, because, notes=_notes_without_tokenizer(line.plan),
             segments=text_segments(segments, most_characters=room),
         )  # fmt: skip
-    encoder = builder.encoder
+    encoder = line.encoder
     store = FlatDocuments([shard_of(encoder.encode([segments]))])
-    index = _index(builder, store, split)
+    index = _index(line, store, split)
     seen = seen_tokens(store, index)
     lost = seen.piece < 0
     return ShownRow(
@@ -233,10 +231,10 @@ def show_row(
         trained_tokens=int(seen.trained.sum()),
         lost_tokens=int(lost.sum()),
         lost_answer_tokens=int((lost & seen.answer).sum()),
-        lost_because=_lost_because(builder) if lost.any() else "",
+        lost_because=_lost_because(line) if lost.any() else "",
         pieces=len(index.piece_start),
-        left_out=_left_out(builder.plan, index, seen),
-        notes=tuple(_notes(builder, index, split)),
+        left_out=_left_out(line.plan, index, seen),
+        notes=tuple(_notes(line, index, split)),
         special_tokens=special_counts(seen.ids, encoder.special_ids),
         segments=shown_segments(
             seen, encoder, tuple(encoder.special_ids), most_tokens=most_tokens
@@ -244,13 +242,13 @@ def show_row(
     )  # fmt: skip
 
 
-def _index(builder: Builder, store: FlatDocuments, split: str) -> PackIndex:
+def _index(line: Line, store: FlatDocuments, split: str) -> PackIndex:
     """How this row alone is laid into sequences by the rule of the run."""
     import numpy as np
 
     from expert.planning.choose.sequences import Packing
 
-    plan, is_text = builder.plan, builder.template is not None
+    plan, is_text = line.plan, line.template is not None
     rows = rows_to_pack(plan, store, np.arange(1), is_text=is_text)
     length = plan.data.max_seq_length
     if is_text and plan.data.packing == "concat":
@@ -260,10 +258,10 @@ def _index(builder: Builder, store: FlatDocuments, split: str) -> PackIndex:
     return packed(plan, split, rows, plan.optim.seed, packing, is_text=is_text)
 
 
-def _lost_because(builder: Builder) -> str:
-    if builder.template is None:
+def _lost_because(line: Line) -> str:
+    if line.template is None:
         return "behind the last whole block of this epoch"
-    return f"cut at max_seq_length {builder.plan.data.max_seq_length}"
+    return f"cut at max_seq_length {line.plan.data.max_seq_length}"
 
 
 def _left_out(plan: RunPlan, index: PackIndex, seen: SeenTokens) -> str:
@@ -277,17 +275,17 @@ def _left_out(plan: RunPlan, index: PackIndex, seen: SeenTokens) -> str:
     return f"nothing that is trained on comes before {limit}"
 
 
-def _notes(builder: Builder, index: PackIndex, split: str) -> Iterator[str]:
-    plan = builder.plan
+def _notes(line: Line, index: PackIndex, split: str) -> Iterator[str]:
+    plan = line.plan
     soft = soft_tokens(plan)
     if soft:
         yield f"{counted(soft, 'token')} of soft prompts come before it"
-    if builder.template is None and split == "train" and index.bins > 1:
+    if line.template is None and split == "train" and index.bins > 1:
         yield (
             f"a text is cut into blocks of {plan.data.max_seq_length} characters; shown as in the "
             "first epoch, in later ones they begin elsewhere"
         )
-    if builder.template is not None and plan.data.packing == "concat":
+    if line.template is not None and plan.data.packing == "concat":
         yield (
             f"packing: concat lays rows end to end in sequences of {plan.data.max_seq_length} "
             "tokens: the end of one may cut it anywhere"
@@ -297,71 +295,54 @@ def _notes(builder: Builder, index: PackIndex, split: str) -> Iterator[str]:
 # --- without a tokenizer -------------------------------------------------------------------------
 
 
-class TextOnly(Builder):
-    """Formats rows where the model's tokenizer is not on this machine: text without tokens."""
-
-    def _load_encoder(self) -> tuple[Encoder, Template]:
-        from expert.data.template.templates import named_template
-
-        asked = self.plan.model.prompt_template or "tokenizer"
-        name = "chatml" if asked == "tokenizer" else asked
-        encoder: Any = None
-        return encoder, named_template(name, eos="<eos>", bos="<bos>")
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        told = f"the tokenizer of {self.plan.model.name} is not on this machine: text, no tokens"
-        if (self.plan.model.prompt_template or "tokenizer") == "tokenizer":
-            told += "; written as ChatML, since the model's own template is not known either"
-        return (told,)
+def _notes_without_tokenizer(plan: RunPlan) -> tuple[str, ...]:
+    told = f"the tokenizer of {plan.model.name} is not on this machine: text, no tokens"
+    if (plan.model.prompt_template or "tokenizer") == "tokenizer":
+        told += "; written as ChatML, since the model's own template is not known either"
+    return (told,)
 
 
-def rows_as_text(builder: TextOnly, asked: RowsToShow) -> list[ShownRow]:
+def rows_as_text(line: Line, asked: RowsToShow) -> list[ShownRow]:
     """Rows as a check shows them, the longest by its characters."""
-    from expert.data.records import BadRow, Row
+    from expert.data.line import reading_of
+    from expert.data.records import Row
 
     picker = RowPicker(asked)
     for split in ("train", "validation", "test"):
-        for source in builder._sources_of(split):
-            segments_of, _ = builder.formatter(source)
-            for row in builder.rows_of(source):
-                made = row if isinstance(row, BadRow) else segments_of(row)
+        for source in line.sources_of(split):
+            for row, made in reading_of(line, source).formatted():
                 picker.look_at(split, row, made)
                 if split == "train" and isinstance(row, Row) and isinstance(made, list):
                     picker.add([row], [made], [sum(len(each.text) for each in made)])
     picker.refuse_missing()
-    return picker.shown(builder)
+    return picker.shown(line)
 
 
 # --- before a run --------------------------------------------------------------------------------
 
 
 def first_row_of(
-    read: ReadManifest, plan: RunPlan, *, most_tokens: int | None = SCREEN_TOKENS
+    opened: Opened, *, most_tokens: int | None = SCREEN_TOKENS
 ) -> tuple[ShownRow | None, str]:
     """The first good training row under a plan; None with the reason where it is not here."""
-    from expert.data.records import BadRow
+    from expert.data.line import open_line, reading_of
     from expert.manifest.schema.manifest import CHAR_GPT
-    from expert.run.token_folders import named_sources
 
+    plan = opened.plan
     has_tokenizer = plan.model.name == CHAR_GPT or (
         plan.model.place != "hub" and Path(plan.model.location).is_dir()
     )
-    kind = Builder if has_tokenizer else TextOnly
     try:
-        named = named_sources(read, fetch=False)
-        source = named.first.train or named.first.tasks[0].train
+        named = opened.named
+        source = named.first.trains[0]
         absent = source.kind == "corpus" and not source.files and source.name != "python-stdlib"
         if source.kind == "hub" or absent:
             return None, f"the rows of {source.name} are not fetched for it"
-        builder = kind(plan, read, named, lambda name, rows, tokens: None)
-        source = builder.sources.train or builder.sources.tasks[0].train
-        segments_of, _ = builder.formatter(source)
-        for row in builder.rows_of(source):
-            made = row if isinstance(row, BadRow) else segments_of(row)
+        line = open_line(plan, opened.read, named, writes=False, has_tokenizer=has_tokenizer)
+        for row, made in reading_of(line, line.sources_of("train")[0]).formatted():
             if isinstance(made, list):
                 shown = show_row(
-                    builder,
+                    line,
                     row.place,  # type: ignore[union-attr]
                     made,
                     split="train",

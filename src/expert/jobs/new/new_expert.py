@@ -218,11 +218,11 @@ def _length(manifest: Path) -> LengthChoice | None:
     from expert.manifest.reader import read_manifest
     from expert.manifest.schema.manifest import BaseModelSpec
     from expert.planning.models.resolve import resolve_model
-    from expert.run.plan import plan as plan_job
+    from expert.run.open import open_run
 
     read = read_manifest(manifest)
-    made = plan_job(read, look=False)
-    known = measure_rows(read, made)
+    opened = open_run(read, data="unread")
+    known, made = measure_rows(opened), opened.plan
     shape = resolve_model(BaseModelSpec(name=made.model.name), read.folder).shape
     if known is None:
         return None

@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from expert.data.line import Line, Reading
     from expert.data.read.sources import Source
     from expert.data.records import BadRow, Row
-    from expert.manifest.reader import ReadManifest
-    from expert.planning.run_plan import RunPlan
-    from expert.run.prepare import Builder
+    from expert.run.open import Opened
 
 USUAL_LENGTHS = (512, 1024, 2048, 4096, 8192)
 """No shorter, so that rows which are added later have room: packing fills what is left over. No
@@ -145,48 +144,45 @@ def choose_length(known: RowLengths, *, context: int | None, splits: bool) -> Le
 # --- looking at the rows -------------------------------------------------------------------------
 
 
-def measure_rows(read: ReadManifest, plan: RunPlan) -> RowLengths | None:
+def measure_rows(opened: Opened) -> RowLengths | None:
     """Tokens of rows from all over the training files; None where no row can be used."""
     import numpy as np
 
-    builder = _builder(read, plan)
-    source = builder.sources.train or builder.sources.tasks[0].train
-    segments_of, _ = builder.formatter(source)
+    from expert.data.line import reading_of
+
+    line = _line(opened)
+    source = line.sources_of("train")[0]
+    reading = reading_of(line, source)
+    segments_of = reading.formatter()
     documents, weights = [], []
-    for row, weight in _drawn(source, builder):
+    for row, weight in _drawn(source, reading):
         made = segments_of(row)
         if isinstance(made, list):
             documents.append(made)
             weights.append(weight)
     if not documents:
         return None
-    found = _estimated(documents) if builder.encoder is None else _tokenised(documents, builder)
+    found = _tokenised(documents, line) if line.has_tokenizer else _estimated(documents)
     lengths, spans, owners = found
     return RowLengths(
-        lengths, spans, owners, np.asarray(weights, np.float64), builder.encoder is None
+        lengths, spans, owners, np.asarray(weights, np.float64), not line.has_tokenizer
     )
 
 
-def _builder(read: ReadManifest, plan: RunPlan) -> Builder:
-    from expert.jobs.datasets.showing import TextOnly
-    from expert.run.prepare import Builder
-    from expert.run.token_folders import named_sources
+def _line(opened: Opened) -> Line:
+    from expert.data.line import open_line
 
-    named = named_sources(read)
-
-    def quiet(name: str, rows: int, tokens: int) -> None:
-        """Nothing is prepared."""
-
+    plan, read, named = opened.plan, opened.read, opened.named
     # A tokenizer on the hub is not fetched for this.
     if plan.model.place != "hub" and Path(plan.model.location).is_dir():
         try:
-            return Builder(plan, read, named, quiet)
+            return open_line(plan, read, named, writes=False)
         except ExpertError:
             pass  # a folder without a tokenizer that can be read: training says so
-    return TextOnly(plan, read, named, quiet)
+    return open_line(plan, read, named, writes=False, has_tokenizer=False)
 
 
-def _drawn(source: Source, builder: Builder) -> list[tuple[Row, float]]:
+def _drawn(source: Source, reading: Reading) -> list[tuple[Row, float]]:
     """Good rows with how many others each stands for."""
     from expert.data.read.spread_rows import spread_rows
     from expert.data.records import Row
@@ -198,7 +194,7 @@ def _drawn(source: Source, builder: Builder) -> list[tuple[Row, float]]:
             for line in spread.drawn
             if isinstance(line.row, Row)
         ]
-    rows = islice(builder.rows_of(source), READ_AT_MOST)
+    rows = islice(reading.rows(), READ_AT_MOST)
     return [(row, 1.0) for row in _sample(rows) if isinstance(row, Row)]
 
 
@@ -216,10 +212,10 @@ def _sample(rows: Iterable[Row | BadRow]) -> list[Row | BadRow]:
     return kept
 
 
-def _tokenised(documents: Sequence[Any], builder: Builder) -> tuple[Any, Any, Any]:
+def _tokenised(documents: Sequence[Any], line: Line) -> tuple[Any, Any, Any]:
     import numpy as np
 
-    batch = builder.encoder.encode(documents)
+    batch = line.encoder.encode(documents)
     owners = np.repeat(np.arange(len(documents)), batch.span_counts // 2)
     return batch.lengths.astype(np.int64), batch.spans.reshape(-1, 2).astype(np.int64), owners
 
