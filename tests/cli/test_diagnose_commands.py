@@ -16,6 +16,7 @@ import pytest
 from expert.core.rundir import RunFolder
 from tests.insight.records import HEALTHY_STEP, PLAN, finished_events, step_events
 from tests.jobs.trained_runs import finished
+from tests.wording import wording
 
 BLOCKED = ("torch", "transformers", "pyarrow", "numpy", "peft", "tokenizers", "datasets")
 WITHOUT = f"""
@@ -57,11 +58,11 @@ def test_the_verdict_is_the_first_line(run, moved):
     assert lines[0].startswith("compute-bound: good. The CPU computes ")
     [update] = [number for number, line in enumerate(lines) if line.startswith("an update: ")]
     names = [line.split("  ")[1] for line in lines[update + 1 : update + 7]]
-    assert names[0].startswith("waiting for data")
-    assert "the run so far: " in ran.out
+    assert names[0].startswith(wording("waiting-for-data"))
+    assert wording("the-run-so-far") in ran.out
     [rates] = [line for line in lines if " tokens/s" in line and line.startswith("  ")]
     assert " samples/s" in rates
-    assert lines[-1].startswith(f"next: expert sample {moved} --prompt")
+    assert lines[-1].startswith(wording("next-expert-sample", moved=moved))
 
 
 def test_a_folder_of_runs_means_the_newest(run, tmp_path, moved):
@@ -84,12 +85,10 @@ def test_a_slow_feed_is_told_with_the_command_that_mends_it(run, tmp_path):
     feed = {"event": "feed", "step": 0, "kind": "late", "workers": 0}
     ran = run("diagnose", str(written(tmp_path / "run", finished_events(steps, feed))))
     assert ran.code == 0
-    assert ran.out.startswith("data-bound: the device computes ")
-    assert "gain to expect: pre-tokenise: 3.5x (1.1 s / 320 ms)" in ran.out
+    assert ran.out.startswith(wording("data-bound-the-device-computes"))
+    assert wording("gain-to-expect-pre-tokenise") in ran.out
     assert "! warning  tokenised-late" in ran.out
-    assert ran.out.endswith(
-        "next: expert train --manifest FILE --set training.config.tokenize=ahead\n"
-    )
+    assert ran.out.endswith(wording("next-expert-train-file"))
 
 
 def test_findings_with_errors_leave_the_exit_code_alone(run, tmp_path):
@@ -103,7 +102,7 @@ def test_findings_with_errors_leave_the_exit_code_alone(run, tmp_path):
 def test_a_run_whose_trainer_was_killed_is_told(run, tmp_path):
     ran = run("diagnose", str(written(tmp_path / "run", finished_events(step_events())[:-1])))
     assert "✗ error" in ran.out
-    assert "the trainer ended without a word" in ran.out
+    assert wording("trainer-ended-without-word") in ran.out
 
 
 def test_a_run_that_goes_on_is_diagnosed_as_it_stands(run, tmp_path):
@@ -111,16 +110,16 @@ def test_a_run_that_goes_on_is_diagnosed_as_it_stands(run, tmp_path):
     holder = {"pid": os.getpid(), "host": socket.gethostname()}
     RunFolder(folder).lock_file.write_text(json.dumps(holder), encoding="utf-8")
     ran = run("diagnose", str(folder))
-    assert ran.out.startswith("compute-bound: good. The GPU computes 100 % of an update's 299 ms")
+    assert ran.out.startswith(wording("compute-bound-good-gpu-computes"))
     assert "✗ error" not in ran.out
-    assert ran.out.endswith(f"next: expert watch {folder}\n")
+    assert ran.out.endswith(wording("next-expert-watch", folder=folder))
 
 
 def test_a_run_without_an_update_has_no_picture(run, tmp_path):
     events = [{"event": "started", "time": 1.0, "step": 0}]
     ran = run("diagnose", str(written(tmp_path / "run", events, plan={})))
     assert ran.code == 0
-    assert ran.out.startswith("unknown: no update was finished")
+    assert ran.out.startswith(wording("unknown-no-update-finished"))
     assert "an update:" not in ran.out
 
 
@@ -132,14 +131,14 @@ def test_damaged_files_are_counted_and_the_rest_is_judged(run, tmp_path):
     ran = run("diagnose", str(folder))
     assert ran.code == 0
     words = " ".join(ran.out.split())
-    assert "1 lines of events.jsonl cannot be read; plan.json is missing or damaged" in words
+    assert wording("lines-cannot-read-missing") in words
     assert f"{HEALTHY_STEP['tokens_per_second']:,.0f} tokens/s" in ran.out
 
 
 def test_a_folder_that_is_no_run_is_a_mistake_of_the_command_line(run, tmp_path):
     ran = run("diagnose", str(tmp_path / "nothing"))
     assert (ran.code, ran.out) == (2, "")
-    assert "there is no such folder" in ran.err
+    assert wording("no-such-folder") in ran.err
 
 
 def test_a_run_is_diagnosed_where_torch_is_not_installed(moved):

@@ -11,15 +11,17 @@ from pathlib import Path
 import pytest
 
 from expert.core.rundir import RunFolder
-from expert.jobs.resumable import command_of_run
 from expert.manifest.reader import read_manifest
 from expert.planning.machine.machine import describe_machine
-from expert.run.announce import started_facts
 from expert.run.open import open_run
+from expert.run.session.session import Start
+from expert.run.session.start import started_facts
+from expert.run.stored.resume_command import command_of_run
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import CORPUS, place
+from tests.wording import wording
 
-GO_ON = "go on with: expert "
+GO_ON = wording("go-on-with-expert")
 
 
 def killed(folder: Path) -> None:
@@ -51,7 +53,7 @@ def test_a_killed_run_is_gone_on_with_by_the_command_that_watch_and_diagnose_pri
     assert run("diagnose", str(folder)).out.count("--epochs 2") >= 1
     again = run(*command)
     assert again.code == 0, again.err
-    assert "resumed at step " in again.out
+    assert wording("resumed-at-step") in again.out
     assert (folder / "final").is_dir()
 
 
@@ -87,7 +89,7 @@ def test_a_run_with_settings_beside_its_text_is_gone_on_with_by_the_printed_comm
     command = shlex.split(printed.removeprefix(GO_ON))
     again = run(*command)
     assert again.code == 0, again.err
-    assert "resumed at step " in again.out
+    assert wording("resumed-at-step") in again.out
 
 
 def test_a_run_keeps_its_rows_a_step_on_a_machine_with_less_memory(run, tmp_path, monkeypatch):
@@ -135,7 +137,7 @@ def test_a_limit_of_the_cards_memory_is_asked_for_again_and_none_where_there_was
     on_cpu = replace(describe_machine(tmp_path), gpus=())
     for card, words in ({"gpu": "rtx-4090"}, " --vram '8 GB'"), ({"machine": on_cpu}, ""):
         planned = open_run(read, data="unread", **card).plan
-        facts = started_facts(folder, planned, str(file), ("8 GB", False))
+        facts = started_facts(folder, planned, Start(source=str(file), vram="8 GB"))
         command = f"expert train --manifest {file}{words} --resume {folder.path}"
         assert command_of_run(folder, {"event": "started", **facts}) == command
 

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from expert.cli.asked_manifest import asked_manifest, flag_overrides
-from expert.cli.train import _say_stopping
+from expert.cli.options import asked_manifest, flag_overrides
+from expert.cli.train import _show_stopping
 from expert.core.interrupts import Interrupted
-from expert.jobs.resumable import command_to_go_on, with_resume_value
-from expert.jobs.train import RunResult
+from expert.run.session.finish import RunResult
+from expert.run.stored.resume_command import command_to_go_on, with_resume_value
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.test_watching import a_run
 from tests.jobs.trained_runs import CORPUS, finished, place
+from tests.wording import wording
 
 SMALL = (
     *("--set", 'base_models[0].architecture={"layers": 1, "heads": 1, "width": 8}'),
@@ -46,9 +47,9 @@ def test_a_run_is_shown_in_plain_lines_and_ends_with_what_to_do_next(run, expert
     ran = run("train", "--manifest", str(expert), "--device", "cpu")
     assert (ran.code, ran.err) == (0, "")
     lines = ran.out.splitlines()
-    assert lines[0] == "reading the data …"
+    assert lines[0] == wording("reading-the-data")
     assert lines[1].startswith("demo: ")
-    assert "loading the model …" in lines
+    assert wording("loading-model") in lines
     assert any(line.startswith("step 2/2  loss ") for line in lines)
     [folder] = (expert.parent / "runs").iterdir()
     assert lines[-4:] == [
@@ -72,7 +73,7 @@ def test_a_run_whose_reader_left_the_pipe_goes_on_to_its_end(expert):
 def test_a_run_whose_log_cannot_be_written_goes_on_to_its_end(expert):
     command = f"{sys.executable} -m expert train -m {expert} --device cpu > /dev/full"
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    told = "output: No space left on device: nothing more is shown, the run goes on\n"
+    told = wording("output-no-space-left")
     assert (ran.returncode, ran.stderr) == (0, told)
     [folder] = (expert.parent / "runs").iterdir()
     assert (folder / "final" / "DONE").is_file()
@@ -99,7 +100,7 @@ def test_a_run_on_plain_text_ends_with_the_command_that_continues_one(run, tmp_p
     assert ran.code == 0, ran.err
     [folder] = (path.parent / "runs").iterdir()
     assert ran.out.splitlines()[-2:] == [
-        f'next: expert sample {folder} --prompt "…"',
+        wording("next-expert-sample-prompt", folder=folder),
         f"      expert export {folder} --to FOLDER",
     ]
 
@@ -112,7 +113,7 @@ def test_without_a_manifest_a_text_trains_the_character_model(run, tmp_path, mon
     [folder] = (tmp_path / "runs").iterdir()
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["name"] == "char-fox"
-    assert ran.out.splitlines()[-2] == f'next: expert sample runs/{folder.name} --prompt "…"'
+    assert ran.out.splitlines()[-2] == wording("next-expert-sample-runs", name=folder.name)
     assert manifest["base_models"][0]["name"] == "char-gpt"
     assert manifest["training"]["dataset"]["path"] == str(tmp_path / "fox.txt")
     assert (folder / "final" / "vocabulary.json").is_file()
@@ -139,7 +140,7 @@ def test_settings_beside_a_text_that_is_trained_by_its_name_are_used(run, tmp_pa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.yaml").write_text(SEED, encoding="utf-8")
     ran = run("train", "--dataset", "shakespeare", "--dry-run", "--json", "--device", "cpu")
-    assert "settings are those of config.yaml in this folder" in ran.err
+    assert wording("settings-those-in-folder") in ran.err
     plan = json.loads(ran.out)["plan"]
     assert plan["expert"] == "char-shakespeare"
     assert plan["model"]["name"] == "char-gpt"
@@ -165,16 +166,16 @@ def test_the_example_beside_another_text_keeps_all_but_the_text(run, tmp_path, m
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("title: my site\ntheme: dark\n", "it has no section 'training'"),
+        ("title: my site\ntheme: dark\n", wording("has-no-section-training")),
         ("base_model: tiny\ntraining: {dataset: {path: rows.jsonl}}\n", "it trains tiny"),
-        ("- just\n- a list\n", "expected an object"),
+        ("- just\n- a list\n", wording("expected-an-object")),
     ],
 )
 def test_settings_of_something_else_are_said_not_to_be_used(run, tmp_path, monkeypatch, text, why):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     ran = run("train", "--dataset", "shakespeare", "--dry-run", "--json", "--device", "cpu")
-    assert "config.yaml of this folder is not used: " in ran.err
+    assert wording("folder-not-used") in ran.err
     assert why in ran.err
     assert json.loads(ran.out)["plan"]["expert"] == "char-shakespeare"
 
@@ -185,7 +186,7 @@ def test_a_slip_in_the_settings_beside_is_an_error(run, tmp_path, monkeypatch):
     ran = run("train", "--dataset", "shakespeare", "--dry-run", "--device", "cpu")
     assert ran.code == 2
     assert "config.yaml" in ran.err
-    assert "did you mean 'batch_size'?" in ran.err
+    assert wording("did-you-mean-batch") in ran.err
 
 
 def flags(**given: Any) -> list[str]:
@@ -234,7 +235,7 @@ def test_the_exit_code_is_that_of_the_run_and_going_on_is_explained(run, expert,
     monkeypatch.setattr("expert.jobs.train.train", lambda read, **more: stopped)
     ran = run("train", "-m", str(expert), "--device", "cpu")
     assert ran.code == 143
-    told = f"go on with: expert train -m {expert} --device cpu --resume runs/a\n"
+    told = wording("go-on-with", expert=expert)
     assert ran.out.endswith(told)
     again = run("train", "-m", str(expert), "--resume", "--device", "cpu")
     assert again.out.endswith(told)
@@ -269,7 +270,9 @@ def test_resume_alone_goes_on_with_the_newest_run_and_says_from_where(run, tmp_p
     shutil.rmtree(folder / "checkpoints" / "step-000006")
     ran = run("train", "-m", str(home / "manifest.json"), "--resume", "--device", "cpu")
     assert ran.code == 0, ran.err
-    assert f"resumed at step 3 from {folder / 'checkpoints' / 'step-000003'}\n" in ran.out
+    assert (
+        wording("resumed-at-step-3", step_000003=folder / "checkpoints" / "step-000003") in ran.out
+    )
     assert (folder / "final").is_dir()
     assert len(list((home / "runs").iterdir())) == 1
 
@@ -302,9 +305,7 @@ def test_a_dry_run_shows_plan_and_data_and_writes_nothing(run, expert, tmp_path)
     assert f"  prepared tokens: {expert.parent / 'datasets_optimized' / 'demo'} (none yet)" in (
         ran.out
     )
-    assert ran.out.endswith(
-        f"the run would make a folder in {expert.parent / 'runs'}; nothing was written\n"
-    )
+    assert ran.out.endswith(wording("run-would-make-folder", runs=expert.parent / "runs"))
     found = json.loads(run("train", "-m", str(expert), "--dry-run", "--json").out)
     assert found["plan"]["expert"] == "demo"
     assert found["data"]["sources"][0]["files"] == [str(rows)]
@@ -316,9 +317,9 @@ def test_a_dry_run_of_resuming_names_the_run(run, expert):
     asked = ("train", "-m", str(expert), "--dry-run", "--device", "cpu", "--resume")
     ran = run(*asked)
     assert ran.code == 2
-    assert "--resume: there is no run of demo under" in ran.err
+    assert wording("no-run-demo-under") in ran.err
     folder = a_run(expert.parent / "runs" / "demo-20260101-000000").path
-    assert f"the run would go on with {folder}; nothing was written\n" in run(*asked).out
+    assert wording("run-would-go-on", folder=folder) in run(*asked).out
 
 
 def test_a_dry_run_that_does_not_fit_exits_with_3(run, tmp_path):
@@ -327,14 +328,14 @@ def test_a_dry_run_that_does_not_fit_exits_with_3(run, tmp_path):
     file.write_text("base_model: microsoft/phi-4\ndataset: a.jsonl\n", encoding="utf-8")
     ran = run("train", "-m", str(file), "--dry-run", "--vram", "2GB")
     assert ran.code == 3
-    assert "✗ does not fit" in ran.out
+    assert wording("does-not-fit-2") in ran.out
 
 
 def test_a_file_that_is_missing_is_told_by_a_dry_run_too(run, expert):
     (expert.parent / "train.jsonl").unlink()
     ran = run("train", "-m", str(expert), "--dry-run", "--device", "cpu")
     assert ran.code == 2
-    assert "train.jsonl: there is no " in ran.err
+    assert wording("train-jsonl-there-is") in ran.err
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -343,22 +344,19 @@ def test_a_file_that_is_missing_is_told_by_a_dry_run_too(run, expert):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ((), "nothing to train is named  (expert train --manifest FILE; or a text"),
-        (("--dataset", "rows.jsonl"), "--dataset rows.jsonl: without a manifest the built-in"),
-        (("--dataset", "nowhere.txt"), "--dataset nowhere.txt: there is no such file"),
-        (("--manifest", "nowhere.json"), "nowhere.json: 1 problem\n  - no such file"),
+        ((), wording("nothing-to-train-named")),
+        (("--dataset", "rows.jsonl"), wording("dataset-rows-jsonl-without")),
+        (("--dataset", "nowhere.txt"), wording("dataset-nowhere-txt-there")),
+        (("--manifest", "nowhere.json"), wording("problem-no-such")),
         (
             ("--dataset", "shakespeare", "--resume", "runs/nowhere"),
-            "--resume runs/nowhere: there is no such folder",
+            wording("resume-runs-nowhere-there"),
         ),
         (
             ("--dataset", "shakespeare", "--device", "cpu", "--vram", "8GB"),
-            "--vram: limits the memory of a card, and device is cpu",
+            wording("limits-memory-card-device"),
         ),
-        (
-            ("--dataset", "shakespeare", "--device", "cuda"),
-            "device: cuda was asked for, and no GPU was found",
-        ),
+        (("--dataset", "shakespeare", "--device", "cuda"), wording("device-cuda-asked-for")),
         (("--dataset", "shakespeare", "--epochs", "-1"), "training.config.epochs"),
     ],
     ids=lambda value: "" if isinstance(value, tuple) else value[:30],
@@ -376,7 +374,7 @@ def test_a_mistake_is_told_in_words_with_exit_code_2(run, arguments, text, monke
 
 def test_the_help_says_what_exit_codes_mean(run):
     text = " ".join(run("train", "--help").out.split())
-    assert "4 the run could not go on; 75 no room for a checkpoint; 130 stopped" in text
+    assert wording("run-could-not-go") in text
 
 
 @pytest.mark.parametrize(("flags", "allowed"), [((), False), (("--allow-remote-code",), True)])
@@ -433,10 +431,7 @@ def test_a_key_is_set_once_in_the_command_that_goes_on(given, key, words):
     assert command == f"expert train {words} --resume runs/a"
 
 
-NO_RUN = (
-    "stopped by Ctrl-C before the first update: no run was begun; what is prepared of the data "
-    "stays so; the same command goes on from there\n"
-)
+NO_RUN = wording("stopped-by-ctrl-c-before")
 
 
 def test_ctrl_c_before_the_first_update_says_so_and_leaves_no_folder(run, expert, monkeypatch):
@@ -444,7 +439,7 @@ def test_ctrl_c_before_the_first_update_says_so_and_leaves_no_folder(run, expert
         assert list((expert.parent / "runs").iterdir())
         raise Interrupted(signal.SIGINT)
 
-    monkeypatch.setattr("expert.run.session.Session.__init__", interrupted)
+    monkeypatch.setattr("expert.run.session.session.Session.__init__", interrupted)
     ran = run("train", "-m", str(expert), "--device", "cpu")
     assert ran.code == 130
     assert ran.out.endswith(NO_RUN)
@@ -461,7 +456,7 @@ def test_ctrl_c_after_tensorboard_s_log_was_opened_leaves_no_folder_either(
         assert self.folder.tensorboard.is_dir()
         raise Interrupted(signal.SIGINT)
 
-    monkeypatch.setattr("expert.run.session.Session.__enter__", interrupted)
+    monkeypatch.setattr("expert.run.session.session.Session.__enter__", interrupted)
     wanted = 'training.config.trackers=["tensorboard"]'
     ran = run("train", "-m", str(expert), "--device", "cpu", "--set", wanted)
     assert ran.code == 130, ran.err
@@ -471,5 +466,5 @@ def test_ctrl_c_after_tensorboard_s_log_was_opened_leaves_no_folder_either(
 
 
 def test_a_signal_is_acknowledged_past_the_buffers_of_python(capfd):
-    _say_stopping()
-    assert capfd.readouterr().err == "stopping after this update; once more to stop now\n"
+    _show_stopping()
+    assert capfd.readouterr().err == wording("stopping-after-update-once")

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from expert.core.process import Child, how_it_ended
+from tests.wording import wording
 
 PATIENCE = 60.0
 
@@ -99,7 +100,11 @@ def test_what_it_started_ends_with_it(begun):
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(0, "ended with code 0"), (-9, "was ended by SIGKILL"), (-250, "was ended by signal 250")],
+    [
+        (0, wording("ended-with-code")),
+        (-9, wording("was-ended-by-sigkill")),
+        (-250, wording("was-ended-by-signal")),
+    ],
 )
 def test_an_end_in_words(code, words):
     assert how_it_ended(code) == words

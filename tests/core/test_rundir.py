@@ -19,6 +19,7 @@ from expert.core import rundir
 from expert.core.errors import EXIT_USAGE
 from expert.core.rundir import RunFolder, RunFolderError, RunInUse, latest_run, named_manifest
 from tests.core.forking import fork, in_child
+from tests.wording import wording
 
 NOON = time.mktime((2026, 5, 4, 12, 0, 0, 0, 0, -1))
 
@@ -61,7 +62,7 @@ def test_a_name_never_leaves_the_folder(tmp_path: Path, expert: str, name: str):
 
 def test_a_place_where_nothing_can_be_made_is_told(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match=r"no run folder can be made here: .+training\.config"):
+    with pytest.raises(RunFolderError, match=wording("no-run-folder-can")):
         RunFolder.create(tmp_path / "file" / "runs", "sql")
 
 
@@ -82,9 +83,9 @@ def test_the_places_in_it_are_those_of_the_architecture(run: RunFolder):
 
 
 def test_opening_wants_the_plan_of_a_run(tmp_path: Path, run: RunFolder):
-    with pytest.raises(RunFolderError, match=r"none: there is no such folder  \(name"):
+    with pytest.raises(RunFolderError, match=wording("none-no-such-folder")):
         RunFolder.open(tmp_path / "none")
-    with pytest.raises(RunFolderError, match=r"is no run folder, it has no plan\.json  \(name"):
+    with pytest.raises(RunFolderError, match=wording("no-run-folder-has")):
         RunFolder.open(run.path)
     run.write_json("plan.json", {})
     assert RunFolder.open(run.path) == run
@@ -138,8 +139,8 @@ def test_two_trainers_cannot_use_one_folder_and_the_holder_is_named(run: RunFold
         code, text = in_child(second)
         assert code == 1
         assert f"RunInUse: {run.path}" in text.splitlines()[-1].replace("expert.core.rundir.", "")
-        assert f"is in use by process {os.getpid()} on " in text
-        assert f"(stop that one first; if it is surely gone, remove {run.lock_file})" in text
+        assert wording("in-use-by-process", pid=os.getpid()) in text
+        assert wording("stop-one-first-if", lock_file=run.lock_file) in text
         with pytest.raises(RunInUse, match=f"process {os.getpid()} on"), run.locked():
             pass
     assert in_child(second)[0] == 0
@@ -220,7 +221,7 @@ def test_the_systems_lock_counts_before_the_holder_has_written_its_name(
     monkeypatch.setattr(rundir, "NAMING_WAIT_SECONDS", 0.0)
     with run.lock_file.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(RunInUse, match="is in use by another  "), run.locked():
+        with pytest.raises(RunInUse, match=wording("in-use-by-another")), run.locked():
             pass
     with run.locked() as previous:
         assert previous is None
@@ -291,12 +292,12 @@ def test_a_lock_file_that_says_nothing_is_free(run: RunFolder, content: str):
 def test_a_folder_that_cannot_be_written_is_told(run: RunFolder, tmp_path: Path):
     run.lock_file.mkdir()
     with (
-        pytest.raises(RunFolderError, match=r"cannot be written: Is a directory  \("),
+        pytest.raises(RunFolderError, match=wording("cannot-written-directory")),
         run.locked(),
     ):
         pass
     gone = RunFolder(tmp_path / "none")
-    with pytest.raises(RunFolderError, match="there is no such folder"), gone.locked():
+    with pytest.raises(RunFolderError, match=wording("no-such-folder")), gone.locked():
         pass
 
 

@@ -11,6 +11,7 @@ import pytest
 from expert.data.examples.formats import example_of
 from expert.data.records import BadRow, Example, Row
 from tests.data.examples import understand
+from tests.wording import wording
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 REAL_FILES = (
@@ -46,7 +47,7 @@ def real_examples(name: str) -> Iterator[tuple[Row, Example]]:
         example = example_of(row, columns)
         if (name, row.line) in REAL_EMPTY_ANSWERS:
             assert isinstance(example, BadRow)
-            assert example.reason == "column 'output': the answer is empty"
+            assert example.reason == wording("column-output-answer-empty")
             continue
         assert isinstance(example, Example), example
         yield row, example

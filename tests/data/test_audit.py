@@ -32,6 +32,7 @@ from expert.data.inspect.audit import (
 from expert.data.records import BadRow, Example, Segment, Turn
 from expert.data.tokens.encoder import EncodedBatch
 from tests.data.tokenizers import small_encoder
+from tests.wording import wording
 
 
 def talk(request: str, answer: str, system: str = "") -> Example:
@@ -92,13 +93,13 @@ def test_clean_texts_have_no_markers():
 @pytest.mark.parametrize(
     ("reason", "empty"),
     [
-        ("column 'output': the answer is empty", True),
+        (wording("column-output-answer-empty"), True),
         ("turn 2 (assistant) is empty", True),
-        ("there is no assistant turn", True),
+        (wording("no-assistant-turn"), True),
         ("column 'output' is null", True),
         ("column 'input' is null", False),
         ("turn 1 (user) is empty", False),
-        ("column 'instruction': the request is empty", False),
+        (wording("column-instruction-request-empty"), False),
     ],
 )
 def test_an_empty_answer_is_told_from_other_faults(reason, empty):
@@ -204,11 +205,11 @@ def test_a_split_warns_of_everything_a_person_should_look_at():
     split.leaks = leaks(train, documents)
     split.lengths = length_summary(documents, room=0)
     assert split.warnings() == [
-        "test: 1 row without an answer",
+        wording("test-row-without-answer"),
         "test: template remnant [INST] in 1 example: t:5",
-        "test: 1 example also earlier in the split",
+        wording("test-example-also-earlier"),
         "  t:2 repeats t:1",
-        "test: 2 examples also in train (same prompt and answer)",
+        wording("test-examples-also-in"),
         "  t:1 repeats train:1",
         "  t:2 repeats train:1",
         "test: 2 examples longer than max_seq_length: 2 tokens (100.0%) are lost",
@@ -256,4 +257,4 @@ def test_placeholders_are_warned_about_each_with_its_places():
 def test_plain_text_that_is_a_conversation_is_warned_about(text, told):
     split = SplitReport("train")
     split.note_remnants(Example(text=text), "rows:1")
-    assert any("written as a conversation" in line for line in split.warnings()) == told
+    assert any(wording("written-as-a-conversation") in line for line in split.warnings()) == told

@@ -15,6 +15,7 @@ from expert.data.pack.pack import pack_none
 from expert.data.records import BadRow, DataError, Row, Segment
 from expert.data.tokens.documents import DocumentStore, write_dataset_files, write_shard
 from expert.data.tokens.encoder import CharacterEncoder
+from tests.wording import wording
 
 LINES = [f"line {number}: {'la ' * (number % 7)}" for number in range(23)]
 ENCODER = CharacterEncoder("".join(LINES) + "?")
@@ -143,5 +144,5 @@ def test_a_bad_row_met_late_is_named():
         length=LENGTH,
         pad_id=0,
     )
-    with pytest.raises(DataError, match=r"lines\.txt:3: cannot be used"):
+    with pytest.raises(DataError, match=wording("cannot-be-used")):
         late[2]

@@ -20,6 +20,7 @@ from tests.insight.pages import (
     words_of,
     write_run,
 )
+from tests.wording import wording
 
 
 def test_a_run_with_one_update_has_its_figures(tmp_path: Path):
@@ -30,14 +31,14 @@ def test_a_run_with_one_update_has_its_figures(tmp_path: Path):
 
 def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", [started()]))
-    assert "No update was logged" in words_of(page)
-    assert (page.kind, page.verdict) == ("killed", "The run ended before its first step.")
+    assert wording("no-update-was-logged") in words_of(page)
+    assert (page.kind, page.verdict) == ("killed", wording("run-ended-before-first"))
     assert "Speed: unknown." in page.reasons
 
 
 def test_a_killed_run_says_so(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", usual()[:-1]))
-    assert "ended without a word" in page.reasons
+    assert wording("ended-without-a-word") in page.reasons
     assert page.tone == "error"
 
 
@@ -49,8 +50,8 @@ def test_damaged_files_are_told_and_the_rest_is_shown(tmp_path: Path):
     page = page_of(run)
     text = words_of(page)
     assert "2 lines of events.jsonl are damaged" in text
-    assert "plan.json is missing or damaged" in text
-    assert "environment.json is missing or damaged" in text
+    assert wording("is-missing-or-damaged") in text
+    assert wording("missing-damaged") in text
     assert "loss" in figures_of(page)
 
 

@@ -19,9 +19,10 @@ from expert.jobs.sample.sample import sample
 from expert.jobs.validate.validate import validate
 from expert.planning.run_plan import RunPlan
 from expert.run.open import plan
-from expert.run.trained import AnotherBase
+from expert.run.stored.load import AnotherBase
 from expert.training.checkpoint import CheckpointError
 from tests.jobs.runs import base_model, events_of, run, write_expert
+from tests.wording import wording
 
 
 @pytest.mark.parametrize("packing", [True, False])
@@ -57,7 +58,7 @@ def test_an_adapter_of_tiny_takes_its_base_along_from_wherever_the_run_came(tmp_
     told = json.loads((out / "adapter_config.json").read_text(encoding="utf-8"))
     assert told == {**settings, "base_model_name_or_path": "tiny"}
     card = (out / "README.md").read_text(encoding="utf-8")
-    assert "| base | tiny, which comes with Expert, quantization none |" in card
+    assert wording("base-tiny-comes-with") in card
     assert theirs not in card
     assert str(here) not in card
     weights = (out / "base" / "model.safetensors").read_bytes()
@@ -109,12 +110,12 @@ def test_what_was_learnt_upon_another_tiny_is_not_used(tiny, tmp_path):
         lambda: export(folder, tmp_path / "out", device="cpu"),
     ]
     for use in uses:
-        with pytest.raises(AnotherBase, match=r"was trained on another `tiny` \(.*train it again"):
+        with pytest.raises(AnotherBase, match=wording("trained-on-another-tiny")):
             use()
     forget_the_weights(folder)
-    assert "does not tell which `tiny`" in sample(folder, ["a"], device="cpu", seed=0).notes[-1]
+    assert wording("does-not-tell-tiny") in sample(folder, ["a"], device="cpu", seed=0).notes[-1]
     done = export(folder, tmp_path / "out", device="cpu")
-    assert "does not tell which `tiny`" in done.warnings()[0]
+    assert wording("does-not-tell-tiny") in done.warnings()[0]
 
 
 def test_a_run_does_not_go_on_upon_another_tiny(tiny, tmp_path):

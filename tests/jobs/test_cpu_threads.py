@@ -11,9 +11,10 @@ from itertools import count
 import pytest
 import torch
 
-from expert.run.cpu_threads import look_for_threads
+from expert.run.session.start import look_for_threads
 from expert.telemetry.cpu import CpuSampler, Neighbours, cores_seen
 from tests.jobs.runs import base_model, events_of, run, write_expert
+from tests.wording import wording
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_a_resumed_run_computes_with_the_threads_it_began_with(tmp_path, free_to
         folder = run(manifest).folder
     run(manifest, resume=str(folder / "checkpoints" / "step-000001"))
     told = events_of(folder, "threads")[-1]
-    assert (told["threads"], told["because"]) == (1, "as the run began")
+    assert (told["threads"], told["because"]) == (1, wording("as-the-run-began"))
     assert (told["kept"], told["own"]) == (True, 2)
 
 
@@ -110,4 +111,4 @@ def test_a_run_names_who_takes_its_cores_and_its_diagnosis_too(tmp_path, monkeyp
     found = diagnose_run(folder)
     assert "good" not in found.verdict.sentence
     [busy] = [finding for finding in found.findings if finding.name == "busy-cores"]
-    assert "(80 %), most of all rustc (pid 7, " in busy.evidence
+    assert wording("most-all-rustc-pid") in busy.evidence

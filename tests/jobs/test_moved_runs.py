@@ -14,11 +14,12 @@ from expert.jobs.export.export import export
 from expert.jobs.report import report
 from expert.jobs.sample.sample import sample
 from expert.jobs.validate.validate import validate
-from expert.run.follow import run_status
-from expert.run.locate import find_trained
-from expert.run.trained import read_plan
+from expert.run.stored.load import read_plan
+from expert.run.stored.locate import find_trained
+from expert.run.stored.status import run_status
 from tests.jobs.runs import base_model, plan_of, run, write_expert
 from tests.jobs.trained_runs import place
+from tests.wording import wording
 
 
 @pytest.fixture
@@ -41,10 +42,10 @@ def judged_from(cwd: Path, expert: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(cwd)
     before = everything(cwd)
     done = validate(expert, device="cpu", min_accuracy=0.0)
-    assert done.test_set == "rows held out of train.jsonl"
+    assert done.test_set == wording("rows-held-out-of")
     assert sample(find_trained(expert).path, ["say red 1"], device="cpu")
     made = report(find_trained(expert).path)
-    assert "no longer there" not in made.markdown.read_text(encoding="utf-8")
+    assert wording("no-longer-there") not in made.markdown.read_text(encoding="utf-8")
     new = {Path(path).name for path in everything(cwd) - before}
     new = {name for name in new if not name.endswith(".verified")}  # hashed once for every state
     assert new <= {"validation.json", "report.html", "report.md"}

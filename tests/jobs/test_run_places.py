@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from expert.core.rundir import RunFolderError
-from expert.run.locate import find_expert, find_trained
+from expert.run.stored.locate import find_expert, find_trained
+from tests.wording import wording
 
 
 def _started(folder: Path) -> Path:
@@ -61,12 +62,12 @@ def test_a_run_of_another_expert_is_found_beside_a_manifest_but_not_taken_for_it
 
 def test_an_expert_without_a_run_is_told_how_to_train_it(tmp_path):
     expert = expert_folder(tmp_path / "demo")
-    with pytest.raises(RunFolderError, match=r"no run of demo under .*expert train --manifest"):
+    with pytest.raises(RunFolderError, match=wording("no-run-demo")):
         find_trained(expert)
 
 
 def test_a_run_without_a_plan_is_not_taken_for_an_expert(tmp_path):
     damaged = expert_folder(tmp_path / "demo-20260101-000000")
     (damaged / "events.jsonl").write_text("", encoding="utf-8")
-    with pytest.raises(RunFolderError, match=r"is no run folder, it has no plan\.json"):
+    with pytest.raises(RunFolderError, match=wording("no-run-folder")):
         find_trained(damaged)

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from expert.planning.memory.measurements import measurements_file, read_rates
-from expert.run import run_rate
+from expert.planning.measurements import measurements_file, read_rates
 from expert.run.open import plan
-from expert.run.run_rate import LEAST_SECONDS, LEAST_UPDATES, settled_rate
+from expert.run.session import run_rate
+from expert.run.session.run_rate import LEAST_SECONDS, LEAST_UPDATES, settled_rate
 from tests.insight.records import CPU, evidence, finished_events, planned, record, step_events
 from tests.jobs.runs import base_model, events_of, run, write_expert
+from tests.wording import wording
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def test_a_run_that_cannot_be_remembered_ends_well_and_says_so(tmp_path, monkeyp
     done = run(write_expert(tmp_path, base_model(tmp_path), {"epochs": 5}))
     assert done.final is not None
     told = [event["text"] for event in events_of(done.folder, "warning")]
-    assert [text for text in told if text.startswith("the rate was not remembered: ")]
+    assert [text for text in told if text.startswith(wording("rate-not-remembered"))]
 
 
 def reached(*others: dict[str, Any], on_cpu: bool = False, **changes: Any) -> float | None:

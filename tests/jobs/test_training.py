@@ -10,8 +10,9 @@ import pytest
 from safetensors.torch import load_file
 
 from expert.core.publish import damage
-from expert.telemetry.ahead import Ahead
+from expert.telemetry.meter import Ahead
 from tests.jobs.runs import base_model, events_of, losses_of, run, weights_of, write_expert
+from tests.wording import wording
 
 
 @pytest.fixture(scope="module")
@@ -150,11 +151,7 @@ def test_the_best_checkpoint_is_what_the_run_leaves(base, tmp_path):
 
 
 def test_the_last_validation_loss_may_be_from_before_a_resume(tmp_path):
-    from types import SimpleNamespace
-    from typing import cast
-
-    from expert.run.ending import last_eval_loss
-    from expert.run.session import Session
+    from expert.run.session.finish import recorded_eval_loss
     from tests.jobs.test_watching import a_run
 
     evals = [
@@ -162,8 +159,7 @@ def test_the_last_validation_loss_may_be_from_before_a_resume(tmp_path):
         {"event": "eval", "step": 3, "split": "test", "loss": 9.0},
     ]
     folder = a_run(tmp_path / "r", *evals)
-    session = SimpleNamespace(last_eval=None, evaluates=True, folder=folder)
-    assert last_eval_loss(cast(Session, session)) == 1.5
+    assert recorded_eval_loss(folder) == 1.5
 
 
 def test_a_changed_run_is_not_resumed_without_being_told_to(whole, tmp_path):
@@ -187,7 +183,7 @@ def test_a_best_checkpoint_that_is_damaged_is_told_and_the_last_weights_are_kept
     assert done.exit_code == 0
     assert events_of(done.folder, "took_best") == []
     told = [event["text"] for event in events_of(done.folder, "warning")]
-    assert any("the best cannot be had" in text for text in told)
+    assert any(wording("best-cannot-had") in text for text in told)
     assert damage(done.folder / "final") == ""
 
 
@@ -195,8 +191,8 @@ def test_a_run_says_once_that_its_validation_rows_are_learnt_as_well(base, tmp_p
     rows = [{"instruction": f"say {n % 2}", "response": str(n % 2)} for n in range(40)]
     done = run(write_expert(tmp_path, base, {"epochs": 1}, rows=rows))
     told = [event["text"] for event in events_of(done.folder, "warning")]
-    (doubt,) = [text for text in told if "the rows repeat so much" in text]
-    assert "4 of 4 rows held out for validation are learnt as well" in doubt
+    (doubt,) = [text for text in told if wording("rows-repeat-much") in text]
+    assert wording("rows-held-out-for") in doubt
 
 
 def test_the_test_rows_are_told_with_the_update_whose_weights_they_judge(base, tmp_path):

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from expert.jobs.train import RunFailed
 from expert.model import load as model_load
 from expert.model.attention import KernelUnavailable
 from expert.model.load import LoadedModel
-from expert.parallel.engine import SingleDevice
-from expert.run import evaluate as judging
+from expert.parallel.single_device import SingleDevice
+from expert.run.session import evaluate as judging
+from expert.run.session.failures import RunFailed
 from expert.telemetry.late import LateNumbers
 from expert.training import optim
 from expert.training import recorder as recorder_module
@@ -29,6 +29,7 @@ from tests.jobs.runs import (
     weights_of,
     write_expert,
 )
+from tests.wording import wording
 
 # Four sequences make an update; dropout is on, so that equal losses mean equal random numbers.
 SETTINGS = {
@@ -138,7 +139,7 @@ def test_a_fallback_is_part_of_the_checkpoint(whole, base, tmp_path, monkeypatch
     assert plan_of(done.folder)["batch"]["micro_batch"] == 1
     decisions = {each["path"]: each for each in plan_of(done.folder)["decisions"]}
     assert decisions["batch.micro_batch"]["source"] == "fallback"
-    assert "out of memory in training" in decisions["batch.micro_batch"]["because"]
+    assert wording("out-memory-in-training") in decisions["batch.micro_batch"]["because"]
     rest = {step: loss for step, loss in losses_of(folder).items() if step > 4}
     assert losses_of(done.folder) == rest
 
@@ -164,7 +165,7 @@ def test_blocks_are_recomputed_where_one_sequence_does_not_fit(base, halved, tmp
 
 def test_a_model_that_never_fits_ends_with_a_sentence_and_a_code(base, tmp_path, monkeypatch):
     inject(monkeypatch, out_of_memory_above(0))
-    with pytest.raises(RunFailed, match="out of memory in training with one sequence at a time"):
+    with pytest.raises(RunFailed, match=wording("out-memory-in")):
         run(write_expert(tmp_path, base, SETTINGS))
     assert RunFailed.exit_code == 4
     folder = next((tmp_path / "runs").iterdir())
@@ -185,7 +186,7 @@ def test_an_update_torn_by_missing_memory_is_taken_again_from_a_checkpoint(
             raise no_room()
         return update(self, **settings)
 
-    monkeypatch.setattr(OptimizerLearner, "update", torn)
+    monkeypatch.setattr(OptimizerLearner, "step", torn)
     settings = SETTINGS | {"save_steps": 2, "evaluation_strategy": "no"}
     done = run(write_expert(tmp_path, base, settings))
     steps = [event["step"] for event in events_of(done.folder, "step")]
@@ -226,7 +227,7 @@ def test_an_evaluation_that_never_fits_ends_with_a_sentence(base, tmp_path, monk
         raise no_room()
 
     monkeypatch.setattr(LoadedModel, "evaluate", never)
-    with pytest.raises(RunFailed, match="out of memory in evaluation with one sequence at a time"):
+    with pytest.raises(RunFailed, match=wording("out-memory-in-evaluation")):
         run(write_expert(tmp_path, base, SETTINGS))
 
 
@@ -246,7 +247,7 @@ def test_the_widest_batch_is_tried_before_the_first_update(base, tmp_path, monke
         done = run(write_expert(tmp_path / "faulty", base, settings))
     assert fallbacks(done.folder) == [{"batch.micro_batch": 4, "batch.accumulation": 2}]
     assert events_of(done.folder, "fell_back")[0]["step"] == 0
-    assert "out of memory in probe" in events_of(done.folder, "fell_back")[0]["reason"]
+    assert wording("out-memory-in-probe") in events_of(done.folder, "fell_back")[0]["reason"]
     tried = [width for update, width in widths if update is None]
     assert tried == [max(width for _, width in widths)] * 2
     began = run(write_expert(tmp_path / "began", base, settings | {"micro_batch_size": 4}))
@@ -264,7 +265,7 @@ def test_packed_batches_that_vary_in_width_are_tried_at_their_widest(base, tmp_p
     plain = run(write_expert(tmp_path / "plain", base, settings))
     with monkeypatch.context() as patch:
         inject(patch, seen)
-        patch.setattr(judging, "varies_in_width", lambda session: True)
+        patch.setattr(judging, "varies_in_width", lambda *_: True)
         done = run(write_expert(tmp_path / "tried", base, settings))
     tried = [width for update, width in widths if update is None]
     assert tried == [plan_of(done.folder)["data"]["sequence_length"]]

@@ -17,7 +17,7 @@ import torch
 from expert.core.publish import damage
 from expert.core.rundir import RunFolder, RunInUse
 from expert.model import load
-from expert.run import checkpoints
+from expert.run.session import checkpoints
 from expert.training import checkpoint
 from expert.training.checkpoint import CheckpointError, DiskFull
 from expert.training.state import TrainState
@@ -33,6 +33,7 @@ from tests.jobs.runs import (
     weights_of,
     write_expert,
 )
+from tests.wording import wording
 
 SETTINGS = {
     "epochs": 1,
@@ -78,7 +79,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(whole):
         assert done.folder == copy
         told = [(Path(e["path"]).name, e["reason"]) for e in events_of(copy, "rejected")]
         assert told == [
-            (".bad-step-000004", "model.safetensors has other bytes than DONE lists"),
+            (".bad-step-000004", wording("model-safetensors-has-other")),
             (".bad-step-000003", "state.json is missing"),
         ]
         assert events_of(copy, "resumed")[0]["step"] == 2
@@ -93,7 +94,7 @@ def test_without_a_good_checkpoint_nothing_is_begun_anew(whole):
     copy = beside(folder, "demo-29990101-000001", 2)
     try:
         flip(copy / "checkpoints" / "step-000002" / "optimizer.safetensors")
-        with pytest.raises(CheckpointError, match="there is no checkpoint to go on from"):
+        with pytest.raises(CheckpointError, match=wording("no-checkpoint-to-go")):
             run(manifest, resume="auto")
         assert [event["event"] for event in events_of(copy)] == ["rejected"]
         assert not (copy / "final").exists()
@@ -102,7 +103,7 @@ def test_without_a_good_checkpoint_nothing_is_begun_anew(whole):
 
 
 def test_a_run_that_was_never_started_cannot_be_resumed(base, tmp_path):
-    with pytest.raises(Exception, match="there is no run of demo under"):
+    with pytest.raises(Exception, match=wording("there-is-no-run")):
         run(write_expert(tmp_path, base, SETTINGS), resume="auto")
 
 
@@ -166,7 +167,7 @@ def test_a_changed_run_goes_on_when_told_to(whole, tmp_path):
 def test_weights_of_another_shape_are_refused_in_words(whole, tmp_path):
     manifest, folder = whole
     copy = copied(folder, tmp_path / "copy")
-    with pytest.raises(Exception, match=r"saved as \(4, 128\), the model has \(8, 128\)"):
+    with pytest.raises(Exception, match=wording("saved-model-has")):
         run(
             manifest,
             resume=str(copy / "checkpoints" / "step-000004"),
@@ -180,7 +181,7 @@ def test_a_second_trainer_in_a_run_folder_is_refused_by_the_number_of_the_first(
     copy = copied(folder, tmp_path / "copy")
     with (
         RunFolder.open(copy).locked(),
-        pytest.raises(RunInUse, match=f"is in use by process {os.getpid()} on "),
+        pytest.raises(RunInUse, match=wording("in-use-by-process", pid=os.getpid())),
     ):
         run(manifest, resume=str(copy))
     assert saved_steps(copy) == [1, 2, 3, 4, 5, 6]
@@ -193,9 +194,7 @@ def test_a_disk_too_small_for_all_checkpoints_is_told_before_the_first_update(
     one = 1.2 * events_of(whole[1], "saved")[0]["bytes"]
     settings = SETTINGS | {"save_total_limit": 3}
     monkeypatch.setattr(checkpoint, "_free", lambda *_: int(3 * one))
-    with pytest.raises(
-        DiskFull, match=r"a checkpoint needs [\d.]+ MB, .* should be free"
-    ) as caught:
+    with pytest.raises(DiskFull, match=wording("checkpoint-needs-d-mb")) as caught:
         run(write_expert(tmp_path, base, settings))
     assert caught.value.exit_code == 75
     folder = next((tmp_path / "runs").iterdir())
@@ -209,7 +208,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_the_last_checkpoint_whole(
 ):
     free = iter([10**12, 10**12, 10**12, 5])
     monkeypatch.setattr(checkpoint, "_free", lambda *_: next(free))
-    with pytest.raises(DiskFull, match=r"a checkpoint needs .* MB, .* should be free, 0\.0 MB are"):
+    with pytest.raises(DiskFull, match=wording("checkpoint-needs-mb-should")):
         run(write_expert(tmp_path, base, SETTINGS))
     folder = next((tmp_path / "runs").iterdir())
     assert saved_steps(folder) == [1, 2]
@@ -234,7 +233,7 @@ def test_a_write_that_fails_leaves_the_checkpoint_before_it_and_can_be_resumed(
     try:
         with monkeypatch.context() as patch:
             inject(patch, fault)
-            with pytest.raises(DiskFull, match=r"File too large: a checkpoint needs .* MB"):
+            with pytest.raises(DiskFull, match=wording("file-too-large-checkpoint")):
                 run(manifest)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

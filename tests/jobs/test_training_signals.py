@@ -30,6 +30,7 @@ from tests.jobs.runs import (
     write_expert,
 )
 from tests.jobs.trainer import ACKNOWLEDGED, GO_ON, HELD
+from tests.wording import wording
 
 # Two epochs of six updates with accumulation, dropout and evaluation.
 SETTINGS = {
@@ -141,7 +142,7 @@ def test_a_signal_saves_the_update_reached_and_the_run_goes_on_from_there(
     wait_for_file(manifest, HELD)
     folder = run_folder(manifest)
     if number == signal.SIGTERM:  # in the meantime nobody else may train there
-        with pytest.raises(RunInUse, match=f"is in use by process {pid} on "):
+        with pytest.raises(RunInUse, match=wording("in-use-by-process", pid=pid)):
             run(manifest, resume=str(folder))
     os.kill(pid, number)
     wait_for_file(manifest, ACKNOWLEDGED)
@@ -204,7 +205,7 @@ def interrupted_in(monkeypatch, owner, name: str, call: int) -> None:
         # The first evaluation only shows that it fits; the second is due after four updates.
         pytest.param(LoadedModel, "evaluate", 2, 4, id="in an evaluation"),
         pytest.param(checkpoint, "save_checkpoint", 2, 4, id="in a save"),
-        pytest.param(loop, "seed_update", 12, 12, id="in the last update"),
+        pytest.param(loop, "seed_step", 12, 12, id="in the last update"),
     ],
 )
 def test_a_signal_is_answered_wherever_it_comes(

@@ -28,6 +28,7 @@ from tests.jobs.runs import (
     weights_of,
     write_expert,
 )
+from tests.wording import wording
 
 SETTINGS = {
     "epochs": 2,
@@ -116,7 +117,7 @@ def test_a_schedule_that_was_asked_for_asks_for_an_end(base, tmp_path):
 
 @pytest.mark.parametrize("epochs", [0.5, 1.5])
 def test_a_part_of_an_epoch_of_a_stream_is_refused_before_anything_is_read(base, tmp_path, epochs):
-    words = rf"epochs: {epochs}, but how long an epoch of a stream is .*\(write a whole number"
+    words = wording("epochs-but-how-long", epochs=epochs)
     with pytest.raises(ManifestError, match=words):
         run(write_stream(tmp_path, base, {"epochs": epochs}))
     assert not (tmp_path / "runs").exists()
@@ -159,7 +160,7 @@ def test_a_device_that_waits_for_data_gets_more_workers_then_fewer(base, tmp_pat
     # Three updates settle, then windows of four: quiet, too much, and after three more worse. Times
     # are read an update late.
     assert told == [("DataBound", 12, 2), ("DataBound", 20, 1)]
-    assert "50% of the time" in events_of(done.folder, "fell_back")[0]["reason"]
+    assert wording("of-the-time") in events_of(done.folder, "fell_back")[0]["reason"]
     assert plan_of(done.folder)["loader"]["workers"] == 1
     monkeypatch.undo()
     assert losses_of(done.folder) == losses_of(run(plain).folder)  # only the feed was made anew
@@ -170,25 +171,25 @@ def test_a_thread_that_feeds_too_slowly_is_told_once(base, tmp_path, monkeypatch
     done = run(write_expert(tmp_path, base, SETTINGS | {"epochs": 4, "save_steps": 100}))
     assert events_of(done.folder, "fell_back") == []
     told = [event["text"] for event in events_of(done.folder, "warning")]
-    assert told == ["50% of the time goes on waiting for data, and nothing can be retuned"]
+    assert told == [wording("time-goes-on-waiting")]
     assert list(losses_of(done.folder)) == list(range(1, 25))
 
 
 def test_memory_that_has_to_be_asked_for_again_and_again_counts_as_none(
     base, tmp_path, monkeypatch
 ):
-    from expert.run import parts
+    from expert.run.session import instruments
 
     retries = iter([0, 1, 1, 2, 3, 4, 4, 4, 4, 5, 6, 7, 8, 9, 10, 11])
-    fields = lambda: {"allocator_retries": next(retries, 11)}  # noqa: E731
-    monkeypatch.setattr(parts, "_device_fields", lambda *_: fields)
+    fields = lambda step: {"allocator_retries": next(retries, 11)}  # noqa: E731
+    monkeypatch.setattr(instruments, "device_fields", lambda *_, **__: fields)
     done = run(write_expert(tmp_path, base, SETTINGS | {"save_steps": 100}))
     told = [
         (event["failure"], event["step"], event["changes"][0]["value"])
         for event in events_of(done.folder, "fell_back")
     ]
     assert told[0] == ("OutOfMemory", 6, 1)  # it grew on lines four, five and six
-    assert "empty its cache 3 times" in events_of(done.folder, "fell_back")[0]["reason"]
+    assert wording("empty-its-cache-times") in events_of(done.folder, "fell_back")[0]["reason"]
     assert done.steps == 12
     assert pressure.RETRYING_LINES == 3
 
@@ -220,7 +221,7 @@ def test_rows_that_are_grouped_by_length_are_another_run(base, tmp_path):
     settings = SETTINGS | {"packing": False, "max_steps": 2, "group_by_length": False}
     manifest = write_expert(tmp_path, base, settings)
     folder = run(manifest).folder
-    told = r'data\.group_by_length: was false, is "in each step"'
+    told = wording("false-in-each-step")
     with pytest.raises(CheckpointError, match=told):
         run(
             manifest,
@@ -241,4 +242,4 @@ def test_a_column_that_comes_after_the_first_window_of_a_stream_makes_bad_rows(
     (tmp_path / "train.jsonl").write_text(write, encoding="utf-8")
     with pytest.raises(DataError) as caught:
         run(manifest)
-    assert "column 'context' is filled here for the first time" in str(caught.value)
+    assert wording("column-context-filled-here") in str(caught.value)

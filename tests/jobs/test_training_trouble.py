@@ -12,9 +12,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from expert.jobs.train import RunFailed
 from expert.model.load import LoadedModel
-from expert.run.session import Session
+from expert.run.session.checkpoints import Checkpoints
+from expert.run.session.failures import RunFailed
 from expert.telemetry import tensorboard
 from expert.telemetry.late import LateNumbers
 from expert.training import recorder as recorder_module
@@ -31,6 +31,7 @@ from tests.jobs.runs import (
     weights_of,
     write_expert,
 )
+from tests.wording import wording
 
 # A checkpoint after every update, of which there are 6 in an epoch.
 SETTINGS = {
@@ -113,7 +114,7 @@ def test_the_rows_that_are_named_are_those_that_were_read(base, tmp_path, monkey
     inject(monkeypatch, fault)
     settings = SETTINGS | {"packing": False, "dataloader_num_workers": 0, "batch_size": 4}
     manifest = write_expert(tmp_path, base, settings, rows=rows, dataset={"validation_split": 0})
-    with pytest.raises(RunFailed, match=r"update 2 is not finite; rows \d+, \d+, \d+, \d+ were"):
+    with pytest.raises(RunFailed, match=wording("update-not-finite-rows")):
         run(manifest)
     folder = next((tmp_path / "runs").iterdir())
     named = events_of(folder, "not_finite")[0]["rows"]
@@ -126,7 +127,7 @@ def test_the_rows_that_are_named_are_those_that_were_read(base, tmp_path, monkey
 
 def test_by_default_a_run_stops_at_what_is_not_finite(base, tmp_path, monkeypatch):
     inject(monkeypatch, at({2}, lambda loss: loss * float("nan")))
-    with pytest.raises(RunFailed, match="a loss or gradient of update 3 is not finite; rows"):
+    with pytest.raises(RunFailed, match=wording("loss-gradient-update-not")):
         run(write_expert(tmp_path, base, SETTINGS))
     folder = next((tmp_path / "runs").iterdir())
     assert events_of(folder, "stopped")[0]["exit_code"] == 4
@@ -143,10 +144,10 @@ def test_only_so_many_updates_in_a_row_are_skipped(base, tmp_path, monkeypatch):
     assert [event["step"] for event in events_of(done.folder, "not_finite")] == [2, 3, 5]
     inject(monkeypatch, at({1, 2, 3, 4}, lambda loss: loss * float("nan")))
     manifest = write_expert(tmp_path / "three", base, settings)
-    with pytest.raises(RunFailed, match="update 4 is not finite"):
+    with pytest.raises(RunFailed, match=wording("update-is-not-finite")):
         run(manifest)
     # One who resumes cannot start to count anew.
-    with pytest.raises(RunFailed, match="update 5 is not finite"):
+    with pytest.raises(RunFailed, match=wording("update-not-finite")):
         run(manifest, resume="auto")
 
 
@@ -216,7 +217,7 @@ def test_a_loss_that_leaps_is_undone_and_the_rest_is_learnt(base, clean, tmp_pat
 
 def test_leaps_without_end_stop_the_run_after_so_many_rollbacks(base, tmp_path, monkeypatch):
     inject(monkeypatch, at(range(22, 52), lambda loss: loss * 10))
-    with pytest.raises(RunFailed, match="the loss leapt to"):
+    with pytest.raises(RunFailed, match=wording("the-loss-leapt-to")):
         run(write_expert(tmp_path, base, LONG | {"max_rollbacks": 2, "epochs": 9}))
     folder = next((tmp_path / "runs").iterdir())
     policies = [event["policy"] for event in events_of(folder, "spike")]
@@ -250,7 +251,7 @@ def test_a_run_that_stops_keeps_what_it_had_learnt(base, tmp_path, monkeypatch):
     manifest = write_expert(tmp_path, base, settings)
     with monkeypatch.context() as patch:
         inject(patch, at({2}, lambda loss: loss * float("nan")))
-        with pytest.raises(RunFailed, match="a checkpoint after update 3 was saved, --resume goes"):
+        with pytest.raises(RunFailed, match=wording("checkpoint-after-update-saved")):
             run(manifest)
     folder = next((tmp_path / "runs").iterdir())
     path = folder / "checkpoints" / "step-000003"
@@ -261,18 +262,18 @@ def test_a_run_that_stops_keeps_what_it_had_learnt(base, tmp_path, monkeypatch):
 
 
 def test_a_run_that_stops_and_cannot_save_says_so(base, tmp_path, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise DiskFull("x: too little room  (make some)")
 
     inject(monkeypatch, at({2}, lambda loss: loss * float("nan")))
-    monkeypatch.setattr(Session, "save", full)
+    monkeypatch.setattr(Checkpoints, "save", full)
     settings = SETTINGS | {"save_strategy": "no"}
     settings.pop("save_steps")
-    with pytest.raises(RunFailed, match="update 3 is not finite") as caught:
+    with pytest.raises(RunFailed, match=wording("update-3-is-not")) as caught:
         run(write_expert(tmp_path, base, settings))
     assert "--resume" not in str(caught.value)
     folder = next((tmp_path / "runs").iterdir())
-    assert "too little room" in events_of(folder, "warning")[0]["text"]
+    assert wording("too-little-room") in events_of(folder, "warning")[0]["text"]
 
 
 def test_troubles_that_are_read_together_are_told_and_undone_once(base, tmp_path, monkeypatch):
@@ -332,4 +333,4 @@ def test_a_tracker_that_fails_at_the_start_is_told_and_the_run_goes_on(base, tmp
     done = run(write_expert(tmp_path, base, settings))
     assert done.exit_code == 0
     [told] = events_of(done.folder, "warning")
-    assert "TensorBoard files are no longer written: PermissionError" in told["text"]
+    assert wording("tensorboard-files-no-longer") in told["text"]

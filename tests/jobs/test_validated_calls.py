@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from expert.cli.validate_view import score_sheet
+from expert.cli.validate import score_sheet
 from expert.core.rundir import RunFolder
 from expert.data.records import Example, Turn
 from expert.jobs.sample.offered_tools import NoTools
@@ -24,12 +24,13 @@ from expert.jobs.validate.written_calls import as_written
 from expert.judging.cases import Case
 from expert.judging.oracles.calls import CALLS, Marks, check_of
 from expert.judging.oracles.oracle import oracle_for
-from expert.run.choose_checkpoint import choose
-from expert.run.trained import load_trained, read_plan
+from expert.run.stored.choose_checkpoint import choose
+from expert.run.stored.load import load_trained, read_plan
 from tests.data.chat_templates import family, qwen3_source
 from tests.jobs.runs import WORDS, base_model, run, write_expert
 from tests.jobs.trained_runs import place
 from tests.jobs.validated_runs import as_it_was, written
+from tests.wording import wording
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
 
@@ -213,7 +214,7 @@ def test_what_a_row_says_of_its_domain_holds_of_answers_without_calls(tmp_path):
 def test_a_prompt_is_asked_with_the_tools_that_were_learnt_and_it_is_said():
     found = sample(calling(), ["nobody asked this"], decoding={"max_new_tokens": 64})
     assert found.samples[0].text == WRITTEN
-    assert found.notes[0].startswith("asked with the tools of the first row: ok  (--tools FILE")
+    assert found.notes[0].startswith(wording("asked-with-tools-first"))
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_other_tools_are_taken_from_a_file(tmp_path, text):
 def test_a_file_without_tools_is_refused_in_words(tmp_path, text):
     file = tmp_path / "tools.json"
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(NoTools, match="a JSON list of functions"):
+    with pytest.raises(NoTools, match=wording("json-list-functions")):
         ready(calling(), ["x"], tools=file)
-    with pytest.raises(NoTools, match="No such file"):
+    with pytest.raises(NoTools, match=wording("no-such-file-3")):
         ready(calling(), ["x"], tools=tmp_path / "gone.json")

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from expert.core.rundir import RunFolder, RunFolderError
-from expert.run.follow import find_run, follow_run, run_status
+from expert.run.stored.locate import find_run
+from expert.run.stored.status import follow_run, run_status
+from tests.wording import wording
 
 NO_SUCH_PID = 2**22 + 7  # above Linux's largest
 STARTED = {
@@ -66,16 +68,16 @@ def test_a_folder_that_was_never_started_is_passed_over(tmp_path):
 
 def test_without_a_name_the_newest_run_of_this_folder_is_meant(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunFolderError, match=r"runs: there is no run below this folder  \(name a"):
+    with pytest.raises(RunFolderError, match=wording("runs-no-run")):
         find_run(None)
     a_run(tmp_path / "runs" / "a-20260101-000000")
     assert find_run(None).path == Path("runs/a-20260101-000000")
 
 
 def test_what_is_no_run_is_told(tmp_path):
-    with pytest.raises(RunFolderError, match=r"is no run folder, it has no plan\.json"):
+    with pytest.raises(RunFolderError, match=wording("no-run-folder")):
         find_run(tmp_path)
-    with pytest.raises(RunFolderError, match="there is no such folder"):
+    with pytest.raises(RunFolderError, match=wording("no-such-folder")):
         find_run(tmp_path / "nowhere")
 
 
@@ -171,7 +173,7 @@ def test_a_run_whose_trainer_lives_is_running_and_one_whose_trainer_died_is_gone
     assert run_status(a_run(tmp_path / "a", STARTED, STEP, pid=os.getpid())).state == "running"
     gone = run_status(a_run(tmp_path / "b", STARTED, STEP, pid=NO_SUCH_PID))
     assert gone.state == "gone"
-    assert "ended without a word" in gone.because
+    assert wording("ended-without-a-word") in gone.because
     assert run_status(a_run(tmp_path / "c", STARTED, STEP)).state == "gone"
 
 

@@ -19,6 +19,7 @@ import pytest
 from expert.judging.court import Bench, judge_all
 from expert.judging.oracles.typecheck import type_errors
 from tests.judging.asking import case_of
+from tests.wording import wording
 
 SECRET = "swordfish"
 NODES = "CREATE NODE TABLE P(id INT64, name STRING, PRIMARY KEY(id))"
@@ -105,8 +106,8 @@ def test_a_cypher_setup_only_builds_a_graph(attacked, home, name):
     setup = [NODES, ONE, CYPHER[name].format(home=home)]
     found = attacked("cypher", NAMES, "MATCH (b:P) RETURN b.name AS name", setup=setup)
     assert found.passed is None
-    assert "the graph of the case cannot be made: " in found.reason
-    assert "not allowed in a setup" in found.reason
+    assert wording("graph-case-cannot-made") in found.reason
+    assert wording("not-allowed-in-setup") in found.reason
 
 
 @pytest.mark.parametrize("name", CYPHER)
@@ -231,7 +232,7 @@ def test_a_schema_fetches_nothing(attacked, home, listening, reference, key):
         schema["$ref"] = reference.format(home=home, port=listening.port)
     found = attacked("json", "1", '"x"', schema=schema)
     assert found.passed is None
-    assert "names what is not in it" in found.reason
+    assert wording("names-what-not-in") in found.reason
     assert listening.calls == []
 
 
@@ -264,9 +265,9 @@ def test_a_schema_that_never_ends_is_the_fault_of_the_case(attacked):
     answer = '"' + "a" * 40 + 'b"'
     found = attacked("json", "1", answer, schema={"pattern": "^(a+)+$"})
     assert found.passed is None
-    assert "the schema of the case takes longer than" in found.reason
+    assert wording("schema-case-takes-longer") in found.reason
     found = attacked("json", "1", "1", schema={"$ref": "#"})
-    assert (found.passed, "refers to itself" in found.reason) == (None, True)
+    assert (found.passed, wording("refers-to-itself") in found.reason) == (None, True)
 
 
 def _nested(depth: int) -> dict[str, Any]:
@@ -332,7 +333,7 @@ def test_a_program_with_paths_in_its_strings_is_by_itself(attacked):
     answer = 'import x from "react"; const y = fetch("/api/users"); let z = "./p0"'
     found = attacked("typescript", "let y = 1", answer, equals=False)
     assert found.kind == "types"
-    assert "only the compiler" in found.reason
+    assert wording("only-the-compiler") in found.reason
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="closed on Linux alone")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from expert.manifest.migrate.names import (
+from expert.manifest.migrate.aliases import (
     ADAM_BETAS,
     AMP_NAMES,
     BASE_MODEL_KEYS,
@@ -27,6 +27,7 @@ from expert.manifest.migrate.names import (
 from expert.manifest.schema.expectations import schema
 from expert.manifest.schema.manifest import Manifest
 from tests.manifest.reading import MINIMAL, error_of, notices_of, problems_of, read, read_data
+from tests.wording import wording
 
 # Two values of every key that may be written another way; both right, and not the default.
 CONFIG_VALUES: dict[str, tuple[Any, Any]] = {
@@ -152,7 +153,7 @@ def test_an_alias_that_contradicts_its_key_is_a_problem(alias: str):
     (problem,) = [found for found in problems_of(data) if found.what.startswith("says ")]
     assert problem.path == f"training.config.{alias}"
     assert f", but training.config.{home} says " in problem.what
-    assert problem.fix == "keep one of the two"
+    assert problem.fix == wording("keep-one-two")
 
 
 @pytest.mark.parametrize("alias", CONFIG_ALIASES)
@@ -206,7 +207,7 @@ def test_a_data_set_with_a_path_may_have_a_title():
     assert manifest.training.dataset.path == "a.jsonl"
     told = [str(notice) for notice in read_data(data).notices]
     assert [text.partition("training")[2] for text in told] == [
-        ".dataset: note: kept as metadata, without effect: name"
+        wording("dataset-note-kept-metadata")
     ]
 
 
@@ -275,7 +276,7 @@ def test_other_words_for_the_arithmetic_are_refused(name: str, value: Any):
 def test_a_switch_for_mixed_precision_leaves_the_kind_to_the_plan(name: str):
     on, off = read_data(_file(**{name: True})), read_data(_file(**{name: False}))
     assert on.manifest.training.config.bf16 == "auto"
-    assert on.notices[-1].text == "mixed precision: the plan chooses bf16 or fp16"
+    assert on.notices[-1].text == wording("mixed-precision-plan-chooses")
     assert (off.manifest.training.config.bf16, off.manifest.training.config.fp16) == (False, False)
 
 
@@ -297,7 +298,7 @@ def test_load_in_bits_sets_the_quantization_of_every_model(name: str):
         models = read_data({**data, name: value}).manifest.base_models
         assert [model.quantization for model in models] == [quantization] * 2
     (problem,) = problems_of({**data, name: "x"})
-    assert problem.what == "got 'x', expected true or false"
+    assert problem.what == wording("got-x-expected-true")
 
 
 def test_load_in_bits_does_not_depend_on_the_order_of_the_switches():
@@ -386,9 +387,7 @@ def test_a_corpus_without_a_model_means_the_character_model(dataset: str, model:
 
 
 def test_rows_without_a_model_mean_no_model():
-    assert error_of("dataset: a.jsonl") == (
-        "m.yaml: 1 problem\n  - line 1: base_models: missing: models it can be trained on  (add it)"
-    )
+    assert error_of("dataset: a.jsonl") == wording("problem-line-missing-models")
 
 
 @pytest.mark.parametrize("version", ["'1.0'", "1.0", "2.0", "'2.0'", "1", "2", "~"])

@@ -8,6 +8,7 @@ import pytest
 
 from expert.planning.models.known_models import find_known_model
 from expert.planning.models.shapes import PROJECTIONS, ModelShape, UnknownShape, shape_from_config
+from tests.wording import wording
 
 LLAMA_32_1B = {
     "model_type": "llama",
@@ -234,11 +235,11 @@ def test_the_parts_of_a_shape_add_up_to_the_whole():
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (MIXTRAL, "a mixture of 8 experts is not modelled"),
-        (QWEN3_MOE, "a mixture of 128 experts is not modelled"),
-        (DEEPSEEK, "a mixture of 256 experts is not modelled"),
-        (LATENT, "multi-head latent attention (kv_lora_rank) is not modelled"),
-        (BART, "an encoder-decoder model is not modelled"),
+        (MIXTRAL, wording("mixture-experts-not-modelled")),
+        (QWEN3_MOE, wording("mixture-experts-not")),
+        (DEEPSEEK, wording("a-mixture-of-256")),
+        (LATENT, wording("multi-head-latent-attention-not")),
+        (BART, wording("encoder-decoder-model-not-modelled")),
     ],
 )
 def test_what_we_cannot_model_is_refused_with_its_reason(config: dict[str, Any], reason: str):
@@ -250,12 +251,9 @@ def test_what_we_cannot_model_is_refused_with_its_reason(config: dict[str, Any],
 @pytest.mark.parametrize(
     ("without", "reason"),
     [
-        (["vocab_size"], "config.json has no usable vocab_size"),
-        (["intermediate_size"], "config.json has no usable intermediate_size"),
-        (
-            ["num_attention_heads", "hidden_size"],
-            "config.json has no usable hidden_size, num_attention_heads",
-        ),
+        (["vocab_size"], wording("config-json-has-no")),
+        (["intermediate_size"], wording("config-json-has-no-usable")),
+        (["num_attention_heads", "hidden_size"], wording("config-json-has-no-usable-hidden")),
     ],
 )
 def test_missing_numbers_are_named_all_at_once(without: list[str], reason: str):
@@ -267,14 +265,11 @@ def test_missing_numbers_are_named_all_at_once(without: list[str], reason: str):
 
 @pytest.mark.parametrize("value", ["16", 0, -1, True, None, 16.0])
 def test_a_number_that_is_none_counts_as_missing(value: object):
-    with pytest.raises(UnknownShape, match=r"^config\.json has no usable num_hidden_layers$"):
+    with pytest.raises(UnknownShape, match=wording("config-json-has-no-usable-num")):
         shape_from_config({**LLAMA_32_1B, "num_hidden_layers": value})
 
 
 def test_an_empty_config_names_every_number_it_lacks():
     with pytest.raises(UnknownShape) as refusal:
         shape_from_config({})
-    assert str(refusal.value) == (
-        "config.json has no usable num_hidden_layers, hidden_size, num_attention_heads, "
-        "vocab_size, intermediate_size"
-    )
+    assert str(refusal.value) == wording("has-no-usable-2")

@@ -22,6 +22,7 @@ from expert.training.checkpoint import (
     state_difference,
 )
 from tests.training.checkpoints import FILES, assert_is, assert_same, flip, groups_of, names, saved
+from tests.wording import wording
 
 
 def stored(folder: Path, groups: dict[str, Any]) -> dict[str, dict[str, torch.Tensor]]:
@@ -120,7 +121,7 @@ def test_more_files_can_be_put_in_and_are_verified_with_the_rest(tmp_path: Path)
 def test_a_step_is_never_overwritten(tmp_path: Path):
     saved(tmp_path, 1)
     saved(tmp_path, 1)  # the same content
-    with pytest.raises(PublishError, match="step-000001: is there already with other content"):
+    with pytest.raises(PublishError, match=wording("already-with-other-content")):
         save_checkpoint(tmp_path, 1, groups_of(2), {})
     assert_is(tmp_path / "step-000001", 1)
 
@@ -144,13 +145,13 @@ def test_a_disk_that_loses_what_was_written_is_seen_at_once(
         flip(target / "model.safetensors", 100, 0)
 
     monkeypatch.setattr(os, "rename", forgetful)
-    with pytest.raises(CheckpointError, match=r"does not read back: model\.safetensors has other"):
+    with pytest.raises(CheckpointError, match=wording("does-not-read-back")):
         saved(tmp_path, 1)
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path):
     (tmp_path / "checkpoints").write_text("")
-    with pytest.raises(CheckpointError, match=r"step-000001: cannot be written: .+\(mend that"):
+    with pytest.raises(CheckpointError, match=wording("cannot-written-mend")):
         saved(tmp_path / "checkpoints", 1)
 
 

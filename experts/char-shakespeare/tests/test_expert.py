@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from expert.run.plan import plan
-
 from expert.jobs.train import train
 from expert.manifest.reader import read_manifest
+from expert.run.open import plan
 
 MANIFEST = Path(__file__).parents[1] / "manifest.json"
 SMALL = (

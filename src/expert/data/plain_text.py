@@ -19,7 +19,7 @@ from expert.data.read.rows import file_format
 from expert.data.read.sources import Source, iterate, resolve_sources
 from expert.data.records import BadRow, DataError, Dropped, Example, Row
 from expert.data.tokens.tokenised import columns_in
-from expert.manifest.migrate.names import CORPORA
+from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.manifest.schema.manifest import CHAR_GPT
 

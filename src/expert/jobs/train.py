@@ -1,57 +1,22 @@
-"""The job behind `expert train`: from a manifest to a run folder with a trained expert.
-
-A run heals itself: what fails is caught here, a pure function says what to try next, the change is
-recorded, and the same update is taken again with the same data.
-"""
+"""The job behind `expert train`: from a manifest to a run folder with a trained expert."""
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from expert.core.errors import EXIT_OK
-from expert.run.recover import RunFailed, failure_of, heal, recover, try_another
 
 if TYPE_CHECKING:
     from expert.core.events import Sink
     from expert.core.rundir import RunFolder
-    from expert.data.feed.run_data import RunData
     from expert.data.line import Tell
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
     from expert.run.open import Opened, Resumed
-    from expert.run.session import Evaluating, Session
-
-
-__all__ = ["RunFailed", "RunResult", "train"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunResult:
-    """How a run ended."""
-
-    folder: Path
-    exit_code: int
-    steps: int
-    loss: float | None
-    """The mean over all updates."""
-    eval_loss: float | None
-    """The best on the validation rows; None where another metric was followed."""
-    test_loss: float | None
-    final: Path | None
-    last_eval_loss: float | None = None
-    """On the validation rows, the last time that they were looked at."""
-    held_out: bool = True
-    """Whether there are rows to judge it by that it has not learnt."""
-    nothing_left: bool = False
-    """The run was over before, as it is asked to be now: nothing was done."""
-    warnings: tuple[str, ...] = ()
-    """Of the plan and about the rows, as the run started."""
+    from expert.run.session.finish import RunResult
+    from expert.run.session.session import Evaluating
 
 
 def train(
@@ -71,63 +36,59 @@ def train(
 ) -> RunResult:
     """Train what a manifest describes. `resume`: "auto", a checkpoint or a folder that means a run.
 
-    A manifest that was opened already is not opened again: `model`, `overrides`, `vram`,
-    `resume` and `tell` are then those it was opened with.
+    A manifest that was opened already is not opened again: `model`, `overrides`, `vram`, `resume`
+    and `tell` are then those it was opened with.
 
     `acknowledge` is called from the handler of the first signal that asks for an end, `progress`
-    after every update that was launched, `evaluating` after every batch of an evaluation; none of
+    after every step that was launched, `evaluating` after every batch of an evaluation; none of
     them may take long.
     """
     from expert.run.open import Opened, open_run
-    from expert.run.run_rate import remember_run
-    from expert.run.session import Session
+    from expert.run.session.execute import run_session
+    from expert.run.session.run_rate import remember_run
+    from expert.run.session.session import Callbacks, Start, open_session
+    from expert.run.session.session import resume as resume_from
 
     opened = manifest
     if not isinstance(opened, Opened):
         opened = open_run(
             opened, model=model, overrides=overrides, vram=vram, resume=resume, tell=tell
         )
-    read, resumed = opened.read, opened.resumed
+    resumed = opened.resumed
     if resumed is not None and not allow_changed:
         over = _over_before(opened, resumed)
         if over is not None:
             return over
     folder = resumed.folder if resumed is not None else _new_folder(opened.plan)
-    with _removed_if_unused(folder), folder.locked():
-        session = Session(
-            folder=folder,
-            plan=opened.plan,
-            data=opened.data,
-            manifest=read.manifest,
-            source=read.source,
-            sinks=tuple(sinks),
-            restream=opened.restream,
-            allow_remote_code=allow_remote_code,
+    running = open_session(
+        folder=folder,
+        plan=opened.plan,
+        data=opened.data,
+        manifest=opened.read.manifest,
+        sinks=tuple(sinks),
+        start=Start(
+            source=opened.read.source,
             vram=opened.vram,
             machine=opened.machine,
-            acknowledge=acknowledge,
-            progress=progress,
-            evaluating=evaluating,
+            allow_remote_code=allow_remote_code,
             began=opened.began,
-        )
-        with session:
-            if resumed is not None:
-                session.resume(resumed.checkpoint, allow_changed=allow_changed)
-            result = run_session(session)
-            if result.final is not None:
-                remember_run(session, vram=opened.vram)
-            return replace(result, warnings=opened.warnings)
-
-
-def _new_folder(plan: RunPlan) -> RunFolder:
-    from expert.core.rundir import RunFolder
-
-    return RunFolder.create(Path(plan.watch.output_dir), plan.expert)
+        ),
+        callbacks=Callbacks(acknowledge=acknowledge, progress=progress, evaluating=evaluating),
+        restream=opened.restream,
+    )
+    with _removed_if_unused(folder), folder.locked(), running as session:
+        if resumed is not None:
+            resume_from(session, resumed.checkpoint, allow_changed=allow_changed)
+        result = run_session(session)
+        if result.final is not None:
+            remember_run(session)
+        return replace(result, warnings=opened.warnings)
 
 
 def _over_before(opened: Opened, resumed: Resumed) -> RunResult | None:
     """How a run ended that is resumed and has nothing left to do; None where it has."""
-    from expert.run.resume import finished_before
+    from expert.run.session.finish import already_finished
+    from expert.run.stored.changes import finished_before
 
     folder = resumed.folder
     if resumed.checkpoint != folder.checkpoints:
@@ -135,19 +96,13 @@ def _over_before(opened: Opened, resumed: Resumed) -> RunResult | None:
     end = finished_before(folder, opened.read.manifest, opened.data)
     if end is None:
         return None
-    return RunResult(
-        folder=folder.path,
-        exit_code=EXIT_OK,
-        steps=int(end.get("step") or 0),
-        loss=end.get("loss"),
-        eval_loss=end.get("eval_loss"),
-        test_loss=end.get("test_loss"),
-        final=folder.final,
-        last_eval_loss=end.get("last_eval_loss"),
-        held_out=_holds_out(opened.data),
-        nothing_left=True,
-        warnings=opened.warnings,
-    )
+    return replace(already_finished(folder, end, opened.data), warnings=opened.warnings)
+
+
+def _new_folder(plan: RunPlan) -> RunFolder:
+    from expert.core.rundir import RunFolder
+
+    return RunFolder.create(Path(plan.watch.output_dir), plan.expert)
 
 
 @contextmanager
@@ -158,129 +113,3 @@ def _removed_if_unused(folder: RunFolder) -> Iterator[None]:
     except BaseException:
         folder.remove_if_unused()
         raise
-
-
-def _tell_of_data(session: Session, data: RunData) -> None:
-    """Report of every prepared folder whether it was there, and why or why not; then every warning
-    of the plan that runs, and about its rows."""
-    from expert.run.open import warnings_of
-
-    for split in data.splits():
-        for prepared in split.folders:
-            session.emit(
-                "data",
-                split=split.name,
-                folder=str(prepared.folder.absolute()),
-                hit=prepared.hit,
-                because=prepared.because,
-                key=prepared.key,
-                rows=_rows_hash(prepared.folder),
-                index=split.index_file.name,
-                bad_rows=prepared.statistics.bad_rows,
-            )
-    for text in data.columns:
-        session.emit("columns", text=text)
-    for text in dict.fromkeys((*warnings_of(session.plan), *data.doubts)):
-        session.emit("warning", text=text)
-
-
-def _rows_hash(folder: Path) -> str | None:
-    """Of the rows that a prepared folder was made from, whatever tokenizer made it."""
-    from expert.data.tokens.prepare import RECIPE
-
-    try:
-        found = json.loads((folder / RECIPE).read_text(encoding="utf-8")).get("data")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return str(found) if found else None
-
-
-def run_session(session: Session) -> RunResult:
-    """Attempt, and where that fails take the next plan, until the run has ended."""
-    from expert.training.step import UpdateTorn
-
-    session.announce()
-    _tell_of_data(session, session.data)
-    while True:
-        failure, torn, ending = None, False, None
-        try:
-            ending = session.attempt()
-        except Exception as error:
-            failure = failure_of(error, session.doing, session.plan)
-            torn = isinstance(error, UpdateTorn)
-            if failure is None:
-                session.emit(
-                    "failed", step=session.state.done, error=f"{type(error).__name__}: {error}"
-                )
-                raise
-        if failure is not None:
-            # Out here: while an exception is handled, its traceback keeps tensors alive.
-            heal(session, failure, torn=torn)
-            continue
-        assert ending is not None
-        if ending.sign is not None:
-            try_another(session, ending.sign)
-        elif ending.trouble is not None:
-            recover(session, ending.trouble, ending.verdict)
-        elif ending.exit_code is not None:
-            return _result(session, ending.exit_code, final=None)
-        else:
-            return _finished(session, early=ending.early)
-
-
-def _finished(session: Session, *, early: bool) -> RunResult:
-    from expert.run.ending import last_eval_loss, take_best
-
-    take_best(session)
-    test = session.evaluate_test()
-    if session.signals.requested is not None:
-        return _result(session, session.signals.requested, final=None)
-    final = session.publish_final()
-    facts = session.recorder.meter.run_line()
-    session.emit(
-        "finished",
-        step=session.state.done,
-        loss=facts["loss"],
-        eval_loss=_best_loss(session),
-        last_eval_loss=last_eval_loss(session),
-        test_loss=test.loss if test else None,
-        seconds=facts["seconds"],
-        wall_seconds=time.monotonic() - session.began,
-        tokens=facts["tokens"],
-        tokens_per_second=facts["tokens_per_second"],
-        steps_per_second=facts["steps_per_second"],
-        early=early,
-        final=str(final),
-    )
-    return _result(session, EXIT_OK, final=final, test_loss=test.loss if test else None)
-
-
-def _best_loss(session: Session) -> float | None:
-    """The lowest loss on the validation rows; None where another metric was followed."""
-    return session.best.best if session.best.metric == "eval_loss" else None
-
-
-def _result(
-    session: Session, exit_code: int, *, final: Path | None, test_loss: float | None = None
-) -> RunResult:
-    from expert.core.interrupts import asked_by
-    from expert.run.ending import last_eval_loss
-
-    if exit_code != EXIT_OK:
-        reason = asked_by(exit_code)
-        session.emit("stopped", step=session.state.done, reason=reason, exit_code=exit_code)
-    return RunResult(
-        folder=session.folder.path,
-        exit_code=exit_code,
-        steps=session.state.done,
-        loss=session.recorder.meter.run_line()["loss"],
-        eval_loss=_best_loss(session),
-        test_loss=test_loss,
-        final=final,
-        last_eval_loss=last_eval_loss(session),
-        held_out=_holds_out(session.data),
-    )
-
-
-def _holds_out(data: RunData) -> bool:
-    return data.validation is not None or data.test is not None

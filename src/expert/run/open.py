@@ -86,7 +86,7 @@ class Opened:
     def warnings(self) -> tuple[str, ...]:
         """Everything that a person should know before the run starts."""
         about_rows = self.run_data.doubts if self.run_data is not None else ()
-        return tuple(dict.fromkeys((*warnings_of(self.plan), *about_rows)))
+        return tuple(dict.fromkeys((*self.plan.warnings, *about_rows)))
 
     def replanned(self, read: ReadManifest) -> RunPlan:
         """The plan with another reading of the same manifest; the rows are not counted again."""
@@ -100,11 +100,6 @@ class Opened:
 
         assert self.line is not None
         return stream_of(replace(self.line, plan=plan))
-
-
-def warnings_of(plan: RunPlan) -> list[str]:
-    """The warnings of a plan, with the keys that they are about."""
-    return [f"{each.path}: {each.text}" for each in plan.remarks if each.kind == "warning"]
 
 
 def open_run(
@@ -261,7 +256,7 @@ def refuse_absent_gpu(opened: Opened) -> None:
 
 
 def _refuse_links_to_runs(read: ReadManifest, resume: str | None) -> None:
-    from expert.run.locate import runs_folder
+    from expert.run.stored.locate import runs_folder
 
     if resume in (None, "auto"):
         runs_folder(read)
@@ -269,9 +264,9 @@ def _refuse_links_to_runs(read: ReadManifest, resume: str | None) -> None:
 
 def _resumed(read: ReadManifest, resume: str) -> Resumed:
     """The run that is meant, and what it has settled."""
-    from expert.run.locate import run_to_resume
-    from expert.run.resume import changed_since, kept_of
-    from expert.run.trained_rows import learnt_rows
+    from expert.run.stored.changes import changed_since, kept_of
+    from expert.run.stored.locate import run_to_resume
+    from expert.run.stored.trained_rows import learnt_rows
 
     runs = read.folder / (read.manifest.training.config.output_dir or "runs")
     folder, checkpoint = run_to_resume(resume, runs=runs, expert=read.manifest.name)
@@ -329,7 +324,7 @@ def as_packed(plan: RunPlan, train: PreparedSplit | None) -> RunPlan:
     """The plan with the steps that the packed rows make; the same numbers as the run's own."""
     from expert.data.splits import packed_counts
     from expert.planning.settle import settled_by_rows
-    from expert.run.calibrate import known_calibrations
+    from expert.run.session.memory_watch import known_calibrations
 
     if train is None:
         return plan
@@ -344,7 +339,7 @@ def _with_data(opened: Opened, tell: Tell, *, again: bool) -> Opened:
     from expert.data.splits import prepare_splits
     from expert.planning.memory.calibration import estimated_again
     from expert.planning.settle import with_an_end
-    from expert.run.calibrate import known_calibrations
+    from expert.run.session.memory_watch import known_calibrations
 
     plan, read, resumed = opened.plan, opened.read, opened.resumed
     own = resumed.indexes if resumed else frozenset()
@@ -391,7 +386,7 @@ def _streamed(line: Line) -> tuple[RunPlan, RunData]:
     from expert.data.pack.overlong_rows import remarks_on_stream
     from expert.data.splits import given_split, stream_of
     from expert.planning.settle import settled_by_stream
-    from expert.run.calibrate import known_calibrations
+    from expert.run.session.memory_watch import known_calibrations
 
     plan = line.plan
     validation, test = given_split(line, "validation"), given_split(line, "test")
