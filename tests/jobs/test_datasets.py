@@ -12,10 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from expert.data.inspect import check_rows as job
 from expert.data.inspect.audit import SAME, SAME_PROMPT
+from expert.data.inspect.check_rows import DatasetReport
 from expert.data.records import DataError
-from expert.jobs.datasets import check as job
-from expert.jobs.datasets.check import DatasetReport, check_dataset
+from expert.jobs.datasets.check import check_dataset
 from expert.jobs.datasets.find import (
     FoundDataset,
     count_rows,
@@ -27,7 +28,7 @@ from expert.jobs.datasets.find import (
 from expert.jobs.datasets.gather import consolidate
 from expert.jobs.datasets.hub_copies import Caches
 from expert.jobs.pretokenize import manifests_below
-from expert.run.prepare import prepare
+from expert.run.open import prepare
 from tests.data.test_tools import OPENAI, SILENT
 from tests.jobs.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording

@@ -11,7 +11,7 @@ import pytest
 from expert.jobs.new.new_expert import CannotMake, new_expert
 from expert.jobs.new.starters import STARTERS
 from expert.manifest.reader import read_manifest
-from expert.run.plan import plan
+from expert.run.open import plan
 from tests.wording import wording
 
 

@@ -81,6 +81,20 @@ class Sources:
     test: Source | None = None
     tasks: tuple[TaskSources, ...] = ()
 
+    @property
+    def trains(self) -> list[Source]:
+        """The sources of training rows: one for each task, or the only one."""
+        own = [self.train] if self.train is not None else []
+        return [task.train for task in self.tasks] or own
+
+    @property
+    def every(self) -> list[Source]:
+        """All sources of all splits."""
+        named = [self.train, self.validation, self.test]
+        for task in self.tasks:
+            named += [task.train, task.validation, task.test]
+        return [source for source in named if source is not None]
+
 
 def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
     """Find everything the manifest names, relative to its folder; nothing is read or fetched."""
@@ -153,7 +167,7 @@ def first_row(source: Source) -> Row:
         bad = [*bad[:SHOWN_BAD_ROWS], row]
     if bad:
         shown = "\n".join(f"  - {row}" for row in bad[:SHOWN_BAD_ROWS])
-        raise unusable(source.name, f"no row of it can be read\n{shown}\n", "mend the data")
+        raise unusable(source.name, f"no row of it can be read\n{shown}\n", "fix the data")
     raise unusable(source.name, _what_is_empty(source), "put rows into it, or name another file")
 
 

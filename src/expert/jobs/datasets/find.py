@@ -65,8 +65,8 @@ class DatasetUser:
 
 def read_users(folder: Path) -> tuple[list[DatasetUser], list[str]]:
     """The manifests below a folder, and what is wrong with those that cannot be read."""
+    from expert.data.named_sources import is_token_folder
     from expert.jobs.pretokenize import is_foreign, manifests_below
-    from expert.run.token_folders import is_token_folder
 
     users, unread = [], []
     for file in manifests_below(folder):

@@ -225,14 +225,13 @@ def _base(name: str, folder: Path) -> BaseOfNew:
 
 def _length(manifest: Path) -> LengthChoice | None:
     """The max_seq_length for the rows of a new manifest; None where none of them can be used."""
-    from expert.run.plan import plan as plan_job
+    from expert.run.open import open_run
 
-    read = read_manifest(manifest)
-    plan = plan_job(read, look=False)
-    known = measure_rows(read, plan)
+    opened = open_run(manifest, data="unread")
+    known, plan = measure_rows(opened), opened.plan
     if known is None:
         return None
-    shape = resolve_model(BaseModelSpec(name=plan.model.name), read.folder).shape
+    shape = resolve_model(BaseModelSpec(name=plan.model.name), manifest.parent).shape
     context = shape.context if shape else None
     return choose_length(known, context=context, splits=plan.data.overlong == "split")
 

@@ -12,11 +12,11 @@ from expert.core.publish import damage
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
     from expert.manifest.reader import ReadManifest
     from expert.manifest.schema.manifest import Manifest
     from expert.planning.run_plan import RunPlan
     from expert.planning.situation import Kept
-    from expert.run.feed import RunData
 
 Option = tuple[str, Any, Any]
 """A key of the manifest, its value at the start of the run, and its value now."""
