@@ -1,4 +1,4 @@
-"""Whole runs: they learn, can be taken up again at any update, and leave what they promise."""
+"""Whole runs: they learn, can be resumed at any step, and leave what they promise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from expert.core.publish import damage
 from expert.telemetry.meter import Ahead
-from tests.jobs.runs import base_model, events_of, losses_of, run, weights_of, write_expert
+from tests.jobs.runs import ROWS, base_model, events_of, losses_of, run, weights_of, write_expert
 from tests.wording import wording
 
 
@@ -55,12 +55,13 @@ def test_a_run_says_that_its_epochs_end_before_max_steps(base, tmp_path):
     assert told.startswith(f"1 epoch ends after {done} updates, before the 1000 of max_steps")
 
 
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit_at_every_update(whole, tmp_path):
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole, tmp_path):
+    """From its first step, from the end of an epoch, from the start of one, from the last step."""
     manifest, folder = whole
     expected, weights = losses_of(folder), weights_of(folder)
     steps = sorted(int(path.name[5:]) for path in (folder / "checkpoints").iterdir())
     assert steps == list(range(1, len(expected) + 1))
-    for step in steps[:-1]:
+    for step in (1, 6, 7, 11):
         copy = tmp_path / f"from-{step}"
         shutil.copytree(folder, copy)
         (copy / "events.jsonl").unlink()
@@ -81,13 +82,12 @@ def test_evaluation_happens_when_asked_for_and_at_the_end(whole):
 def test_how_many_rows_go_at_once_changes_no_loss(base, tmp_path):
     """The same sums in another order: they differ by rounding, 1e-6 of a float32 loss."""
     found = []
-    for rows in (1, 2, 4):
+    for rows in (1, 4):
         settings = {"micro_batch_size": rows, "epochs": 1}
         made = run(write_expert(tmp_path / str(rows), base, settings))
         found.append([float.fromhex(loss) for loss in losses_of(made.folder).values()])
     assert len(found[0]) > 3
-    for other in found[1:]:
-        assert other == pytest.approx(found[0], rel=2e-5)
+    assert found[1] == pytest.approx(found[0], rel=2e-5)
 
 
 def test_packed_unpacked_and_padded_runs_begin_with_the_same_loss(base, tmp_path):
@@ -112,7 +112,7 @@ def test_only_the_newest_checkpoints_and_the_best_are_kept(base, tmp_path):
 
 def test_every_second_epoch_is_kept_whichever_is_the_best(base, tmp_path):
     settings = {"epochs": 7, "checkpoint_every": 2, "learning_rate": 1e-2}
-    done = run(write_expert(tmp_path, base, settings))
+    done = run(write_expert(tmp_path, base, settings, rows=ROWS[:16]))
     an_epoch = done.steps // 7
     best = {event["step"] for event in events_of(done.folder, "took_best")} or {done.steps}
     kept = {int(path.name[5:]) for path in (done.folder / "checkpoints").iterdir()}
