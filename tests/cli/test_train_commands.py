@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from expert.cli.asked_manifest import asked_manifest, flag_overrides
-from expert.cli.train import _say_stopping
+from expert.cli.options import asked_manifest, flag_overrides
+from expert.cli.train import _show_stopping
 from expert.core.interrupts import Interrupted
 from expert.run.session.finish import RunResult
 from expert.run.stored.resume_command import command_to_go_on, with_resume_value
@@ -466,5 +466,5 @@ def test_ctrl_c_after_tensorboard_s_log_was_opened_leaves_no_folder_either(
 
 
 def test_a_signal_is_acknowledged_past_the_buffers_of_python(capfd):
-    _say_stopping()
+    _show_stopping()
     assert capfd.readouterr().err == wording("stopping-after-update-once")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from expert.planning.memory.measurements import measurements_file, read_rates
+from expert.planning.measurements import measurements_file, read_rates
 from expert.run.plan import plan
 from expert.run.session import run_rate
 from expert.run.session.run_rate import LEAST_SECONDS, LEAST_UPDATES, settled_rate

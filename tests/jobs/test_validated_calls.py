@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from expert.cli.validate_view import score_sheet
+from expert.cli.validate import score_sheet
 from expert.core.rundir import RunFolder
 from expert.data.records import Example, Turn
 from expert.jobs.sample.offered_tools import NoTools

@@ -40,7 +40,8 @@ def configured_manifest(file: Path, dataset: str, overrides: Sequence[str] = ())
     """The manifest of the character GPT on a text, with the settings of a file beside it."""
     from expert.manifest.reader import understand
     from expert.manifest.schema.manifest import CHAR_GPT
-    from expert.manifest.text.document import Item, read_document
+    from expert.manifest.text.document import read_document
+    from expert.manifest.text.item import Item
 
     def understood(more: Sequence[str]) -> ReadManifest:
         document = read_document(file)

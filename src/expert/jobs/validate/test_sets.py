@@ -138,7 +138,7 @@ def find_test_set(
 
 def data_folder(folder: RunFolder, plan: RunPlan, beside: Path | None) -> Path | None:
     """The folder that the paths of the manifest start from; None where the data is not there."""
-    from expert.manifest.migrate.names import CORPORA
+    from expert.manifest.migrate.aliases import CORPORA
     from expert.manifest.schema.dataset import DatasetSpec
     from expert.planning.survey import local_path
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from expert.insight.findings.evidence import Evidence
-    from expert.planning.memory.measurements import MeasuredRate
+    from expert.planning.measurements import MeasuredRate
     from expert.run.session.session import Session
 
 LEAST_UPDATES = 20
@@ -21,7 +21,7 @@ def remember_run(session: Session) -> None:
     from expert.insight.findings.evidence import Evidence
     from expert.insight.record import read_run
     from expert.insight.step.anatomy import dissect
-    from expert.planning.memory.measurements import measurements_file, remember_rate
+    from expert.planning.measurements import measurements_file, remember_rate
 
     run = read_run(session.folder.path)
     reached = settled_rate(Evidence(run=run, anatomy=dissect(run)))
@@ -50,7 +50,7 @@ def _measured(session: Session, reached: float) -> MeasuredRate | None:
     """The record; None where the rows are not counted, or somebody else was on the card."""
     from expert.planning.machine.machine import describe_machine
     from expert.planning.machine.target import choose_target
-    from expert.planning.memory.measurements import MeasuredRate, speed_settings
+    from expert.planning.measurements import MeasuredRate, speed_settings
     from expert.planning.models.resolve import basename
 
     plan = session.plan

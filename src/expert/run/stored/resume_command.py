@@ -72,7 +72,7 @@ def _model(folder: RunFolder, read: ReadManifest) -> list[str]:
 
 def _text_of_characters(recorded: dict[str, Any]) -> str | None:
     """The text that the character model was trained on without a manifest; None: it was not."""
-    from expert.manifest.migrate.names import CORPORA
+    from expert.manifest.migrate.aliases import CORPORA
     from expert.manifest.schema.manifest import CHAR_GPT
 
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 
+from expert.data.records import UnfitRow
+
 CHATML_START = "<|im_start|>"
 CHATML_END = "<|im_end|>"
 LEGACY_END = "<|end|>"
@@ -15,11 +17,8 @@ _LEGACY_BEGINNING = re.compile(r"\s*<\|(?:system|user|assistant)\|>")
 _ANY_MARKER = re.compile(r"<\|(?:im_start|im_end|system|user|assistant|end)\|>")
 _ROLE_LINE = re.compile(r"[ \t]*(\w+)[ \t]*(?:\r\n|\n|\r)")
 _SPEAKER = re.compile(r"(?:\A\s*|\n\n)(Human|User|Assistant|System): ?")
+_EDGES = re.compile(r"\A(?:\r\n|\n|\r)|(?:\r\n|\n|\r)\Z")
 _SHOWN_CHARACTERS = 40
-
-
-class UnfitRow(Exception):
-    """Why a row gives no example; it becomes a BadRow where file and line are known."""
 
 
 def marked_turns(text: str) -> list[tuple[str, str]] | None:
@@ -71,20 +70,9 @@ def _legacy_turns(text: str) -> list[tuple[str, str]]:
         if parts[at + 2 : at + 3] != ["end"]:
             raise UnfitRow(f"turn {len(turns) + 1} (<|{role}|>): {LEGACY_END} is missing")
         _nothing_outside(parts[at + 3])
-        turns.append((role, _without_edges(body)))
+        # One line break on either side belongs to the marker.
+        turns.append((role, _EDGES.sub("", body)))
     return turns
-
-
-def _without_edges(body: str) -> str:
-    """The text without the one line break that belongs to the marker on either side."""
-    for newline in ("\r\n", "\n", "\r"):
-        if body.startswith(newline):
-            body = body[len(newline) :]
-            break
-    for newline in ("\r\n", "\n", "\r"):
-        if body.endswith(newline):
-            return body[: -len(newline)]
-    return body
 
 
 def _nothing_outside(gap: str) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from expert.core.files import sha256_of, write_text_atomically
 
 if TYPE_CHECKING:
-    from expert.jobs.datasets.finding import DatasetUser
+    from expert.jobs.datasets.find import DatasetUser
     from expert.jobs.datasets.hub_copies import Caches
 
 
@@ -80,7 +80,7 @@ class _CopyPlan:
 
 
 def _plan_copies(user: DatasetUser, destination: Path, caches: Caches | None) -> _CopyPlan:
-    from expert.manifest.migrate.names import CORPORA
+    from expert.manifest.migrate.aliases import CORPORA
     from expert.planning.plan import folder_name
     from expert.planning.survey import local_path, looks_local
 

@@ -1,4 +1,4 @@
-"""What no text of a row may hold, and JSON that is held to the letter."""
+"""What no text of a row may contain (NUL, lone surrogates, bytes other than UTF-8); strict JSON."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from typing import Any, NoReturn
 _SUSPECT = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])")
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 _KINDS = {list: "an array", str: "a text", bool: "true or false", type(None): "null"}
-
-
 NOT_UTF8 = "; save the file as UTF-8"
-"""What to do about a byte that is no UTF-8: the file has another encoding, such as Latin-1."""
+"""The fix for a byte that is not UTF-8: the file has another encoding, such as Latin-1."""
 
 
 class RowFault(Exception):
@@ -30,7 +28,7 @@ _raw_decode = DECODER.raw_decode
 
 
 def object_of(line: bytes) -> dict[str, Any]:
-    """The JSON object on a line; RowFault says why there is none."""
+    """The JSON object on a line; RowFault where there is none."""
     try:
         text = line.decode()
         # decode() alone takes twice as long: it matches the space before and after (0.19 s against
@@ -38,7 +36,7 @@ def object_of(line: bytes) -> dict[str, Any]:
         if text.startswith("{"):
             values, end = _raw_decode(text)
             if text[end:] != "\n" and text[end:].strip(" \t\r\n"):
-                values = DECODER.decode(text)  # which tells where the rest begins
+                values = DECODER.decode(text)  # raises with the place of the rest
         else:
             values = DECODER.decode(text)
     except (ValueError, RecursionError) as error:
@@ -53,26 +51,23 @@ def object_of(line: bytes) -> dict[str, Any]:
 
 def _what_is_wrong(error: ValueError | RecursionError, line: bytes) -> str:
     if isinstance(error, UnicodeDecodeError):
-        return f"invalid UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1}{NOT_UTF8}"
+        return invalid_utf8(line[error.start], f"byte {error.start + 1}")
     if (position := line.find(b"\0")) >= 0:
         return f"NUL byte at byte {position + 1}"
-    if not isinstance(error, json.JSONDecodeError):
-        return json_limit(error)
-    try:  # once more without its end, which is no part of what was written
-        DECODER.decode(error.doc.rstrip("\r\n"))
-    except json.JSONDecodeError as plain:
-        error = plain
-    return json_fault(error, f"column {error.pos + 1}")
+    if isinstance(error, json.JSONDecodeError):
+        try:  # again without the line break, which is not part of what was written
+            DECODER.decode(error.doc.rstrip("\r\n"))
+        except json.JSONDecodeError as plain:
+            error = plain
+        return json_fault(error, f"column {error.pos + 1}")
+    return json_fault(error, "")
 
 
-def json_fault(error: json.JSONDecodeError, place: str) -> str:
-    """The decoder's complaint in one sentence."""
-    what = error.msg.removesuffix(" at")
-    return f"broken JSON: {what[:1].lower()}{what[1:]} at {place}"
-
-
-def json_limit(error: ValueError | RecursionError) -> str:
-    """JSON by its grammar, but beyond what is read."""
+def json_fault(error: ValueError | RecursionError, place: str) -> str:
+    """The decoder's complaint in one sentence; some JSON is valid but beyond what is read."""
+    if isinstance(error, json.JSONDecodeError):
+        what = error.msg.removesuffix(" at")
+        return f"broken JSON: {what[:1].lower()}{what[1:]} at {place}"
     deep = isinstance(error, RecursionError)
     return "JSON nested too deeply" if deep else "JSON with a number of too many digits"
 
@@ -87,18 +82,13 @@ def fault_in(values: Mapping[str, Any]) -> str | None:
     for column, value in values.items():
         if fault := _fault_of_text(column):
             return f"{fault} in the name of a column"
-        if type(value) is str:
-            fault = _fault_of_text(value)
-        elif type(value) is dict or type(value) is list:
-            fault = _fault_below(value)
-        else:
-            continue
+        fault = _fault_of_text(value) if type(value) is str else _fault_below(value)
         if fault:
             return f"{fault} in {column!r}"
     return None
 
 
-def _fault_below(value: dict[Any, Any] | list[Any]) -> str | None:
+def _fault_below(value: Any) -> str | None:
     waiting: list[Any] = [value]
     while waiting:
         item = waiting.pop()
@@ -125,8 +115,12 @@ def _fault_of_text(text: str) -> str | None:
     return None
 
 
-def escaped_byte(text: str) -> tuple[int, int] | None:
-    """Place and value of the first byte that was no UTF-8 in text read with surrogateescape."""
+def invalid_utf8(byte: int, place: str) -> str:
+    return f"invalid UTF-8: byte 0x{byte:02x} at {place}{NOT_UTF8}"
+
+
+def undecodable(text: str, of: str = "") -> str | None:
+    """The first byte that was not UTF-8 in text read with surrogateescape."""
     if text.isascii() or not (found := _ESCAPED_BYTE.search(text)):
         return None
-    return found.start(), ord(found.group()) - 0xDC00
+    return invalid_utf8(ord(found.group()) - 0xDC00, f"character {found.start() + 1}{of}")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from expert.data.read.sources import Source
     from expert.data.records import Row
     from expert.data.tokens.row_keys import RowKeys
-    from expert.jobs.datasets.showing import RowPicker, RowsToShow
+    from expert.jobs.datasets.show import RowPicker, RowsToShow
     from expert.run.prepare import Builder
 
 # Examples, or characters, that are tokenised together: what is in memory at a time.
@@ -70,7 +70,7 @@ def check_dataset(
     `show`: which rows come back as the model sees them; none by default.
     """
     from expert.data.records import DataNotHere
-    from expert.jobs.datasets.showing import RowPicker, RowsToShow, TextOnly, rows_as_text
+    from expert.jobs.datasets.show import RowPicker, RowsToShow, TextOnly, rows_as_text
     from expert.manifest.reader import read_manifest
     from expert.run.plan import plan as plan_job
     from expert.run.prepare import Builder

@@ -1,14 +1,11 @@
-"""Any layout in the wild becomes the 2.0 layout; each move is told as a notice."""
+"""Any layout in the wild becomes the 2.0 layout; each move is reported as a notice."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import get_args
 
-from expert.core.errors import Problem
-from expert.manifest.migrate.foreign import read_foreign
-from expert.manifest.migrate.moving import Entries, Migration, first_base_model, name_base_model
-from expert.manifest.migrate.names import (
+from expert.manifest.migrate.aliases import (
     BASE_MODEL_KEYS,
     CONFIG_ALIASES,
     CONFIG_KEYS,
@@ -21,13 +18,23 @@ from expert.manifest.migrate.names import (
     SHAPE_ALIASES,
     SPECIAL_NAMES,
 )
-from expert.manifest.migrate.special_names import SPECIAL
-from expert.manifest.notices import Notice, notice
-from expert.manifest.peers.answers import answer_keys
-from expert.manifest.peers.sections import loader_keys_of
+from expert.manifest.migrate.migration import Entries, Migration
+from expert.manifest.notices import Notice
+from expert.manifest.peers.axolotl import read_axolotl
+from expert.manifest.peers.converted_keys import (
+    SPECIAL,
+    convert_keys,
+    read_methods,
+    read_quantization,
+)
+from expert.manifest.peers.data_sets import read_hub_parts
+from expert.manifest.peers.litgpt_torchtune import read_litgpt, read_torchtune
+from expert.manifest.peers.llama_factory import read_llama_factory
+from expert.manifest.peers.sections import move_loader_keys, open_sections, read_python_lines
+from expert.manifest.peers.unsupported_keys import answer_keys
 from expert.manifest.schema.config import AdapterType
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
-from expert.manifest.text.document import Item, is_comment
+from expert.manifest.text.item import Item, is_comment
 
 # Here null means "not given", not a wrong type; elsewhere the schema decides.
 _MAY_BE_LEFT_EMPTY = (
@@ -44,26 +51,55 @@ def migrate(root: Item, folder: Path = Path()) -> Migration:
         for key in _MAY_BE_LEFT_EMPTY:
             if key in zone and zone[key].value is None:
                 del zone[key]
-    read_foreign(work, folder)
+    _read_other_trainers(work, folder)
     _move_base_model(work)
     _move_dataset(work)
     _move_model_section(work)
     # `device` and friends at the top level belong to the run, not to the expert's description.
     for zone in (work.root, work.section("training")):
         _move_loose_keys(work, zone)
-    _rename_in_config(work)
+    config = work.section("training", "config")
+    _move_loose_keys(work, config, in_config=True)
+    for key in [name for name in config if name in CONFIG_ALIASES and name not in CONFIG_KEYS]:
+        work.place_in_config(CONFIG_ALIASES[key], config.pop(key))
     # What is switched off comes last: it may only say that another switch is on.
-    for settle, item in sorted(work.later, key=lambda pair: pair[1].value is False):
-        settle(work, item)
+    for convert, item in sorted(work.later, key=lambda pair: pair[1].value is False):
+        convert(work, item)
     _drop_empty_sections(work)
     return work
+
+
+def _read_other_trainers(work: Migration, folder: Path) -> None:
+    """Rewrite what Axolotl, LLaMA-Factory, LitGPT, torchtune, TRL and Unsloth write otherwise."""
+    read_python_lines(work)
+    read_litgpt(work)
+    read_torchtune(work)
+    if not work.is_whole:
+        open_sections(work, work.root)
+    open_sections(work, work.section("training"))
+    read_methods(work)
+    read_llama_factory(work, folder)
+    read_quantization(work)
+    read_hub_parts(work)
+    read_axolotl(work)
+    model = work.root.get("model")
+    zones = [work.root, work.section("training")]
+    zones += [item.fields() for item in (work.config, model) if item is not None]
+    for zone in zones:
+        convert_keys(work, zone)
+        # The shape of a character model has a `bias` too, which is not an adapter's.
+        answer_keys(work, zone, keep=("bias",) if model and zone is model.value else ())
 
 
 def complete_layout(work: Migration) -> None:
     """What a whole file needs once its keys are in place: a model and the layout's version."""
     _default_to_char_model(work)
     _default_to_released_adapter(work)
-    _settle_schema_version(work)
+    given = work.root.get("schema_version")
+    if given is not None and str(given.plain()) not in {"1.0", "2.0", "1", "2"}:
+        work.tell("warning", given, f"unknown version {given.plain()!r}: read by its layout")
+    source = given or Item(None, "schema_version")
+    work.root["schema_version"] = Item("2.0", source.path, source.line, source.above, source.beside)
     _drop_empty_sections(work)
 
 
@@ -71,13 +107,10 @@ def _move_base_model(work: Migration) -> None:
     """1.0: `base_model` and root `adapters` become the one entry of `base_models`."""
     single, several = work.root.get("base_model"), work.root.get("base_models")
     if single is not None and several is not None:
-        what = "given together with base_models"
-        work.problems.append(
-            Problem(single.path, what, "keep base_models and move this model into it", single.line)
-        )
+        fix = "keep base_models and move this model into it"
+        work.problem(single, "given together with base_models", fix)
         del work.root["base_model"]
-        return
-    if single is not None:
+    elif single is not None:
         del work.root["base_model"]
         if isinstance(single.value, str):
             single = Item({"name": single}, single.path, single.line, single.above, single.beside)
@@ -90,9 +123,8 @@ def _move_base_model(work: Migration) -> None:
     elif several is not None and isinstance(several.value, list):
         for position, entry in enumerate(several.value):
             if isinstance(entry.value, str):
-                several.value[position] = Item(
-                    {"name": Item(entry.value, entry.path, entry.line)}, entry.path, entry.line
-                )
+                name = Item(entry.value, entry.path, entry.line)
+                several.value[position] = Item({"name": name}, entry.path, entry.line)
 
 
 def _move_dataset(work: Migration) -> None:
@@ -100,7 +132,7 @@ def _move_dataset(work: Migration) -> None:
     training = work.section("training")
     if "dataset" in training:
         training["dataset"] = _as_dataset(training["dataset"])
-        loader_keys_of(work, training["dataset"].fields())
+        move_loader_keys(work, training["dataset"].fields())
         _rename_dataset_keys(work, training["dataset"].fields())
     for zone, key in ((work.root, "dataset"), (work.root, "data"), (training, "data")):
         item = zone.pop(key, None)
@@ -111,12 +143,12 @@ def _move_dataset(work: Migration) -> None:
             work.place(training, "dataset", item, "training.dataset")
             continue
         target = training.setdefault("dataset", Item({}, item.path, item.line)).fields()
-        loader_keys_of(work, item.value)
+        move_loader_keys(work, item.value)
         answer_keys(work, item.value)
         _rename_dataset_keys(work, item.value)
         for name, entry in item.value.items():
             if is_comment(name) or name not in DATASET_KEYS:
-                target.setdefault(name, entry)  # metadata moves along, and is told as such
+                target.setdefault(name, entry)  # metadata moves along, and is reported as such
             else:
                 work.place(target, name, entry, f"training.dataset.{name}")
 
@@ -132,7 +164,7 @@ def _as_dataset(item: Item) -> Item:
 def _rename_dataset_keys(work: Migration, entries: Entries) -> None:
     for name in [key for key in entries if key in DATASET_ALIASES and key not in DATASET_KEYS]:
         if name == "name" and ("path" in entries or "tasks" in entries):
-            continue  # a data set that is told where it lies may have a title as well
+            continue  # a data set with a path may have a title as well
         home = DATASET_ALIASES[name]
         work.place(entries, home, entries.pop(name), f"training.dataset.{home}")
 
@@ -143,83 +175,60 @@ def _move_model_section(work: Migration) -> None:
     if item is None:
         return
     if isinstance(item.value, str):
-        name_base_model(work, item)
+        work.place_in_model("name", item)
         return
     if not isinstance(item.value, dict):
         work.refuse(item, "a name or an object", "write base_model: NAME")
-        first_base_model(work).setdefault("name", item)
+        work.first_base_model.setdefault("name", item)
         return
     names = item.value
     kind = names.pop("name", None) or names.pop("type", None) or names.pop("base_model", None)
     if kind is not None:
-        name_base_model(work, kind)
-    shape_keys = [key for key in names if key in SHAPE_ALIASES]
-    is_char_model = (kind is None or kind.value == CHAR_GPT) and not any(
-        name in names for name in MODEL_NAMES
-    )
-    if shape_keys and is_char_model:
-        shape = first_base_model(work).setdefault("architecture", Item({}, item.path, item.line))
+        work.place_in_model("name", kind)
+    is_char_model = (kind is None or kind.value == CHAR_GPT) and not {*MODEL_NAMES} & {*names}
+    shape_keys = [key for key in names if key in SHAPE_ALIASES] if is_char_model else []
+    if shape_keys:
+        shape = work.first_base_model.setdefault("architecture", Item({}, item.path, item.line))
         for key in shape_keys:
             home = SHAPE_ALIASES[key]
             full_home = f"base_models[0].architecture.{home}"
             work.place(shape.fields(), home, names.pop(key), full_home)
     vocabulary = names.pop("vocab_size", None)
     if vocabulary is not None:
-        text = "the vocabulary is read off the data"
-        work.notices.append(notice("superseded", vocabulary, text))
+        work.supersede(vocabulary, "the vocabulary is read off the data")
     _move_loose_keys(work, names)
     for key in [key for key in names if key in BaseModelSpec.model_fields]:
-        work.place(first_base_model(work), key, names.pop(key), f"base_models[0].{key}")
+        work.place_in_model(key, names.pop(key))
     known = (CharGptShape if is_char_model else BaseModelSpec).model_fields
     for key, entry in names.items():
         if not is_comment(key):
-            fix = f"a model has {', '.join(known)}"
-            work.problems.append(Problem(entry.path, "unknown key", fix, entry.line))
+            work.problem(entry, "unknown key", f"a model has {', '.join(known)}")
 
 
 def _move_loose_keys(work: Migration, zone: Entries, *, in_config: bool = False) -> None:
-    """Keys of training.config, of the data set and of the model that stand outside their home."""
+    """Keys of training.config, of the data set and of the model outside their home."""
     for key in list(zone):
         if key in SPECIAL_NAMES:
             work.later.append((SPECIAL[key], zone.pop(key)))
         elif not in_config and (key in CONFIG_KEYS or key in CONFIG_ALIASES):
-            home = CONFIG_ALIASES.get(key, key)
-            _place_in_config(work, home, zone.pop(key))
+            work.place_in_config(CONFIG_ALIASES.get(key, key), zone.pop(key))
         elif key in LOOSE_DATASET_KEYS:
-            home = LOOSE_DATASET_KEYS[key]
-            target = work.section("training", "dataset")
-            work.place(target, home, zone.pop(key), f"training.dataset.{home}")
+            work.place_in_dataset(LOOSE_DATASET_KEYS[key], zone.pop(key))
         elif key in LOOSE_CONSTRAINTS and zone is work.root:
             work.place(work.section("constraints"), key, zone.pop(key), f"constraints.{key}")
-        elif key in BASE_MODEL_KEYS:
-            work.place(first_base_model(work), key, zone.pop(key), f"base_models[0].{key}")
-        elif key == "adapters" and zone is work.root:
-            work.place(first_base_model(work), key, zone.pop(key), "base_models[0].adapters")
-
-
-def _place_in_config(work: Migration, key: str, item: Item) -> None:
-    config = work.section("training", "config")
-    work.place(config, key, item, f"training.config.{key}")
-    if key == "save_every_epochs" and item.value is not None:
-        config.setdefault("save_strategy", Item("epoch", item.path, item.line))
-
-
-def _rename_in_config(work: Migration) -> None:
-    config = work.section("training", "config")
-    _move_loose_keys(work, config, in_config=True)
-    for key in [name for name in config if name in CONFIG_ALIASES and name not in CONFIG_KEYS]:
-        _place_in_config(work, CONFIG_ALIASES[key], config.pop(key))
+        elif key in BASE_MODEL_KEYS or (key == "adapters" and zone is work.root):
+            work.place_in_model(key, zone.pop(key))
 
 
 def _default_to_char_model(work: Migration) -> None:
     """A file that names no base model but a text corpus or a shape means the character model."""
-    dataset = work.section("training", "dataset")
+    dataset = work.dataset
     path = dataset.get("path", Item("")).value
     is_corpus = str(path).endswith(".txt") or path in CORPORA or "max_chars" in dataset
     models = work.root.get("base_models")
     if not is_corpus if models is None else not models.value:
         return
-    first = first_base_model(work)
+    first = work.first_base_model
     if "name" not in first and (models is None or "architecture" in first):
         first["name"] = Item(CHAR_GPT, "base_models[0].name")
         text = f"no base model is named: {CHAR_GPT} is trained from scratch"
@@ -246,17 +255,8 @@ def _default_to_released_adapter(work: Migration) -> None:
         config["adapter_type"] = Item("dora" if is_dora else kind.value, kind.path, kind.line)
 
 
-def _settle_schema_version(work: Migration) -> None:
-    given = work.root.get("schema_version")
-    if given is not None and str(given.plain()) not in {"1.0", "2.0", "1", "2"}:
-        text = f"unknown version {given.plain()!r}: read by its layout"
-        work.notices.append(notice("warning", given, text))
-    source = given or Item(None, "schema_version")
-    work.root["schema_version"] = Item("2.0", source.path, source.line, source.above, source.beside)
-
-
 def _drop_empty_sections(work: Migration) -> None:
-    """Sections that only looking for them made; a real empty one is the user's own."""
+    """Sections that only looking for them made; one that the user wrote stays."""
     training = work.root.get("training")
     if training is None:
         return

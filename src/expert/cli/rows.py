@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from expert.cli.display import show
 from expert.core.text import counted
 from expert.core.visible import visible
 
@@ -15,46 +16,46 @@ if TYPE_CHECKING:
     from expert.data.inspect.shown_rows import ShownRow, ShownSegment
 
 BRACKETS = (("⟦", "⟧"), ("⟪", "⟫"), ("⦃", "⦄"), ("⸨", "⸩"), ("⟬", "⟭"))
-"""Around what is trained on: the first pair of which neither stands in any of the rows."""
+"""Around what is trained on: the first pair of which neither occurs in any of the rows."""
 TRAINED, CONTEXT, SPECIAL, LOST, ASIDE = "black on green", "", "bold cyan", "red strike", "dim"
 SEEN_LINE, LOST_LINE, ASIDE_LINE = "  │ ", "  ✂ ", "  ┊ "
-"""Margins: of what the model sees, of what it does not, and of words that are not the row's."""
+"""Margins: of what the model sees, of what it does not, and of notes."""
 NEW_LINE = "↵"
 
 
 def show_rows(rows: Sequence[ShownRow], console: Console) -> None:
-    """The rows one below the other, with what the marks mean."""
+    """The rows one below the other, with a legend."""
     from rich.text import Text
 
     if not rows:
         return
     colour = console.is_terminal and not console.no_color and console.color_system is not None
     marks = None if colour else _brackets(rows)
+    legend = Text("\nrows as the model sees them; ")
     if marks is None:
-        legend = Text.assemble("\nrows as the model sees them; ", ("trained on", TRAINED))
-        legend.append(", ").append("special token", style=SPECIAL)
-        legend.append(f", {NEW_LINE} is a line break")
+        legend.append("trained on", style=TRAINED).append(", ")
+        legend.append("special token", style=SPECIAL)
     else:
-        what = f"{marks[0]}trained on{marks[1]}, {NEW_LINE} is a line break"
-        legend = Text(f"\nrows as the model sees them; {what}")
-    console.print(legend)
+        legend.append(f"{marks[0]}trained on{marks[1]}")
+    console.print(legend.append(f", {NEW_LINE} is a line break"))
     for row in rows:
-        console.print(Text(_head(row), style="bold"))
+        show(console, _head(row), "bold")
         for note in row.notes:
-            console.print(Text(f"  {visible(note)}", style=ASIDE))
+            show(console, f"  {visible(note)}", ASIDE)
         for line in _lines(row, marks):
             console.print(line)
 
 
 def _brackets(rows: Sequence[ShownRow]) -> tuple[str, str]:
-    said = "".join(text for row in rows for one in row.segments for text in (one.text, one.after))
-    free = [pair for pair in BRACKETS if not any(mark in said for mark in pair)]
+    texts = "".join(text for row in rows for one in row.segments for text in (one.text, one.after))
+    free = [pair for pair in BRACKETS if not any(mark in texts for mark in pair)]
     return free[0] if free else ("⟦trained:", ":trained⟧")
 
 
 def _head(row: ShownRow) -> str:
-    """Where the row stands, why it is shown, and its tokens."""
-    parts = [f"{visible(row.place, keep='')} ({row.split}, {row.because})"]
+    """Where the row is, why it is shown, and its tokens."""
+    place = f"{visible(row.place, keep='')} ({row.split}, {row.because})"
+    parts = []
     if row.tokens is not None:
         counts = "trained on" if row.split == "train" else "counted in the loss"
         parts.append(f"{counted(row.tokens, 'token')}, {row.trained_tokens or 0:,} {counts}")
@@ -65,7 +66,7 @@ def _head(row: ShownRow) -> str:
             parts.append(f"split into {row.pieces:,} sequences")
     if row.left_out:
         parts.append(f"not trained on: {visible(row.left_out, keep='')}")
-    return ": ".join([parts[0], "; ".join(parts[1:])]) if parts[1:] else parts[0]
+    return f"{place}: {'; '.join(parts)}" if parts else place
 
 
 def _lines(row: ShownRow, marks: tuple[str, str] | None) -> list[Text]:
@@ -89,7 +90,7 @@ def _lines(row: ShownRow, marks: tuple[str, str] | None) -> list[Text]:
 
 
 class _Page:
-    """Lines that are written from left to right, each with its margin."""
+    """Lines written from left to right, each with its margin."""
 
     def __init__(self, marks: tuple[str, str] | None) -> None:
         from rich.text import Text
@@ -106,7 +107,7 @@ class _Page:
         return self._new.assemble((self._margin, ASIDE))
 
     def margin(self, margin: str) -> None:
-        """Go on with this margin; an open bracket ends before another one."""
+        """Continue with this margin; an open bracket is closed first."""
         if margin != self._margin:
             self._mark(False)
             self._end_line()
@@ -114,7 +115,7 @@ class _Page:
             self._line = self._begun()
 
     def aside(self, text: str) -> None:
-        """A line with words that are not the row's."""
+        """A note between lines of the row."""
         margin = self._margin
         self.margin(ASIDE_LINE)
         self._line.append(text, style=ASIDE)

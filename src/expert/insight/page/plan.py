@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from expert.insight.page.blocks import Block, Folded, Grid, Section, Tone, Words
+from expert.insight.page.events import told_value
 from expert.insight.page.facts import RunFacts, listed, mapping
-from expert.insight.page.story import told_value
 
 DEFAULT = "the default"
 NOT_SHOWN = ("memory.parts", "decoding", "data.dataset")

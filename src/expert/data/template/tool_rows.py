@@ -9,7 +9,7 @@ from functools import cached_property
 
 from expert.data.examples.tools import tool_names
 from expert.data.records import Segment, Turn
-from expert.data.template.templates import TemplateError
+from expert.data.template.templates import TemplateError, segments_at
 
 _SHOWN_CHARACTERS = 40
 
@@ -27,12 +27,11 @@ class ToolRows:
     """The text that asks for an answer."""
 
     def segments(self, turns: Sequence[Turn], tools: str, end: str) -> list[Segment]:
-        """The text in stretches that are learnt and that are not: an answer is what a text with it
-        has beyond one that asks for it. `end`: what ends an answer that another turn follows."""
+        """The text in stretches that are trained on and that are not: an answer is what a text with
+        it has beyond one that asks for it. `end`: what ends an answer that another turn follows."""
         text = self.whole(turns, tools)
         self._refuse_what_is_left_out(turns, tools, text)
-        segments: list[Segment] = []
-        done = 0
+        spans: list[tuple[int, int]] = []
         for place, turn in enumerate(turns):
             if turn.role != "assistant":
                 continue
@@ -40,19 +39,17 @@ class ToolRows:
             if place < len(turns) - 1:
                 # Not by a rendering that ends here: of a last answer thoughts may be written.
                 stop = text.find(end, start) + len(end)
-            if not done <= start < stop:
+            if not (spans[-1][1] if spans else 0) <= start < stop:
                 raise TemplateError(
                     f"the tokenizer's chat template rewrites turn {place + 1} (assistant) so that "
                     "its answer is not to be found in the text"
                 )
-            segments += [Segment(text[done:start], False), Segment(text[start:stop], True)]
-            done = stop
-        return [*segments, *([Segment(text[done:], False)] if done < len(text) else [])]
+            spans.append((start, stop))
+        return segments_at(text, spans)
 
     def _start(self, before: Sequence[Turn], tools: str, text: str) -> int:
-        """Where the answer to these turns begins in the text; -1 where that cannot be told. A
-        template may write thoughts after the last question alone, and the text may have a later
-        one."""
+        """Where the answer to these turns begins in the text; -1 where it is not found. A template
+        may write thoughts after the last question alone, and the text may have a later one."""
         for turns in (before, [_without_thoughts(turn) for turn in before]):
             asked = self.beginning(turns, tools)
             if text.startswith(asked):
@@ -63,21 +60,26 @@ class ToolRows:
     def _leaves_out(self) -> str:
         """What the template does not write of a conversation with tools; "" where it writes all of
         it, or wants more than this conversation has. Names that no text has by chance."""
-        offered, called, given, told = "zq0offered", "zq1called", "zq2given", "zq3told"
+        offered, called, given, result = "zq0offered", "zq1called", "zq2given", "zq3told"
         tool = {"name": offered, "description": "", "parameters": {"type": "object"}}
         call = {"name": called, "arguments": {"x": given}}
         extra = json.dumps({"tool_calls": [{"type": "function", "function": call}]})
         turns = (
             Turn("user", "x"),
             Turn("assistant", "", extra=extra),
-            Turn("tool", told),
+            Turn("tool", result),
             Turn("assistant", "x"),
         )
         try:
             text = self.whole(turns, json.dumps([{"type": "function", "function": tool}]))
         except TemplateError:
             return ""
-        parts = {"the tools": offered, "calls": called, "arguments": given, "tools' answers": told}
+        parts = {
+            "the tools": offered,
+            "calls": called,
+            "arguments": given,
+            "tools' answers": result,
+        }
         return next((words for words, part in parts.items() if part not in text), "")
 
     def _refuse_what_is_left_out(self, turns: Sequence[Turn], tools: str, text: str) -> None:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import re
 
-from expert.core.errors import Problem
-from expert.manifest.migrate.moving import Entries, Migration
-from expert.manifest.notices import notice
-from expert.manifest.text.document import Item, shown
-
-# --- LitGPT --------------------------------------------------------------------------------------
+from expert.manifest.migrate.migration import Entries, Migration, beside
+from expert.manifest.text.item import Item, shown
 
 _LITGPT_TARGETS = {
     "lora_query": ("q_proj",),
@@ -38,15 +34,19 @@ _TRAIN_NAMES = {
 _WITHOUT = {
     "tie_embeddings": "the model's own config.json decides",
     "max_tokens": "epochs and max_steps say how long a run is",
-    "lr_warmup_fraction": "",
+    "lr_warmup_fraction": "warmup_ratio is a key here",
 }
+# Arguments of a data class that the run has keys of its own for.
+_OF_THE_LOADER = ("seed", "ignore_index", "num_workers", "include_multiturn_conversations")
 
 
 def read_litgpt(work: Migration) -> None:
     """LitGPT's fine-tuning files: `data: {class_path}`, `train:`, `eval:`."""
     data, train = work.root.get("data"), work.root.get("train")
-    made = data.get("class_path") if data is not None else None
-    is_class = made is not None or (data is not None and _is_class_name(data))
+    is_class = data is not None and (
+        data.get("class_path") is not None
+        or (isinstance(data.value, str) and data.value.lower() in _LITGPT_SETS)
+    )
     settings = train.fields() if train is not None else {}
     if not is_class and "global_batch_size" not in settings:
         return
@@ -54,80 +54,63 @@ def read_litgpt(work: Migration) -> None:
     if folder is not None and isinstance(folder.value, str):
         name = folder.value.replace("\\", "/").removeprefix("checkpoints/")
         work.root.setdefault("base_model", Item(name, folder.path, folder.line))
-        work.notices.append(notice("read as", folder, f"base_models[0].name: {name}"))
+        work.read_as(folder, f"base_models[0].name: {name}")
     work.root.pop("train", None)
-    _litgpt_batch(work, settings)
-    _rename(work, settings, _TRAIN_NAMES)
-    judged = work.root.pop("eval", None)
-    _litgpt_evaluation(work, judged.fields() if judged is not None else {})
+    # global_batch_size is a step, micro_batch_size what is on the card at once: as here.
+    rows = settings.pop("global_batch_size", None)
+    if rows is not None:
+        work.place(work.root, "batch_size", rows, "training.config.batch_size")
+    for key, item in settings.items():
+        if key.startswith("_") or item.value is None:
+            continue
+        if key in _WITHOUT:
+            work.supersede(item, _WITHOUT[key])
+            continue
+        home = _TRAIN_NAMES.get(key, key)
+        as_it_is = home == key or home.startswith("adam_beta")
+        work.place(work.root, home, item, item.path if as_it_is else f"training.config.{home}")
+    _litgpt_evaluation(work, work.root.pop("eval", Item(None)).fields())
     _litgpt_targets(work)
     if data is not None and is_class:
         del work.root["data"]
         _litgpt_rows(work, data)
 
 
-def _is_class_name(data: Item) -> bool:
-    return isinstance(data.value, str) and data.value.lower() in _LITGPT_SETS
-
-
-def _litgpt_batch(work: Migration, settings: Entries) -> None:
-    """global_batch_size is a step, micro_batch_size what is on the card at once: as here."""
-    rows = settings.pop("global_batch_size", None)
-    if rows is not None:
-        work.place(work.root, "batch_size", rows, "training.config.batch_size")
-
-
-def _rename(work: Migration, settings: Entries, names: dict[str, str]) -> None:
-    for key, item in settings.items():
-        if key.startswith("_") or item.value is None:
-            continue
-        text = _WITHOUT.get(key)
-        if text is not None:
-            work.notices.append(notice("superseded", item, text or "warmup_ratio is a key here"))
-            continue
-        home = names.get(key, key)
-        as_it_is = home == key or home.startswith("adam_beta")
-        work.place(work.root, home, item, item.path if as_it_is else f"training.config.{home}")
-
-
 def _litgpt_evaluation(work: Migration, settings: Entries) -> None:
     steps = settings.get("interval")
     if steps is not None and steps.value is not None:
-        home = "training.config.eval_steps"
-        work.place(work.root, "eval_steps", steps, home)
+        work.place(work.root, "eval_steps", steps, "training.config.eval_steps")
     for key, item in settings.items():
         if key != "interval" and item.value not in (None, False, True):
             text = "all validation rows are evaluated, and no text is generated while training"
-            work.notices.append(notice("superseded", item, text))
+            work.supersede(item, text)
 
 
 def _litgpt_targets(work: Migration) -> None:
     """Which layers get an adapter, by switches; query and value where nothing is said."""
     given = {key: work.root.pop(key) for key in _LITGPT_TARGETS if key in work.root}
-    is_lora = given or "lora_r" in work.root
-    adapters = any(key in work.root for key in ("adapter", "adapter_type"))
-    if not is_lora:
-        if not adapters:
-            at = Item("full", "lora_r")
-            work.root["adapter_type"] = at
+    if not given and "lora_r" not in work.root:
+        if not {"adapter", "adapter_type"} & {*work.root}:
+            at = work.root["adapter_type"] = Item("full", "lora_r")
             text = "training.config.adapter_type: full (no rank is given: every weight is trained)"
-            work.notices.append(notice("read as", at, text))
+            work.read_as(at, text)
         return
     names: list[str] = []
     for key, layers in _LITGPT_TARGETS.items():
         item = given.get(key)
         on = item.value if item is not None else key in _LITGPT_DEFAULTS
         if on and key == "lora_head" and item is not None:
-            what = "the head gets no adapter here"
-            work.problems.append(Problem(item.path, what, "write false", item.line))
+            work.problem(item, "the head gets no adapter here", "write false")
         elif on:
             names += layers
     if names and "lora_target_modules" not in work.root:
-        at = next(iter(given.values()), Item(None, "lora_query"))
-        listed = [Item(name, at.path, at.line) for name in names]
-        work.root["lora_target_modules"] = Item(listed, at.path, at.line)
-        text = f"training.config.target_modules: {', '.join(names)}"
-        work.notices.append(notice("read as", at, text))
+        _put_targets(work, names, next(iter(given.values()), Item(None, "lora_query")))
+
+
+def _put_targets(work: Migration, names: list[str], at: Item) -> None:
+    listed = [Item(name, at.path, at.line) for name in names]
+    work.root.setdefault("lora_target_modules", beside(at, listed))
+    work.read_as(at, f"training.config.target_modules: {', '.join(names)}")
 
 
 def _litgpt_rows(work: Migration, data: Item) -> None:
@@ -135,33 +118,35 @@ def _litgpt_rows(work: Migration, data: Item) -> None:
     arguments = data.get("init_args")
     fields = arguments.fields() if arguments is not None else {}
     word = str(made.value).rpartition(".")[2].lower()
-    dataset = work.section("training", "dataset")
-    path = fields.pop("json_path", None)
+    _put_source(work, fields.pop("json_path", None), made, _LITGPT_SETS.get(word))
     share = fields.pop("val_split_fraction", None)
-    hub = _LITGPT_SETS.get(word)
-    if path is not None:
-        work.place(dataset, "path", path, "training.dataset.path")
-    elif hub is not None:
-        dataset.setdefault("path", Item(hub, made.path, made.line))
-        work.notices.append(notice("read as", made, f"training.dataset.path: {hub}"))
-    else:
-        what = f"{shown(made.plain())} is a Python class, which is not run"
-        fix = "name the rows: training.dataset.path, a file or a hub id"
-        work.problems.append(Problem(made.path, what, fix, made.line))
-        work.seen.add("no rows")
     if share is not None:
-        work.place(dataset, "validation_split", share, "training.dataset.validation_split")
+        work.place_in_dataset("validation_split", share)
     style = fields.pop("prompt_style", None)
     if style is not None and style.value is not None:
         work.root.setdefault("template", style)
     hidden = fields.pop("mask_prompt", Item(False, made.path, made.line))
     work.root.setdefault("mask_prompt", hidden)  # false there where nothing is said
-    for key, item in fields.items():
-        if key in ("seed", "ignore_index", "num_workers", "include_multiturn_conversations"):
-            continue  # of the loader; the run has its own
+    _arguments_without_effect(work, {k: v for k, v in fields.items() if k not in _OF_THE_LOADER})
+
+
+def _put_source(work: Migration, path: Item | None, made: Item, hub: str | None) -> None:
+    """The rows by their path, by the hub set that a class stands for, or a problem."""
+    if path is not None:
+        work.place_in_dataset("path", path)
+    elif hub is not None:
+        work.dataset.setdefault("path", Item(hub, made.path, made.line))
+        work.read_as(made, f"training.dataset.path: {hub}")
+    else:
+        what = f"{shown(made.plain())} is a Python class, which is not run"
+        work.problem(made, what, "name the rows: training.dataset.path, a file or a hub id")
+        work.seen.add("no rows")
+
+
+def _arguments_without_effect(work: Migration, fields: Entries) -> None:
+    for item in fields.values():
         if item.value is not None:
-            text = "without effect: it is an argument of a class that is not used"
-            work.notices.append(notice("warning", item, text))
+            work.without_effect(item, "it is an argument of a class that is not used")
 
 
 # --- torchtune -----------------------------------------------------------------------------------
@@ -190,7 +175,10 @@ def read_torchtune(work: Migration) -> None:
     kind = rows.get("_component_") if rows is not None else None
     if made is None and kind is None:
         return
-    _tune_model(work, model, made)
+    _tune_checkpointer(work)
+    if model is not None and made is not None:
+        del work.root["model"]
+        _tune_adapter(work, model.fields(), made)
     if rows is not None and kind is not None:
         del work.root["dataset"]
         _tune_rows(work, rows, kind)
@@ -199,96 +187,69 @@ def read_torchtune(work: Migration) -> None:
             work.place(work.root, home, work.root.pop(key), f"training.config.{home}")
     limit = work.root.pop("max_steps_per_epoch", None)
     if limit is not None and limit.value:
-        text = "without effect: max_steps limits the whole run"
-        work.notices.append(notice("warning", limit, text))
+        work.without_effect(limit, "max_steps limits the whole run")
     for key in ("loss", "mixed_precision"):
         item = work.root.pop(key, None)
         if item is not None and item.value and item.get("enabled") is None:
-            text = "the cross-entropy of the answer's tokens, in chunks: fused_loss"
-            work.notices.append(notice("superseded", item, text))
+            work.supersede(item, "the cross-entropy of the answer's tokens, in chunks: fused_loss")
 
 
-def _tune_model(work: Migration, model: Item | None, made: Item | None) -> None:
-    """The folder of the checkpointer is the base; the class says what is trained."""
+def _tune_checkpointer(work: Migration) -> None:
+    """The folder of the checkpointer is the base."""
     kept = work.root.pop("checkpointer", None)
     folder = kept.get("checkpoint_dir") if kept is not None else None
     if folder is not None and isinstance(folder.value, str):
         work.root.setdefault("base_model", Item(folder.value, folder.path, folder.line))
-        work.notices.append(notice("read as", folder, "base_models[0].name"))
+        work.read_as(folder, "base_models[0].name")
     if kept is not None:
         text = "the folder's own config.json and index say which files hold the weights"
-        work.notices.append(notice("superseded", kept, text))
-    if model is None or made is None:
-        return
-    del work.root["model"]
+        work.supersede(kept, text)
+
+
+def _tune_adapter(work: Migration, fields: Entries, made: Item) -> None:
+    """The class says what is trained, its arguments with what layers, rank and scale."""
     word = str(made.value).rpartition(".")[2]
-    fields = model.fields()
     kind = "qlora" if word.startswith("qlora_") else "lora" if word.startswith("lora_") else "full"
     if kind == "lora" and fields.pop("use_dora", Item(False)).value is True:
         kind = "dora"
-    work.root.setdefault("adapter_type", Item(kind, made.path, made.line))
-    work.notices.append(notice("read as", made, f"training.config.adapter_type: {kind}"))
+    work.root.setdefault("adapter_type", beside(made, kind))
+    work.read_as(made, f"training.config.adapter_type: {kind}")
     if kind == "full":
         return
-    names = _tune_targets(fields)
-    if names:
-        at = fields.get("lora_attn_modules", made)
-        listed = [Item(name, at.path, at.line) for name in names]
-        work.root.setdefault("lora_target_modules", Item(listed, at.path, at.line))
-        text = f"training.config.target_modules: {', '.join(names)}"
-        work.notices.append(notice("read as", at, text))
-    for key in ("lora_rank", "lora_alpha", "lora_dropout"):
-        if key in fields:
-            work.root.setdefault(key, fields[key])
-    if fields.get("quantize_base", Item(False)).value is True:
-        work.root.setdefault("adapter_type", Item("qlora", made.path, made.line))
-
-
-def _tune_targets(fields: Entries) -> list[str]:
     listed = fields.get("lora_attn_modules", Item([])).plain()
     names = ["o_proj" if name == "output_proj" else str(name) for name in listed or []]
     if fields.get("apply_lora_to_mlp", Item(False)).value is True:
         names += ["gate_proj", "up_proj", "down_proj"]
-    return names
+    if names:
+        _put_targets(work, names, fields.get("lora_attn_modules", made))
+    for key in ("lora_rank", "lora_alpha", "lora_dropout"):
+        if key in fields:
+            work.root.setdefault(key, fields[key])
 
 
 def _tune_rows(work: Migration, rows: Item, kind: Item) -> None:
     fields = rows.fields()
-    word = str(kind.value).rpartition(".")[2]
-    dataset = work.section("training", "dataset")
     source, files = fields.pop("source", None), fields.pop("data_files", None)
     if files is not None and files.value and source is not None and source.value in ("json", "csv"):
         source = files
-    hub = _TUNE_SETS.get(word)
+    hub = _TUNE_SETS.get(str(kind.value).rpartition(".")[2])
     split = fields.pop("split", None)
-    if source is not None and isinstance(source.value, str):
-        work.place(dataset, "path", source, "training.dataset.path")
-    elif hub is not None:
-        parts = hub if split is None or split.value is None else f"{hub}::{split.value}"
-        dataset.setdefault("path", Item(parts, kind.path, kind.line))
-        work.notices.append(notice("read as", kind, f"training.dataset.path: {parts}"))
-    else:
-        what = f"{shown(kind.plain())} is a Python class, which is not run"
-        fix = "name the rows: training.dataset.path, a file or a hub id"
-        work.problems.append(Problem(kind.path, what, fix, kind.line))
-        work.seen.add("no rows")
-    _tune_columns(work, fields, dataset)
+    if hub is not None and split is not None and split.value is not None:
+        hub = f"{hub}::{split.value}"
+    is_named = source is not None and isinstance(source.value, str)
+    _put_source(work, source if is_named else None, kind, hub)
+    _tune_columns(work, fields)
     for key, home in (("packed", "packing"), ("train_on_input", "train_on_prompt")):
         item = fields.pop(key, None)
         if item is not None and item.value is not None:
             work.place(work.root, home, item, f"training.config.{home}")
-    for key, item in fields.items():
-        if not re.match(r"_|conversation_style|new_system_prompt$", key) and item.value is not None:
-            text = "without effect: it is an argument of a class that is not used"
-            work.notices.append(notice("warning", item, text))
+    known = re.compile(r"_|conversation_style|new_system_prompt$")
+    _arguments_without_effect(work, {k: v for k, v in fields.items() if not known.match(k)})
 
 
-def _tune_columns(work: Migration, fields: Entries, dataset: Entries) -> None:
-    mapping: Entries = {}
-    named = fields.pop("column_map", None)
-    for key, item in (named.fields() if named is not None else {}).items():
-        if key in _TUNE_COLUMNS:
-            mapping[_TUNE_COLUMNS[key]] = item
+def _tune_columns(work: Migration, fields: Entries) -> None:
+    named = fields.pop("column_map", Item(None)).fields()
+    mapping = {_TUNE_COLUMNS[key]: item for key, item in named.items() if key in _TUNE_COLUMNS}
     column = fields.pop("conversation_column", None)
     if column is not None and column.value not in (None, "messages", "conversations"):
         mapping["messages"] = column
@@ -296,7 +257,7 @@ def _tune_columns(work: Migration, fields: Entries, dataset: Entries) -> None:
     if text is not None and text.value:
         mapping["text"] = text
     for part, item in mapping.items():
-        work.notices.append(notice("read as", item, f"training.dataset.field_mapping.{part}"))
+        work.read_as(item, f"training.dataset.field_mapping.{part}")
     if mapping:
         at = next(iter(mapping.values()))
-        dataset.setdefault("field_mapping", Item(mapping, at.path, at.line))
+        work.dataset.setdefault("field_mapping", Item(mapping, at.path, at.line))
