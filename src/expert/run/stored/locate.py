@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.events import Event, read_events
 from expert.core.links import refuse_links
-from expert.core.recorded_paths import found_again
 from expert.core.rundir import (
     RunFolder,
     RunFolderError,
     checkpoint_step,
+    found_again,
     latest_run,
     named_manifest,
 )

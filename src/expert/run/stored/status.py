@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +11,7 @@ from typing import Any, Literal
 
 from expert.core.events import Event, follow, read_events
 from expert.core.publish import is_alive
-from expert.core.rundir import RunFolder
+from expert.core.rundir import RunFolder, holder_of
 
 State = Literal["running", "finished", "stopped", "failed", "gone"]
 ENDINGS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
@@ -209,12 +208,10 @@ def state_of(folder: RunFolder, ending: Event | None) -> tuple[State, str]:
 
 def trainer_lives(folder: RunFolder) -> bool:
     """Whether somebody holds the run; of a process on another machine nothing else is known."""
-    try:
-        holder = json.loads(folder.lock_file.read_bytes())
-        pid, host = int(holder["pid"]), str(holder["host"])
-    except (OSError, ValueError, KeyError, TypeError):
+    holder = holder_of(folder.lock_file)
+    if holder is None:
         return False
-    return host != socket.gethostname() or is_alive(pid)
+    return holder.host != socket.gethostname() or is_alive(holder.pid)
 
 
 def follow_run(
