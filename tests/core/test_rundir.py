@@ -62,7 +62,7 @@ def test_a_name_never_leaves_the_folder(tmp_path: Path, expert: str, name: str):
     assert run.path == tmp_path / f"{name}-20260504-120000"
 
 
-def test_a_place_where_nothing_can_be_made_is_told(tmp_path: Path):
+def test_a_place_where_nothing_can_be_made_is_reported(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match=wording("no-run-folder-can")):
         RunFolder.create(tmp_path / "file" / "runs", "sql")
@@ -282,7 +282,7 @@ def test_a_lock_file_that_says_nothing_is_free(run: RunFolder, content: str):
         assert previous is None
 
 
-def test_a_folder_that_cannot_be_written_is_told(run: RunFolder, tmp_path: Path):
+def test_a_folder_that_cannot_be_written_is_reported(run: RunFolder, tmp_path: Path):
     run.lock_file.mkdir()
     with (
         pytest.raises(RunFolderError, match=wording("cannot-written-directory")),

@@ -149,7 +149,7 @@ def test_a_disk_that_loses_what_was_written_is_seen_at_once(
         saved(tmp_path, 1)
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path):
+def test_a_place_that_cannot_be_written_is_reported(tmp_path: Path):
     (tmp_path / "checkpoints").write_text("")
     with pytest.raises(CheckpointError, match=wording("cannot-written-mend")):
         saved(tmp_path / "checkpoints", 1)
@@ -174,7 +174,7 @@ def test_nothing_is_found_where_nothing_is(tmp_path: Path):
     assert len(names(tmp_path)) == 6
 
 
-# Whether a run may go on
+# Whether a run may continue
 
 
 def test_the_same_run_has_no_difference():
@@ -199,7 +199,7 @@ def test_every_part_of_the_identity_counts():
     }
 
 
-def test_differences_are_told_value_by_value():
+def test_differences_are_reported_value_by_value():
     saved_state = {
         "schedule": {"warmup": 100, "name": "cosine"},
         "adapter": {"type": "lora", "modules": ["q", "k"]},

@@ -90,7 +90,7 @@ class RunFolder:
                     return cls(path)
         except OSError as error:
             raise RunFolderError(
-                f"{parent}: no run folder can be made here: {error.strerror}  (mend that, or name "
+                f"{parent}: no run folder can be made here: {error.strerror}  (fix that, or set "
                 "another folder in training.config.output_dir)"
             ) from error
 
@@ -102,7 +102,7 @@ class RunFolder:
             raise RunFolderError(f"{path}: there is no such folder  (name a folder under runs/)")
         if not folder.was_started:
             raise RunFolderError(
-                f"{path}: is no run folder, it has no {folder.plan.name}  (name a folder under "
+                f"{path}: is not a run folder: it has no {folder.plan.name}  (name a folder under "
                 "runs/)"
             )
         folder.refuse_links()
@@ -171,7 +171,7 @@ class RunFolder:
 
     def write_json(self, name: str, data: Any) -> Path:
         """Write a file of the folder as a whole; values of secret variables become "***"."""
-        assert Path(name).name == name, f"{name} is no plain file name"
+        assert Path(name).name == name, f"{name} is not a plain file name"
         text = json.dumps(
             plain(data, secrets_of_environment()), indent=2, ensure_ascii=False, allow_nan=False
         )

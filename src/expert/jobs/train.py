@@ -119,7 +119,7 @@ def _own_indexes(read: ReadManifest, resume: str | None, plan: RunPlan) -> froze
 
 
 def _over_before(plan: RunPlan, read: ReadManifest, data: RunData, resume: str) -> RunResult | None:
-    """How a run ended that is to go on and has nothing left to do; None where it has."""
+    """How a run ended that is to be resumed and has nothing left to do; None where it has."""
     from expert.run.session.finish import already_finished
     from expert.run.stored.changes import finished_before
 
@@ -143,7 +143,7 @@ def _removed_if_unused(folder: RunFolder) -> Iterator[None]:
 
 
 def _run_folder(plan: RunPlan, resume: str | None) -> tuple[RunFolder, Path | None]:
-    """A new run folder, or the one to go on with and the checkpoint in it."""
+    """A new run folder, or the one to resume and the checkpoint in it."""
     from expert.core.rundir import RunFolder
     from expert.run.stored.locate import run_to_resume
 

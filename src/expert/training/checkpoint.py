@@ -100,7 +100,7 @@ def save_checkpoint(
     except (OSError, SafetensorError) as error:
         if _errno(error) not in _NO_ROOM:
             raise CheckpointError(
-                f"{path}: cannot be written: {error}  (mend that; what was saved before is whole)"
+                f"{path}: cannot be written: {error}  (fix that; earlier checkpoints are intact)"
             ) from error
         said = os.strerror(_errno(error) or 0)
         raise _disk_full(path, bytes_needed(tensors), _free(folder), said) from error
@@ -146,7 +146,7 @@ def find_checkpoint(folder: Path) -> Found:
 
 
 def put_aside_after(folder: Path, step: int) -> list[Path]:
-    """Rename the checkpoints behind `step`, so that a run which goes back can save them anew."""
+    """Rename the checkpoints behind `step`, so that a run which goes back can save them again."""
     later = [path for number, path in checkpoints_in(folder) if number > step]
     return [put_aside(path, "old") for path in later]
 
@@ -298,7 +298,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _head(path: Path) -> dict[str, Any]:
-    """What state.json says; ValueError where it is none of ours."""
+    """What state.json says; ValueError where it is not one of ours."""
     try:
         head = json.loads((path / STATE).read_bytes())
         fits = (

@@ -260,7 +260,7 @@ def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
     if found.state.done != now.plan.length.total_steps:
         aside = put_final_aside(session.folder)
         if aside is not None:
-            session.emit("warning", text=f"final was renamed to {aside.name}: training goes on")
+            session.emit("warning", text=f"final was renamed to {aside.name}: training continues")
 
 
 def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:

@@ -67,7 +67,7 @@ def write_down(folder: RunFolder, plan: RunPlan, manifest: Manifest, data: RunDa
             folder.write_json("vocabulary.json", known)
     except OSError as error:
         raise RunFolderError(
-            f"{folder.path}: cannot be written: {error.strerror}  (mend that, or name "
+            f"{folder.path}: cannot be written: {error.strerror}  (fix that, or set "
             "another folder in training.config.output_dir)"
         ) from error
 

@@ -1,4 +1,4 @@
-"""What a run has learnt, loaded to be used: the finished expert, or one of its checkpoints."""
+"""What a run has learned, loaded to be used: the finished expert, or one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class AnotherBase(ExpertError):
-    """What was learnt upon a base that this version of Expert does not come with."""
+    """What was learned upon a base that this version of Expert does not come with."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A model that has learnt, on its device, with what turns text into its tokens."""
+    """A model that has learned, on its device, with what turns text into its tokens."""
 
     plan: RunPlan
     choice: Choice
@@ -51,13 +51,13 @@ def read_plan(folder: RunFolder) -> RunPlan:
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise RunFolderError(
-            f"{folder.plan}: is no plan of this version: {where}: {error.errors()[0]['msg']}  "
+            f"{folder.plan}: is not a plan of this version: {where}: {error.errors()[0]['msg']}  "
             "(use the version of Expert that made the run; environment.json names it)"
         ) from None
 
 
 def base_remark(folder: RunFolder, plan: RunPlan) -> str:
-    """What is to be said of a built-in base under what was learnt; AnotherBase where it is known
+    """What is to be said of a built-in base under what was learned; AnotherBase where it is known
     not to be the one that was trained upon: the answers would be garbage."""
     from expert.model.base_folder import built_in_folder
     from expert.planning.models.resolve import weights_digits
@@ -73,8 +73,8 @@ def base_remark(folder: RunFolder, plan: RunPlan) -> str:
     name = plan.model.name
     if trained_on is None:
         return (
-            f"the run does not tell which `{name}` it was trained on: an earlier version may have "
-            "brought another one  (train it again where its answers make no sense)"
+            f"the run does not record which `{name}` it was trained on: an earlier version may "
+            "have brought another one  (train it again where its answers make no sense)"
         )
     raise AnotherBase(
         f"{folder.path}: was trained on another `{name}` ({trained_on}; this version of Expert "
@@ -104,7 +104,7 @@ def load_trained(
     precision: str | None = None,
     adapter_dtype: torch.dtype | None = None,
 ) -> Trained:
-    """The base with what was learnt, ready to answer: no dropout, no gradients, plain attention.
+    """The base with what was learned, ready to answer: no dropout, no gradients, plain attention.
 
     Without `quantised` the base is read in full; `precision` and `adapter_dtype` are those of the
     run where they are not given.
@@ -125,7 +125,7 @@ def load_trained(
 
 
 def load_base(plan: RunPlan, *, device: torch.device) -> Trained:
-    """The base of a run without what was learnt, to be asked as its expert is."""
+    """The base of a run without what was learned, to be asked as its expert is."""
     from expert.manifest.schema.manifest import CHAR_GPT
     from expert.model.load import load_model
 
@@ -226,7 +226,7 @@ def _characters_of(folder: RunFolder) -> str:
         if file.is_file():
             return str(json.loads(file.read_text(encoding="utf-8"))["characters"])
     raise NothingTrained(
-        f"{folder.path}: vocabulary.json is missing: nobody knows which characters the model has  "
+        f"{folder.path}: vocabulary.json is missing: the characters of the model are unknown  "
         "(let the run finish with --resume)"
     )
 

@@ -1,4 +1,4 @@
-"""Runs that are stopped or killed from outside, in processes of their own, and taken up again."""
+"""Runs that are stopped or killed from outside, in processes of their own, and resumed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.jobs.runs import (
 from tests.jobs.trainer import ACKNOWLEDGED, GO_ON, HELD
 from tests.wording import wording
 
-# Two epochs of six updates with accumulation, dropout and evaluation.
+# Two epochs of six steps with accumulation, dropout and evaluation.
 SETTINGS = {
     "dropout": 0.2,
     "micro_batch_size": 2,
@@ -162,7 +162,7 @@ def test_a_second_signal_ends_the_run_at_once_and_damages_nothing(trainers, whol
     os.kill(pid, signal.SIGTERM)
     assert trainers.ended() == 143
     folder = run_folder(manifest)
-    assert saved_steps(folder) == [2]  # the update under way was not waited for
+    assert saved_steps(folder) == [2]  # the step under way was not waited for
     assert events_of(folder, "stopped") == []
     assert_equal_in_the_end(run(manifest, resume="auto").folder, whole)
 

@@ -74,7 +74,7 @@ def test_a_stream_trains_to_the_end_of_its_rows(streamed):
     assert [event["event"] for event in events_of(folder)][-1] == "finished"
 
 
-def test_a_batch_of_a_stream_has_room_for_no_more_sequences_than_an_update_makes(base, tmp_path):
+def test_a_batch_of_a_stream_has_room_for_no_more_sequences_than_a_step_makes(base, tmp_path):
     settings = {"micro_batch_size": "auto", "max_seq_length": 256, "batch_size": 6, "epochs": 1}
     folder = run(write_stream(tmp_path / "short", base, settings)).folder
     batch = plan_of(folder)["batch"]
@@ -135,7 +135,7 @@ def test_a_stream_is_taken_up_where_it_was_left(streamed, tmp_path):
 
 
 def waiting(monkeypatch, shares) -> None:
-    """The device seems to wait for these shares of its windows, each of four updates."""
+    """The device seems to wait for these shares of its windows, each of four steps."""
     add = DataWait.add
     told = iter([share for share in shares for _ in range(4)])
 
@@ -159,16 +159,16 @@ def test_a_device_that_waits_for_data_gets_more_workers_then_fewer(base, tmp_pat
         (event["failure"], event["step"], event["changes"][0]["value"])
         for event in events_of(done.folder, "fell_back")
     ]
-    # Three updates settle, then windows of four: quiet, too much, and after three more worse. Times
-    # are read an update late.
+    # Three steps settle, then windows of four: quiet, too much, and after three more worse. Times
+    # are read a step late.
     assert told == [("DataBound", 12, 2), ("DataBound", 20, 1)]
     assert wording("of-the-time") in events_of(done.folder, "fell_back")[0]["reason"]
     assert plan_of(done.folder)["loader"]["workers"] == 1
     monkeypatch.undo()
-    assert losses_of(done.folder) == losses_of(run(plain).folder)  # only the feed was made anew
+    assert losses_of(done.folder) == losses_of(run(plain).folder)  # only the feed was made again
 
 
-def test_a_thread_that_feeds_too_slowly_is_told_once(base, tmp_path, monkeypatch):
+def test_a_thread_that_feeds_too_slowly_is_reported_once(base, tmp_path, monkeypatch):
     waiting(monkeypatch, [0.5, 0.6])
     done = run(
         write_expert(
