@@ -39,8 +39,8 @@ def groups_of(step: int) -> Groups:
     }
 
 
-def saved(folder: Path, step: int, **options: Any) -> Path:
-    return save_checkpoint(folder, step, groups_of(step), {"step": step, "loss": 0.1}, **options)
+def saved(folder: Path, step: int) -> Path:
+    return save_checkpoint(folder, step, groups_of(step), {"step": step, "loss": 0.1})
 
 
 def assert_same(found: Groups, expected: Groups) -> None:

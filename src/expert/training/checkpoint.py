@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,6 +26,7 @@ from expert.core.errors import EXIT_NO_SPACE, ExpertError
 from expert.core.files import sync_folder
 from expert.core.publish import damage, publishing
 from expert.core.rundir import checkpoint_name, checkpoints_in
+from expert.parallel.engine import Groups
 
 FORMAT = 1
 STATE = "state.json"
@@ -37,8 +38,6 @@ SHOWN_CHARACTERS = 60
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RUST_ERROR = re.compile(r"\(os error (\d+)\)")
-
-Groups = Mapping[str, Mapping[str, torch.Tensor]]
 
 
 class CheckpointError(ExpertError):
@@ -67,25 +66,11 @@ class Found:
     rejected: list[tuple[Path, str]] = field(default_factory=list)
 
 
-class DiskUsage(Protocol):
-    """What shutil.disk_usage gives."""
-
-    @property
-    def free(self) -> int: ...
-
-
-def save_checkpoint(
-    folder: Path,
-    step: int,
-    tensors: Groups,
-    state: Mapping[str, Any],
-    *,
-    extra: Callable[[Path], None] | None = None,
-) -> Path:
+def save_checkpoint(folder: Path, step: int, tensors: Groups, state: Mapping[str, Any]) -> Path:
     """The folder of the new checkpoint, after it was read back and verified.
 
-    `extra` may put more files into it. A name that is taken is an error unless the content is
-    the same. A full disk leaves nothing behind.
+    A name that is taken is an error unless the content is the same. A full disk leaves nothing
+    behind.
     """
     path = folder / checkpoint_name(step)
     try:
@@ -95,8 +80,6 @@ def save_checkpoint(
             (temporary / STATE).write_text(text + "\n", encoding="utf-8")
             for group, named in tensors.items():
                 _write_group(temporary / _group_file(group), named)
-            if extra is not None:
-                extra(temporary)
     except (OSError, SafetensorError) as error:
         if _errno(error) not in _NO_ROOM:
             raise CheckpointError(
@@ -193,11 +176,9 @@ def bytes_needed(groups: Groups) -> int:
     return total
 
 
-def check_space(
-    folder: Path, needed: int, *, free: Callable[[Path], DiskUsage] = shutil.disk_usage
-) -> None:
+def check_space(folder: Path, needed: int) -> None:
     """Raise DiskFull before a byte is written where a checkpoint would not fit with some room."""
-    there = _free(folder, free)
+    there = _free(folder)
     if there < SPACE_FACTOR * needed:
         raise _disk_full(folder, needed, there)
 
@@ -366,11 +347,11 @@ def _errno(error: BaseException) -> int | None:
     return int(match[1]) if match else None
 
 
-def _free(folder: Path, free: Callable[[Path], DiskUsage] = shutil.disk_usage) -> int:
+def _free(folder: Path) -> int:
     there = folder.absolute()
     while not there.exists() and there != there.parent:
         there = there.parent
-    return free(there).free
+    return shutil.disk_usage(there).free
 
 
 def _disk_full(place: Path, needed: int, free: int, said: str = "too little room") -> DiskFull:
