@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from expert.core.text import counted
+
 EXIT_OK = 0
 EXIT_INTERNAL = 1
 EXIT_USAGE = 2
@@ -65,7 +67,6 @@ class ManifestError(ExpertError):
         super().__init__(source, self.problems, self.remarks)
 
     def __str__(self) -> str:
-        count = len(self.problems)
-        head = f"{self.source}: {count} problem{'s' if count != 1 else ''}"
+        head = f"{self.source}: {counted(len(self.problems), 'problem')}"
         remarks = [f"  {remark}" for remark in self.remarks]
         return "\n".join([head, *(f"  - {problem}" for problem in self.problems), *remarks])

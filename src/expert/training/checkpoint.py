@@ -26,6 +26,7 @@ from expert.core.errors import EXIT_NO_SPACE, ExpertError
 from expert.core.files import sync_folder
 from expert.core.publish import damage, publishing
 from expert.core.rundir import checkpoint_name, checkpoints_in
+from expert.core.text import gib
 from expert.parallel.engine import Groups
 
 FORMAT = 1
@@ -356,12 +357,8 @@ def _free(folder: Path) -> int:
 
 def _disk_full(place: Path, needed: int, free: int, said: str = "too little room") -> DiskFull:
     return DiskFull(
-        f"{place}: {said}: a checkpoint needs {_megabytes(needed)}, "
-        f"{_megabytes(math.ceil(SPACE_FACTOR * needed))} should be free, {_megabytes(free)} are  "
+        f"{place}: {said}: a checkpoint needs {gib(needed)}, "
+        f"{gib(math.ceil(SPACE_FACTOR * needed))} should be free, {gib(free)} are  "
         "(make room and resume, keep fewer with training.config.save_total_limit, or save "
         "elsewhere with training.config.output_dir)"
     )
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB" if count < 1e9 else f"{count / 1e9:,.2f} GB"

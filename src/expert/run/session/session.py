@@ -238,8 +238,10 @@ def save(session: Session, state: TrainState, due: bool = False) -> None:
     now = session.now
     now.state = state
     if session.checkpoints is not None:
-        tensors = model_of(session).tensors()
-        session.checkpoints.save(state, tensors, now.plan, now.data, due=due)
+        built = model_of(session)
+        tensors = built.tensors()  # every rank takes part, one writes
+        if built.engine.world.is_first:
+            session.checkpoints.save(state, tensors, now.plan, now.data, due=due)
 
 
 def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
