@@ -169,7 +169,7 @@ def test_an_unknown_key_is_an_error_that_names_the_nearest(key, text):
     ("name", "words"),
     [
         ("deepspeed", wording("superseded-run-uses-one")),
-        ("training.config.wandb_project", "Superseded: TensorBoard files"),
+        ("training.config.wandb_project", "Superseded: TensorBoard"),
         ("loraplus_lr_ratio", wording("refused-lora-not-built")),
         ("chat_template", wording("read-another-key-by")),
     ],

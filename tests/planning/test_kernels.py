@@ -37,7 +37,7 @@ AMPERE_WORDS = "GeForce RTX 3090 (8.6) has bf16 tensor cores"
         ({"bf16": False}, "rtx-3090", ("fp16", wording("ruled-out-loss-scaling"), "machine")),
         ({"fp16": False}, "rtx-3090", ("bf16", AMPERE_WORDS, "machine")),
         ({"fp16": False}, "t4", ("fp32", wording("has-no-ruled-out"), "machine")),
-        ({}, None, ("fp32", "CPUs compute float32 best", "machine")),
+        ({}, None, ("fp32", wording("fastest-on-most"), "machine")),
         (
             {"fp16": True},
             None,

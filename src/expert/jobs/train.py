@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
-    from expert.planning.situation import Kept
+    from expert.planning.draft import Kept
     from expert.run.feed import RunData
     from expert.run.prepare import Tell
     from expert.run.session import Evaluating, Session

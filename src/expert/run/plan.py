@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
     from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import RunPlan
-    from expert.planning.situation import Kept
+    from expert.planning.draft import Kept
     from expert.run.count import Counts
 
 
