@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest
+    from expert.planning.draft import Kept
     from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import RunPlan
-    from expert.planning.draft import Kept
     from expert.run.count import Counts
 
 

@@ -120,8 +120,8 @@ def new_folder(asked: Asked) -> Path:
     """A new folder below the output folder; another one for each of two that begin at once."""
     from expert.core.links import refuse_links
     from expert.planning.plan import folder_name
-    from expert.run.locate import runs_folder
     from expert.run.plan import plan
+    from expert.run.stored.locate import runs_folder
 
     read = asked.read(())
     runs = runs_folder(read)

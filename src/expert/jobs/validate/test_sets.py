@@ -157,7 +157,7 @@ def data_folder(folder: RunFolder, plan: RunPlan, beside: Path | None) -> Path |
 
 def _folder_of_manifest(folder: RunFolder) -> list[Path]:
     """Where the manifest lay when the run started; runs and tokens may be on other disks."""
-    from expert.run.locate import start_of
+    from expert.run.stored.locate import start_of
 
     manifest = start_of(folder).get("manifest")
     return [Path(str(manifest)).parent] if manifest else []
