@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from expert.manifest.migrate.aliases import CONFIG, DATASET
-from expert.manifest.schema.explain import KeyHelp, explain, special_names
+from expert.manifest.explain import KeyHelp, explain, special_names
 
 FILE = Path(__file__).parent / "EXPERT_FORMAT.md"
 BEGIN = "<!-- keys: made by docs/draw_format.py, do not edit -->"
