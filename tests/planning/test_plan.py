@@ -477,3 +477,13 @@ def test_evaluating_more_often_takes_longer(tmp_path):
         )
     ]
     assert found[0] == 0 < found[1] < found[2]
+
+
+def test_a_value_is_changed_by_a_path_that_the_plan_has():
+    made = plan(manifest())
+    changed = made.with_values({"batch.micro_batch": 3}, "why", "fallback")
+    assert changed.batch.micro_batch == 3
+    assert decision(changed, "batch.micro_batch") == (3, "why", "fallback")
+    for path in ("batch.rows_at_once", "batches.micro_batch", "expert", "decoding.temperature"):
+        with pytest.raises(ValueError, match=path):
+            made.with_values({path: 3}, "why", "fallback")

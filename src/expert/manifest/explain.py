@@ -58,7 +58,7 @@ class UnknownKey(ExpertError):
 
     def __init__(self, key: str, near: str | None) -> None:
         hint = f"  (did you mean {near!r}?)" if near else ""
-        super().__init__(f"{key!r} is no key of a manifest{hint}")
+        super().__init__(f"{key!r} is not a key of a manifest{hint}")
 
 
 def explain(key: str | None = None) -> list[KeyHelp]:
@@ -205,7 +205,7 @@ def _of_another_trainer(wanted: str) -> list[KeyHelp]:
         fix = f"; {answer.fix}" if answer.fix else ""
         return [KeyHelp(wanted, "a key of another trainer", "", f"{how}: {answer.text}{fix}.")]
     if zone in _CONFIG_ZONES and name in CONVERTED:
-        text = "Read as another key by its value: expert manifest check says which."
+        text = "Read as another key, depending on its value: see expert manifest check."
         return [KeyHelp(wanted, "a key of another trainer", "", text)]
     return []
 
