@@ -249,8 +249,7 @@ def test_where_a_misplaced_key_belongs_is_told_so_that_it_can_be_written(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("key", "meant"),
-    [("training.config.epochs", "epochs"), ("training.dataset.path", "training")],
+    ("key", "meant"), [("training.config.epochs", "epochs"), ("training.dataset.path", "training")]
 )
 def test_a_path_of_a_setting_is_no_key_and_no_metadata(tmp_path, key, meant):
     """As somebody writes it who was told where a key belongs."""

@@ -120,10 +120,7 @@ def read_rates(path: Path) -> list[MeasuredRate]:
 
 
 def speed_settings(
-    decisions: Mapping[str, Decision],
-    *,
-    cores: int | None,
-    environ: Mapping[str, str] = os.environ,
+    decisions: Mapping[str, Decision], *, cores: int | None, environ: Mapping[str, str] = os.environ
 ) -> dict[str, Any]:
     """What the rate of a run holds for, by path of the plan, or by name where it is not in it. Rows
     at once follow from the rest, unless somebody has said how many. `cores`: of a CPU."""

@@ -189,8 +189,7 @@ def _packing(manifest: Manifest, say: Findings) -> None:
     config = manifest.training.config
     if config.group_by_length is True and config.packing is not False:
         say.superseded(
-            "group_by_length",
-            "packing leaves no padding to avoid (set packing: false to use it)",
+            "group_by_length", "packing leaves no padding to avoid (set packing: false to use it)"
         )
     if config.dataloader_persistent_workers is True and config.dataloader_num_workers == 0:
         say.superseded("dataloader_persistent_workers", "there are no workers")

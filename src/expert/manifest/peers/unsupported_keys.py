@@ -264,11 +264,7 @@ warning: it belongs to preference training, which is not built
 """
 
 
-_KINDS: dict[str, Kind | None] = {
-    "superseded": "superseded",
-    "warning": "warning",
-    "refused": None,
-}
+_KINDS: dict[str, Kind | None] = {"superseded": "superseded", "warning": "warning", "refused": None}
 
 
 @dataclass(frozen=True)

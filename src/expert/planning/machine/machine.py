@@ -18,15 +18,7 @@ from expert.planning.machine import host
 from expert.planning.machine.host import Fact, unknown
 from expert.planning.machine.nvml import Gpu, GpuProcess, describe_gpus
 
-__all__ = [
-    "Fact",
-    "Gpu",
-    "GpuProcess",
-    "Machine",
-    "describe_machine",
-    "machine_as_dict",
-    "unknown",
-]
+__all__ = ["Fact", "Gpu", "GpuProcess", "Machine", "describe_machine", "machine_as_dict", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)

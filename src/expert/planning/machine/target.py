@@ -46,11 +46,7 @@ class Target:
 
 
 def choose_target(
-    machine: Machine,
-    *,
-    gpu: str | None = None,
-    vram: str | None = None,
-    device: str = "auto",
+    machine: Machine, *, gpu: str | None = None, vram: str | None = None, device: str = "auto"
 ) -> Target:
     """The card named with --gpu, else this machine's first GPU, else its CPU."""
     try:
