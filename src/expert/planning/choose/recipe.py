@@ -182,7 +182,7 @@ def settle_watching(draft: PlanDraft) -> None:
     if evaluates and draft["watch.save_strategy"] == "no":
         draft.choose(path, key, False, "no checkpoints are kept", "preset")
     else:
-        because = "evaluations tell which one is best" if evaluates else "nothing is evaluated"
+        because = "the evaluations decide which is best" if evaluates else "nothing is evaluated"
         draft.choose(path, key, evaluates, because, "preset")
     if config.load_best_model_at_end is True and not evaluates:
         draft.warn(path, "there is no evaluation to choose the best checkpoint by")

@@ -1,4 +1,4 @@
-"""How many sequences go to the card at once, and what is given up so that they fit."""
+"""The micro-batch size, and what is given up so that it fits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from expert.planning.run_plan import RunPlan
 # Choices made here leave a twentieth of the budget free: the estimate is off by up to 4 %, and the
 # allocator's own share by more.
 MARGIN = 0.95
-# What goes at once is to stay in the caches of a CPU. On two cores `tiny` was fastest with 4
+# A micro-batch should stay in the caches of a CPU. On two cores `tiny` was fastest with 4
 # sequences of 1,024 places: 1.1 times as fast as with 16, and judging took 6.3 s instead of the
 # 10.7 s with 64 (docs/benchmarks/cpu-at-once.json); beside other processes the gap was wider.
 CPU_PLACES_AT_ONCE = 4096
@@ -34,8 +34,8 @@ class Fit:
 
 
 def worth_at_once(*, on_gpu: bool, even: bool, row_tokens: int, most: int) -> int:
-    """How many of an update's sequences are worth computing at once, whatever would fit: all on a
-    card. Of rows that are not `even`, as those that are padded, nobody knows how wide they are."""
+    """How many sequences of a step are worth computing at once, whatever fits: all on a GPU. The width
+    of rows that are not `even`, such as padded ones, is not known."""
     if on_gpu or not even:
         return most
     return max(1, min(most, CPU_PLACES_AT_ONCE // row_tokens))
@@ -62,8 +62,8 @@ def find_fit(draft: PlanDraft, base: Workload, most: int, *, limit: int) -> Fit:
 
 
 def _choices(draft: PlanDraft, base: Workload, most: int, budget: int) -> Iterator[Workload]:
-    """Workloads from the fastest to the smallest, each with as little recomputed as fits. No more
-    goes to the card at once than a step has, whatever the manifest asks for."""
+    """Workloads from the fastest to the smallest, each with as little recomputed as fits. A
+    micro-batch has no more than a step, whatever the manifest asks for."""
     may_quantise = (
         draft.model.quantization == "auto" and draft.on_gpu and not base.trains_everything
     )
@@ -144,8 +144,8 @@ def _most(limit: int, has_room: Callable[[int], bool]) -> int:
 
 
 def most_at_once(plan: RunPlan, calibrations: Calibrations, sequences: int) -> int:
-    """As many of an update's sequences as fit the plan's memory, with what it recomputes now, and
-    are worth it; at least one."""
+    """As many sequences of a step as fit the plan's memory, with what it checkpoints now, and are
+    worth it; at least one."""
     work = workload_of(plan)
     if work is None or not plan.fits:
         return plan.batch.micro_batch
