@@ -77,8 +77,8 @@ class MeasuredRate(BaseModel):
     threads: int | None = None
     """Of a CPU; None on a card, and in records from before this was kept."""
     row_tokens: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Mean tokens of the rows of a run: its rate holds for rows like these, and its settings need not
-    be the fastest. None: from a benchmark."""
+    """Mean tokens of the rows of a run: its rate holds for rows like these, and its settings need
+    not be the fastest. None: from a benchmark."""
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
@@ -228,8 +228,8 @@ def forget_rates(path: Path, model: str | None = None) -> int:
 
 
 def _same(rate: MeasuredRate, record: Any) -> bool:
-    """Whether a rate replaces a record: a benchmark another one, a run one with the same settings and
-    rows as long."""
+    """Whether a rate replaces a record: a benchmark another one, a run one with the same settings
+    and rows as long."""
     if not isinstance(record, dict) or not rate.is_about(record):
         return False
     rows = record.get("row_tokens")

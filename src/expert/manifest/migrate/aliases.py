@@ -94,8 +94,10 @@ DATASET_ALIASES = _by_alias(
     }
 )
 # Keys of the data set that are understood at the top level and under `training` too.
-_LOOSE = ("field_mapping", "text_field", "max_chars", "max_samples")
-_LOOSE += ("validation_path", "test_path", "validation_split", "streaming")
+_LOOSE = (
+    *("field_mapping", "text_field", "max_chars", "max_samples"),
+    *("validation_path", "test_path", "validation_split", "streaming"),
+)
 LOOSE_DATASET_KEYS = {key: key for key in _LOOSE} | {
     alias: home
     for alias, home in DATASET_ALIASES.items()

@@ -34,8 +34,8 @@ class Fit:
 
 
 def worth_at_once(*, on_gpu: bool, even: bool, row_tokens: int, most: int) -> int:
-    """How many sequences of a step are worth computing at once, whatever fits: all on a GPU. The width
-    of rows that are not `even`, such as padded ones, is not known."""
+    """How many sequences of a step are worth computing at once, whatever fits: all on a GPU. The
+    width of rows that are not `even`, such as padded ones, is not known."""
     if on_gpu or not even:
         return most
     return max(1, min(most, CPU_PLACES_AT_ONCE // row_tokens))

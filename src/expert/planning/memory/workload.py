@@ -86,7 +86,8 @@ def flops_per_token(work: Workload, mean_document: float) -> float:
 
     A matrix costs 2 per weight forward and 2 backward for the gradient of its input; trained
     weights cost 2 more. Causal attention inside a document reads half of it on average, forward
-    twice (scores, values) and backward 2.5 times as much. Recomputation repeats the blocks' forward.
+    twice (scores, values) and backward 2.5 times as much. Recomputation repeats the blocks'
+    forward.
     """
     s = work.shape
     blocks = s.layers * s.block_linear_parameters
