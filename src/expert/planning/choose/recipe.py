@@ -199,8 +199,12 @@ def settle_watching(draft: PlanDraft) -> None:
     )
     training = draft.manifest.training
     is_set = "packaging_checkpoint" in training.model_fields_set
-    because, source = (SET, "manifest") if is_set else ("the default", "preset")
-    draft.settle("watch.packaging_checkpoint", training.packaging_checkpoint, because, source)
+    draft.settle(
+        "watch.packaging_checkpoint",
+        training.packaging_checkpoint,
+        SET if is_set else "the default",
+        "manifest" if is_set else "preset",
+    )
     _warn_of_cadences_longer_than_the_run(draft)
 
 

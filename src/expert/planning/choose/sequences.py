@@ -120,8 +120,8 @@ def settle_sequences(draft: PlanDraft) -> None:
         because = "several rows to a sequence, documents kept apart, rows per step unchanged"
         draft.settle("data.packing", "best-fit", because, "preset")
     else:
-        kinds = {True: "best-fit", False: "none"}
-        draft.settle("data.packing", kinds.get(asked) or str(asked), SET, "manifest")
+        kinds = {"True": "best-fit", "False": "none"}
+        draft.settle("data.packing", kinds.get(str(asked), asked), SET, "manifest")
     path = "data.group_by_length"
     if draft.packed:
         draft.settle(path, False, "packing leaves little padding")
