@@ -49,7 +49,7 @@ def test_damaged_files_are_told_and_the_rest_is_shown(tmp_path: Path):
     (run / "plan.json").write_text("{", encoding="utf-8")
     page = page_of(run)
     text = words_of(page)
-    assert "2 lines of events.jsonl are damaged" in text
+    assert "2 damaged lines of events.jsonl" in text
     assert wording("is-missing-or-damaged") in text
     assert wording("missing-damaged") in text
     assert "loss" in figures_of(page)

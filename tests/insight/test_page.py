@@ -68,7 +68,7 @@ def test_a_run_of_a_character_model_has_its_page_too():
 def test_a_cpu_run_leaves_out_what_a_gpu_would_tell_and_says_why(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", usual()))
     assert not GPU_FIGURES & set(figures_of(page))
-    assert not {"GPU utilisation", "MFU", "Memory peak"} & set(cards_of(page))
+    assert not {"GPU utilization", "MFU", "Peak memory"} & set(cards_of(page))
     assert wording("gpu-utilisation-run-had") in words_of(page)
     assert wording("mfu-peak-processor-not") in words_of(page)
 
@@ -77,9 +77,9 @@ def test_a_gpu_run_has_utilisation_memory_and_power(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", usual(gpu=True), gpu=True))
     assert set(figures_of(page)) >= FIGURES | GPU_FIGURES
     cards = cards_of(page)
-    assert cards["GPU utilisation"].value == "93 %"
+    assert cards["GPU utilization"].value == "93 %"
     assert cards["MFU"].value == "40 %"
-    assert cards["Memory peak"].value == "8.0 GiB"
+    assert cards["Peak memory"].value == "8.0 GiB"
 
 
 def test_the_usual_speed_is_shown_with_the_mean_after_the_warm_up(tmp_path: Path):
@@ -91,15 +91,15 @@ def test_the_usual_speed_is_shown_with_the_mean_after_the_warm_up(tmp_path: Path
     assert speed.value == "2,000"
     mean = f"mean {21_000 / 8.5:,.0f}, stalls included"
     assert speed.note == wording("median-log-lines-over", mean=mean)
-    assert cards["Updates"].value == "20"
-    assert "of 30" in cards["Updates"].note
+    assert cards["Steps"].value == "20"
+    assert "of 30" in cards["Steps"].note
 
 
 def test_a_finished_run_has_all_its_updates_though_the_last_line_came_before(tmp_path: Path):
     lines = [step_event(number) for number in (10, 20)]
     epoch = {"event": "epoch", "time": START + 30, "step": 30, "epoch": 1, "tokens": 31_000}
     events = [started(), *lines, epoch, finished(30)]
-    card = cards_of(page_of(write_run(tmp_path / "run", events)))["Updates"]
+    card = cards_of(page_of(write_run(tmp_path / "run", events)))["Steps"]
     assert (card.value, card.note) == ("30", "of 30, 1 epoch, 31,000 tokens")
 
 
@@ -119,7 +119,7 @@ def test_the_loss_is_that_of_the_last_line_and_the_last_validation_is_named_wher
 def test_missing_numbers_are_never_shown_as_zero(tmp_path: Path):
     bare = [started(), {"event": "step", "step": 1, "time": START, "loss": "nan"}]
     page = page_of(write_run(tmp_path / "run", bare))
-    assert set(cards_of(page)) <= {"Duration", "Updates"}
+    assert set(cards_of(page)) <= {"Duration", "Steps"}
     text = words_of(page)
     assert wording("loss-no-finite-loss") in text
     assert wording("validation-loss-nothing-evaluated") in text
@@ -206,7 +206,7 @@ def test_validation_shows_its_accuracy_and_the_wrong_answers_first(tmp_path: Pat
     ]
     facts = {"accuracy": 0.5, "interval": [0.1, 0.9], "cases": cases, "odd": {"x": 1}}
     page = page_of(write_run(tmp_path / "run", usual(), validation=facts))
-    card = cards_of(page)["Answers right"]
+    card = cards_of(page)["Correct answers"]
     assert (card.value, card.note) == ("50.0%", "10.0% to 90.0%")
     examples = [block for block in blocks_of(page) if isinstance(block, Example)]
     assert [example.passed for example in examples] == [False, True]
@@ -295,8 +295,8 @@ def test_a_page_says_first_how_good_the_expert_is_and_then_how_fast_it_was_train
     assert page.reasons.startswith(wording("learning-training-loss-fell-from"))
     assert " Speed: compute-bound. Good. " in page.reasons
     assert page.tone == "warning"
-    card = cards_of(page)["Answers right"]
-    assert next(iter(cards_of(page))) == "Answers right"
+    card = cards_of(page)["Correct answers"]
+    assert next(iter(cards_of(page))) == "Correct answers"
     assert (card.value, card.note) == ("90.0%", "70.0% to 97.0%")
     without = page_of(write_run(tmp_path / "other", usual()))
     assert wording("nobody-judged-answers-yet") in without.reasons
@@ -329,7 +329,7 @@ def test_markdown_has_no_words_on_colours_no_double_bullets_and_no_empty_reasons
     )
     (run / "ladder.json").write_text(made.model_dump_json(), encoding="utf-8")
     text, html = markdown_of(run), page_html(page_of(run))
-    for word in ("Faint", "Grey rungs", "- ·", "\\`", "reason:"):
+    for word in ("Faint", "Grey settings", "- ·", "\\`", "reason:"):
         assert word not in text
     assert wording("faint-log-lines-each") in html
     assert wording("grey-rungs-left-out") in html
@@ -386,10 +386,10 @@ def test_compared_runs_have_the_updates_and_tokens_that_their_own_pages_tell(tmp
     ]
     one, two = write_run(tmp_path / "one", first), write_run(tmp_path / "two", longer)
     rows = {row[0]: row[1:3] for row in grids_of(page_of(one, two), "comparison")[0].rows}
-    assert rows["updates"] == ("33", "66")
+    assert rows["steps"] == ("33", "66")
     assert rows["tokens"] == ("70", "140")
     assert rows[wording("duration-without-pauses")] == ("33 s", "53 s")
-    card = cards_of(page_of(two))["Updates"]
+    card = cards_of(page_of(two))["Steps"]
     assert (card.value, card.note) == ("66", "of 66, 2 epochs, 140 tokens")
 
 
