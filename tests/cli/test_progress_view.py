@@ -8,8 +8,8 @@ import re
 import pytest
 from rich.console import Console
 
-from expert.cli.event_lines import step_parts
 from expert.cli.progress import ProgressView, fitting
+from expert.insight.event_text import step_parts
 from tests.cli.screens import EPOCH, PLAIN_STEP, STARTED, STEP, Screen, plain
 
 # --- between two step lines ----------------------------------------------------------------------

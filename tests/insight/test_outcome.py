@@ -168,7 +168,9 @@ def test_values_on_the_curves_can_be_read_without_a_script(tmp_path: Path):
     html = page_html(page_of(overfitted_run(tmp_path / "run")))
     assert "<script" not in html
     # Below the pointer, or where a finger taps.
-    assert re.search(r"<b>step 30\n((?:logged )?loss .*|training.*)\n(training.*\n)?validation 1\.8</b>", html)
+    assert re.search(
+        r"<b>step 30\n((?:logged )?loss .*|training.*)\n(training.*\n)?validation 1\.8</b>", html
+    )
     assert 'class="tip late"' in html
     # In the legend.
     assert "validation: 1.8, lowest 1.01 at step 10" in html

@@ -147,7 +147,7 @@ def test_of_an_update_taken_twice_the_second_is_drawn(tmp_path: Path):
     assert [x for x, _ in points] == list(range(1, 11))
     assert {y for x, y in points if x >= 5} == {9.0}
     [told] = [row for grid in grids_of(page, "story") for row in grid.rows if "rolled back" in row]
-    assert told[3] == "from step 10 back to 4"
+    assert told[3] == "rolled back from step 10 to 4"
 
 
 def test_an_update_that_was_undone_and_passed_over_draws_no_tooth_into_the_rate(tmp_path: Path):
@@ -184,8 +184,8 @@ def test_fallbacks_and_warnings_are_told_with_their_reasons(tmp_path: Path):
     warned = {"event": "warning", "time": START + 6, "text": "the disk is nearly full"}
     page = page_of(write_run(tmp_path / "run", [*usual()[:5], fell, warned, finished(9)]))
     texts = [row[3] for grid in grids_of(page, "story") for row in grid.rows]
-    assert "OutOfMemory – 1 GiB too much – batch.micro_batch = 2" in texts
-    assert wording("disk-nearly-full") in texts
+    assert "fell back: OutOfMemory: 1 GiB too much – batch.micro_batch = 2  (b)" in texts
+    assert f"warning: {wording('disk-nearly-full')}" in texts
     assert "No fallback" not in words_of(page)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from expert.core.text import count, duration, gib, loss
+from expert.insight.event_text import planned_value
 from expert.insight.ladder.same_data import not_comparable
 from expert.insight.page.blocks import (
     Block,
@@ -20,7 +21,6 @@ from expert.insight.page.blocks import (
 )
 from expert.insight.page.curves import MIN_SMOOTHED, has_values, spans_far
 from expert.insight.page.facts import RunFacts, number
-from expert.insight.page.plan import planned_value
 from expert.insight.page.scales import running_total, smoothed
 
 COLOURS = 6

@@ -10,6 +10,7 @@ from typing import Any
 
 from expert.core.recorded_paths import found_again
 from expert.core.text import count, counted, gib
+from expert.insight.event_text import planned_value
 from expert.insight.page.blocks import (
     Block,
     Card,
@@ -22,7 +23,6 @@ from expert.insight.page.blocks import (
     Words,
 )
 from expert.insight.page.facts import RunFacts, listed, mapping, number
-from expert.insight.page.plan import planned_value
 from expert.insight.record import RunRecord
 
 Fact = tuple[str, str]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 
 from expert.core.events import Event
-from expert.core.text import gib
+from expert.insight.event_text import without_step
 from expert.insight.page.blocks import (
     Block,
     Figure,
@@ -19,8 +18,7 @@ from expert.insight.page.blocks import (
     Tone,
     Words,
 )
-from expert.insight.page.facts import RunFacts, listed, mapping, number
-from expert.insight.page.plan import planned_value
+from expert.insight.page.facts import RunFacts, listed, number
 from expert.insight.page.scales import clock_words
 
 LANES: dict[str, tuple[str, Tone]] = {
@@ -108,85 +106,8 @@ def _table(told: Told) -> Grid:
 
 
 def in_words(event: Event) -> str:
-    """The details of an event."""
-    writer = _WRITERS.get(str(event.get("event")))
-    if writer is not None:
-        return writer(event)
-    texts = (event.get(key) for key in ("text", "reason", "error", "what", "because", "path"))
-    return ": ".join(str(text) for text in texts if text)
-
-
-def _rolled_back(event: Event) -> str:
-    factor = number(event.get("rate_factor"))
-    rate = f"; the learning rate is {factor:g} of the planned one" if factor else ""
-    return f"from step {event.get('from_step')} back to {event.get('to_step')}{rate}"
-
-
-def _not_finite(event: Event) -> str:
-    rows = ", ".join(map(str, listed(event.get("rows"))[:20]))
-    return "a loss or gradient was not finite" + (f"; rows {rows} were in it" if rows else "")
-
-
-def _spike(event: Event) -> str:
-    return f"loss spike: {_short(event.get('loss'))}, median {_short(event.get('median'))}"
-
-
-def _eval(event: Event) -> str:
-    accuracy = number(event.get("token_accuracy"))
-    right = f", token accuracy {accuracy:.1%}" if accuracy is not None else ""
-    best = ", best so far" if event.get("best") else ""
-    return f"{event.get('split', 'validation')} loss {_short(event.get('loss'))}{right}{best}"
-
-
-def _saved(event: Event) -> str:
-    size = number(event.get("bytes"))
-    return f"{event.get('path')}" + (f", {gib(size)}" if size is not None else "")
-
-
-def _finished(event: Event) -> str:
-    return f"the run finished{' early' if event.get('early') else ''}"
-
-
-def _compiled(event: Event) -> str:
-    seconds = number(event.get("seconds"))
-    return f"the step that compiled took {seconds:.1f} s" if seconds is not None else ""
-
-
-def _resumed(event: Event) -> str:
-    changed = "; ".join(map(str, listed(event.get("changed"))))
-    return f"from {event.get('path')}" + (f"; changed: {changed}" if changed else "")
-
-
-def _started(event: Event) -> str:
-    return f"{event.get('model')} on {event.get('device')}"
-
-
-def _fell_back(event: Event) -> str:
-    changes = []
-    for change in map(mapping, listed(event.get("changes"))):
-        path = str(change.get("path"))
-        changes.append(f"{path} = {planned_value(path, change.get('value'))}")
-    words = (str(event.get("failure") or "failure"), event.get("reason"), "; ".join(changes))
-    return " – ".join(str(word) for word in words if word)
-
-
-_WRITERS: dict[str, Callable[[Event], str]] = {
-    "fell_back": _fell_back,
-    "rolled_back": _rolled_back,
-    "not_finite": _not_finite,
-    "spike": _spike,
-    "eval": _eval,
-    "saved": _saved,
-    "finished": _finished,
-    "compiled": _compiled,
-    "resumed": _resumed,
-    "started": _started,
-}
-
-
-def _short(value: object) -> str:
-    found = number(value)
-    return f"{found:.4g}" if found is not None else str(value)
+    """An event in one line, without its step."""
+    return " – ".join(text.strip() for text, _ in without_step(event))
 
 
 def _kernels(run: RunFacts) -> list[Section]:

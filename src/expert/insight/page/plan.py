@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from expert.core.text import value_in_words
+from expert.insight.event_text import planned_value
 from expert.insight.page.blocks import Block, Folded, Grid, Section, Tone, Words
 from expert.insight.page.facts import RunFacts, listed, mapping
 
@@ -84,14 +84,6 @@ def _value(one: dict[str, Any]) -> str:
     if one.get("value") is None and str(one.get("because")).startswith("unknown"):
         return "unknown"
     return planned_value(str(one["path"]), one.get("value"))
-
-
-def planned_value(path: str, value: object) -> str:
-    """A value of a plan in words; unchanged where it does not have the type its path promises."""
-    try:
-        return value_in_words(path, value)
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
-        return str(value)
 
 
 def _grid(rows: list[dict[str, Any]]) -> Grid:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from expert.cli.display import GAP, Line
 from expert.core.text import count, duration, gib, loss, value_in_words
 
 Event = Mapping[str, Any]
+Line = tuple[str, str]
+"""A line of text and its style in a terminal."""
+GAP = "  "
 NOTICEABLE = 0.02
 """A rate may differ by this share from tokens / seconds without a note."""
 
@@ -77,6 +79,20 @@ def _plural(amount: float, noun: str) -> str:
     return f"{amount:g} {noun}" if amount == 1 else f"{amount:g} {noun}s"
 
 
+def _items(event: Event, key: str) -> list[Any]:
+    """The items of a list; none where the field holds anything else."""
+    value = event.get(key)
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def planned_value(path: str, value: object) -> str:
+    """A value of a plan in words; unchanged where it does not have the type its path promises."""
+    try:
+        return value_in_words(path, value)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+        return str(value)
+
+
 def _listed(value: Any) -> str:
     """The items, or how many of them where the list is long."""
     if not isinstance(value, list | tuple):
@@ -133,12 +149,26 @@ def _current_epoch(epoch: float, epochs: float) -> int:
 
 def lines_of(event: Event) -> list[Line]:
     """The lines an event is printed as; none for events that are not shown."""
+    lines = without_step(event)
+    gap = _AFTER_STEP.get(str(event.get("event")))
+    if gap is None or event.get("step") is None or not lines:
+        return lines
+    (first, style), *rest = lines
+    return [(f"step {event['step']}{gap}{first}", style), *rest]
+
+
+def without_step(event: Event) -> list[Line]:
+    """The same where the step is shown elsewhere."""
     kind = str(event.get("event"))
     if kind in _ONE_LINE:
         form, style = _ONE_LINE[kind]
         return [(form.format_map(_Fields(event)), style)]
     writer = _WRITERS.get(kind)
     return writer(event) if writer is not None else []
+
+
+_AFTER_STEP = {"eval": GAP, "not_finite": ": ", "spike": ": ", "skipped": " "}
+"""Events whose line begins with their step, and what follows it."""
 
 
 class _Fields(dict[str, Any]):
@@ -182,7 +212,7 @@ def _epochs_in_words(epochs: float, event: Event) -> str:
 
 
 def _kernels(event: Event) -> list[Line]:
-    return [(str(line), "dim") for line in event.get("lines") or ()]
+    return [(str(line), "dim") for line in _items(event, "lines")]
 
 
 def _compiled(event: Event) -> list[Line]:
@@ -215,7 +245,6 @@ def _without_warmup(event: Event) -> str:
 
 def _eval(event: Event) -> list[Line]:
     text = _joined(
-        worded(whole(event, "step"), "step {}"),
         field(event, "loss", f"{event.get('split') or 'validation'} loss {{}}", loss),
         field(event, "perplexity", "perplexity {:.4g}"),
         field(event, "token_accuracy", "token accuracy {:.1f} %", _percent),
@@ -240,36 +269,40 @@ def _saved(event: Event) -> list[Line]:
 def _fell_back(event: Event) -> list[Line]:
     why = ": ".join(str(event[key]) for key in ("failure", "reason") if event.get(key))
     lines = [(f"fell back: {why}", "yellow")]
-    for change in event.get("changes") or ():
+    for change in filter(lambda each: isinstance(each, Mapping), _items(event, "changes")):
         path = str(change.get("path"))
         because = f"  ({change['because']})" if change.get("because") else ""
-        lines.append((f"  {path} = {value_in_words(path, change.get('value'))}{because}", "yellow"))
+        lines.append((f"  {path} = {planned_value(path, change.get('value'))}{because}", "yellow"))
     return lines
 
 
 def _not_finite(event: Event) -> list[Line]:
     where = f" in sequences {_listed(event['bins'])}" if event.get("bins") else ""
+    where += f", rows {_listed(event['rows'])}" if event.get("rows") else ""
     policy = f": {event['policy']}" if event.get("policy") else ""
-    return [(f"step {event.get('step')}: loss is not finite{where}{policy}", "yellow")]
+    return [(f"loss is not finite{where}{policy}", "yellow")]
 
 
 def _spike(event: Event) -> list[Line]:
     known = _joined(
         field(event, "median", "median {}", _short_loss), field(event, "z", "z {:.1f}"), gap=", "
     )
-    text = f"step {event.get('step')}: loss spike: {field(event, 'loss', '{}', _short_loss)}"
+    text = f"loss spike: {field(event, 'loss', '{}', _short_loss)}"
     return [(f"{text} ({known})" if known else text, "yellow")]
 
 
 def _rolled_back(event: Event) -> list[Line]:
     skipped = event.get("skipped")
-    text = f"rolled back to step {event.get('to_step')}"
-    return [(f"{text}, skipping {_listed(skipped)}" if skipped else text, "yellow")]
+    start = f" from step {event['from_step']} to" if event.get("from_step") else " to step"
+    text = f"rolled back{start} {event.get('to_step')}"
+    text += f", skipping {_listed(skipped)}" if skipped else ""
+    rate = field(event, "rate_factor", "; the learning rate is {:g} of the planned one")
+    return [(text + rate, "yellow")]
 
 
 def _skipped(event: Event) -> list[Line]:
     why = event.get("reason") or event.get("text") or ""
-    return [(_joined(f"step {event.get('step')} skipped", str(why), gap=": "), "yellow")]
+    return [(_joined("skipped", str(why), gap=": "), "yellow")]
 
 
 def _threads(event: Event) -> list[Line]:
@@ -288,7 +321,7 @@ def _threads(event: Event) -> list[Line]:
 
 def _resumed(event: Event) -> list[Line]:
     lines = [(f"resumed at step {event.get('step')} from {event.get('path')}", "bold")]
-    return lines + [(f"  changed: {change}", "yellow") for change in event.get("changed") or ()]
+    return lines + [(f"  changed: {change}", "yellow") for change in _items(event, "changed")]
 
 
 def _stopped(event: Event) -> list[Line]:

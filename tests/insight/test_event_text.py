@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from expert.cli.event_lines import lines_of, step_parts
+from expert.insight.event_text import lines_of, step_parts
 from tests.cli.screens import EPOCH, PLAIN_STEP, STARTED, STEP, only_line, plain
 from tests.wording import wording
 
