@@ -11,7 +11,7 @@ from rich.console import Console
 
 from expert.cli.benchmark import BenchmarkView, line_of, show_ladder
 from expert.planning.ladder import RUNGS
-from expert.planning.memory.measurements import remember_rate
+from expert.planning.measurements import remember_rate
 from tests.cli.running import Runner
 from tests.insight.ladders import ladder, rung
 from tests.jobs.rigs import be_brisk

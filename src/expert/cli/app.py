@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from expert import __version__
 from expert.cli import (
     benchmark,
     dataset,
@@ -27,6 +26,7 @@ from expert.cli import (
 )
 from expert.cli.display import write_line
 from expert.core.errors import EXIT_MEANINGS
+from expert.core.version import __version__
 
 _COMMANDS: dict[str, Any] = {
     "new": new.new,

@@ -108,7 +108,7 @@ def benchmark(
 ) -> None:
     """Measure every optimization, from the settings most people start with to the full plan."""
     from expert.jobs.benchmark.benchmark import Asked
-    from expert.run.locate import run_or_result
+    from expert.run.stored.locate import run_or_result
 
     console = make_console(error=as_json, needed=compare is not None)
     if compare is not None:

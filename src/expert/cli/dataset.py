@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from expert.data.inspect.audit import SplitReport
-    from expert.jobs.datasets.datasets import DatasetReport
-    from expert.jobs.datasets.finding import DatasetUser, FoundDataset
-    from expert.jobs.datasets.gathering import Gathered
+    from expert.jobs.datasets.check import DatasetReport
+    from expert.jobs.datasets.find import DatasetUser, FoundDataset
+    from expert.jobs.datasets.gather import Gathered
     from expert.jobs.datasets.hub_copies import Caches
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -66,8 +66,8 @@ def check(
 ) -> None:
     """Read every row as training would, without writing; show some as the model sees them and
     report every problem."""
-    from expert.jobs.datasets.datasets import check_dataset
-    from expert.jobs.datasets.showing import DEFAULT_ROWS, JSON_TOKENS, SCREEN_TOKENS, RowsToShow
+    from expert.jobs.datasets.check import check_dataset
+    from expert.jobs.datasets.show import DEFAULT_ROWS, JSON_TOKENS, SCREEN_TOKENS, RowsToShow
 
     chosen = one_manifest(file, manifest)
     if chosen is None:
@@ -162,9 +162,9 @@ def find_datasets(
     as_json: Annotated[bool, json_option("Print the list as JSON.")] = False,
 ) -> None:
     """List the datasets on this machine, or copy what manifests need to one place."""
-    from expert.jobs.datasets.finding import datasets_cache, hub_cache, read_users
-    from expert.jobs.datasets.finding import find_datasets as find
-    from expert.jobs.datasets.gathering import consolidate
+    from expert.jobs.datasets.find import datasets_cache, hub_cache, read_users
+    from expert.jobs.datasets.find import find_datasets as find
+    from expert.jobs.datasets.gather import consolidate
     from expert.jobs.datasets.hub_copies import Caches
 
     if destination is not None and manifests is None:

@@ -86,7 +86,7 @@ class DiagnoseOptions:
         """The given manifest, or that of the given run, with further overrides."""
         from expert.jobs.diagnose.one_step import read_again
         from expert.manifest.reader import read_manifest
-        from expert.run.locate import find_trained
+        from expert.run.stored.locate import find_trained
 
         overrides = (*self.overrides, *more)
         if self.manifest is not None:
@@ -205,7 +205,7 @@ def _check(asked: DiagnoseOptions, *, kernels: bool) -> Check:
 
 def _profile(asked: DiagnoseOptions, steps: int) -> Profile:
     from expert.jobs.diagnose.profile import profile
-    from expert.run.locate import find_trained
+    from expert.run.stored.locate import find_trained
 
     _progress(f"a short run, {counted(steps, 'step')} traced")
     folder = find_trained(asked.run).path / "profile" if asked.manifest is None else None

@@ -45,7 +45,7 @@ def export(
 ) -> None:
     """Write the adapter or merged weights with tokenizer and model card, and compare the logits."""
     from expert.jobs.export.export import export as export_job
-    from expert.run.locate import find_trained
+    from expert.run.stored.locate import find_trained
 
     if merged and adapter:
         raise typer.BadParameter("--merged and --adapter are two exports: choose one")

@@ -144,9 +144,9 @@ def asked_manifest(
     manifest: Path | None, dataset: str | None, overrides: tuple[str, ...]
 ) -> ReadManifest:
     """The manifest that was given; without one, that of the character GPT on the given text."""
-    from expert.jobs.resumable import character_manifest
-    from expert.manifest.migrate.names import CORPORA
+    from expert.manifest.migrate.aliases import CORPORA
     from expert.manifest.reader import read_manifest
+    from expert.run.text_manifest import character_manifest
 
     if manifest is not None:
         return read_manifest(manifest, overrides=overrides)
@@ -169,8 +169,8 @@ def asked_manifest(
 
 def _with_settings_file(dataset: str, overrides: tuple[str, ...]) -> ReadManifest:
     """With the settings of config.yaml in the working directory; whether it is used is shown."""
-    from expert.jobs.resumable import OfSomethingElse, character_manifest, configured_manifest
     from expert.manifest.text.document import read_document
+    from expert.run.text_manifest import OfSomethingElse, character_manifest, configured_manifest
 
     console, file = make_console(error=True), Path(SETTINGS_FILE)
     try:

@@ -39,9 +39,9 @@ from expert.core.text import counted, gib
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.jobs.train import RunResult
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
+    from expert.run.session.finish import RunResult
 
 STOPPING = "Finishing this step; press Ctrl-C again to stop immediately."
 TRAIN_EPILOG = (
@@ -55,7 +55,7 @@ class TrainCommand(TyperCommand):
     """`--resume` alone means `--resume auto`. Typer has no option with an optional value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        from expert.jobs.resumable import with_resume_value
+        from expert.run.stored.resume_command import with_resume_value
 
         return super().parse_args(ctx, with_resume_value(args))
 
@@ -131,7 +131,7 @@ def train(
 
 def _run_to_resume(resume: str | None, plan: RunPlan) -> str | None:
     """What to resume; where a folder of runs or of an expert was given, its newest run, shown."""
-    from expert.run.locate import run_to_resume
+    from expert.run.stored.locate import run_to_resume
 
     if resume in (None, "auto"):
         return resume
@@ -144,8 +144,8 @@ def _run_to_resume(resume: str | None, plan: RunPlan) -> str | None:
 
 
 def _run(read: ReadManifest, console: Console, **options: Any) -> RunResult:
-    from expert.jobs.resumable import command_to_go_on
     from expert.jobs.train import train as train_job
+    from expert.run.stored.resume_command import command_to_go_on
 
     with RunView(console, live=True) as view, ExitStack() as before:
         tell = before.enter_context(PreparingView(console))
@@ -190,8 +190,8 @@ def _show_stopping() -> None:
 
 
 def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json: bool) -> None:
-    from expert.jobs.resumable import command_to_go_on
     from expert.run.row_kind import trained_on_text
+    from expert.run.stored.resume_command import command_to_go_on
 
     if as_json:
         write_json(result)
@@ -220,8 +220,8 @@ def _show_dry_run(
     read: ReadManifest, plan: RunPlan, resume: str | None, console: Console, *, as_json: bool
 ) -> None:
     """Plan, data, a row and the run folder; the exit code says whether it fits."""
-    from expert.jobs.datasets.showing import JSON_TOKENS, SCREEN_TOKENS, first_row_of
-    from expert.run.locate import run_to_resume
+    from expert.jobs.datasets.show import JSON_TOKENS, SCREEN_TOKENS, first_row_of
+    from expert.run.stored.locate import run_to_resume
 
     data = would_prepare(read, plan)
     if resume == "auto":

@@ -231,7 +231,7 @@ def _show_validation(done: Validation, console: Console) -> None:
     show_lines(console, [*_example_lines(done), *gate_lines(done)])
     if done.gate.passed is False:
         from expert.core.rundir import RunFolder
-        from expert.run.choose_checkpoint import states
+        from expert.run.stored.choose_checkpoint import states
 
         several = not done.checkpoints and len(states(RunFolder(done.folder))) > 1
         again = shlex.join(["expert", *sys.argv[1:], "--checkpoints", "all"]) if several else ""

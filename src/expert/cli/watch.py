@@ -16,7 +16,7 @@ from expert.core.text import duration, loss
 from expert.insight.event_text import bytes_in_words, three_digits, worded
 
 if TYPE_CHECKING:
-    from expert.run.follow import RunStatus
+    from expert.run.stored.status import RunStatus
 
 
 def watch(
@@ -25,9 +25,9 @@ def watch(
     as_json: Annotated[bool, json_option("Print the status as JSON and exit.")] = False,
 ) -> None:
     """Follow a run until it ends; Ctrl-C leaves the run untouched."""
-    from expert.jobs.resumable import command_of_run
-    from expert.run.follow import ENDED_BEFORE, follow_run, run_status
-    from expert.run.locate import find_trained
+    from expert.run.stored.locate import find_trained
+    from expert.run.stored.resume_command import command_of_run
+    from expert.run.stored.status import ENDED_BEFORE, follow_run, run_status
 
     folder = find_trained(run)
     console = make_console()

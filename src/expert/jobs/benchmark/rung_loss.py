@@ -7,16 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from expert.jobs.rehearse import Rehearsal
+    from expert.parallel.engine import Groups
     from expert.planning.run_plan import RunPlan
-    from expert.run.checkpoints import Groups
     from expert.run.feed import RunData
     from expert.run.prepared import PreparedSplit
+    from expert.run.session.session import Session
     from expert.training.evaluation import EvalSums
 
 
 def judged(
-    run: Rehearsal, weights: Groups, *, precision: str, own_way: bool, most: int
+    run: Session, weights: Groups, *, precision: str, own_way: bool, most: int
 ) -> dict[str, Any]:
     """Loss of the weights on so many held-out rows: rows alone, SDPA, nothing compiled. Where it is
     asked for, also as the rung trains. The model is built anew beside what the run has built."""
@@ -53,7 +53,7 @@ def judged(
     return seen
 
 
-def _looked_at(plan: RunPlan, run: Rehearsal, weights: Groups, most: int) -> EvalSums:
+def _looked_at(plan: RunPlan, run: Session, weights: Groups, most: int) -> EvalSums:
     """The held-out rows under a plan, with a model that is gone again afterwards."""
     from itertools import islice
 
