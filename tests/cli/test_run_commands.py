@@ -269,7 +269,7 @@ def test_what_cannot_be_answered_is_told_and_the_next_line_may_be():
         def begin(self, prompt, plain): ...
         def end(self): ...
 
-        def tell(self, piece):
+        def write(self, piece):
             written.append(piece)
 
     def read() -> str:

@@ -8,6 +8,7 @@ from typing import Literal
 
 Unit = Literal["number", "count", "percent", "bytes", "seconds", "ms", "watts", "si"]
 Tone = Literal["error", "warning", "note", "good", "plain"]
+Look = Literal["line", "faint", "dots"]
 Point = tuple[float, float | None]
 """Place and value; None where nothing finite was measured, which breaks the line."""
 
@@ -22,7 +23,7 @@ class Series:
     name: str
     points: Sequence[Point]
     colour: int
-    look: Literal["line", "faint", "dots"] = "line"
+    look: Look = "line"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from expert.insight.page.blocks import (
     Figure,
     Grid,
     LineChart,
+    Look,
     Point,
     Section,
     Series,
@@ -88,7 +89,7 @@ def _figure(
     unit: Unit = "number",
     dots: bool = False,
 ) -> Figure | None:
-    look = "dots" if dots else "line"
+    look: Look = "dots" if dots else "line"
     series = tuple(
         Series(name=label, points=points, colour=1 + place % COLOURS, look=look)
         for place, (label, points) in enumerate(zip(names, curves, strict=True))

@@ -8,6 +8,7 @@ from expert.core.text import percent, span
 from expert.insight.page.blocks import (
     Figure,
     LineChart,
+    Look,
     Point,
     Section,
     Segment,
@@ -77,7 +78,7 @@ def _figure(
     note: str = "",
 ) -> list[Figure]:
     """A figure of the curves that hold values; none where there are none."""
-    look = "dots" if dots else "line"
+    look: Look = "dots" if dots else "line"
     series = tuple(
         Series(name=label, points=points, colour=colour, look=look)
         for label, points, colour in curves
@@ -155,12 +156,12 @@ def speed_sections(run: RunFacts) -> list[Section]:
     no_gpu = "This run had no GPU, so there is no utilization, memory or power to draw."
     words = [] if run.on_gpu else [Words(text=no_gpu, tone="note")]
     times = (*_average_step(run), *_phases(run), *_whole(run))
-    sections = {"speed": ("Speed", (*rates, *words)), "time": ("Where the time went", times)}
-    return [
-        Section(name=name, title=title, inside=inside)
-        for name, (title, inside) in sections.items()
-        if (rates if name == "speed" else inside)
-    ]
+    sections = []
+    if rates:
+        sections.append(Section(name="speed", title="Speed", inside=(*rates, *words)))
+    if times:
+        sections.append(Section(name="time", title="Where the time went", inside=times))
+    return sections
 
 
 def _utilisation(run: RunFacts) -> list[Figure]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from expert.core.text import counted, loss
@@ -149,7 +149,7 @@ def _gate(found: Verdict) -> list[Block]:
     return [*blocks, *(Words(text=text, tone="warning") for text in doubts)]
 
 
-def _groups(found: Verdict) -> Iterator[tuple[str, Sequence[Case]]]:
+def _groups(found: Verdict) -> Iterator[tuple[str, list[Case]]]:
     """Cases with a title each; those that nobody could judge are neither correct nor wrong."""
     for title, key in (
         ("answers that the baseline got wrong", "wins"),
