@@ -181,7 +181,7 @@ def test_what_won_is_forgotten_and_the_file_is_named(run: Runner, manifest, tmp_
     ran = run("benchmark", "--forget")
     assert ran.code == 0
     text = "".join(ran.out.split())
-    assert text.startswith("laterplansknownothingof2laddersanymore:")
+    assert text.startswith("forgot2benchmarks:")
     assert text.endswith("measurements.json")
     assert not file.exists()
 

@@ -60,8 +60,8 @@ def test_a_card_nobody_knows_is_refused(run):
     [
         (("runs", "-m", "x.json"), wording("name-run-manifest-not")),
         (("--parity",), wording("needs-file-run")),
-        (("--try", "--profile", "1", "-m", "x.json"), wording("one-at-time")),
-        (("--parity", "-m", "x.json", "--gpu", "h200"), "leave --gpu out"),
+        (("--try", "--profile", "1", "-m", "x.json"), "choose one"),
+        (("--parity", "-m", "x.json", "--gpu", "h200"), "leave out --gpu"),
         (("runs", "--gpu", "h200"), wording("run-has-own-card")),
     ],
 )

@@ -155,7 +155,7 @@ def test_a_broken_manifest_lists_every_problem_and_the_others_are_still_checked(
     ran = run("manifest", "check", str(broken), EXPERT_JSON)
     assert ran.code == 2
     assert ran.err == wording("problems-line-unknown-key", broken=broken)
-    assert f"✓ {EXPERT_JSON}: expert-json reads" in ran.out
+    assert f"✓ {EXPERT_JSON}: expert-json is valid" in ran.out
 
 
 def test_strict_refuses_metadata_nobody_knows(run, tmp_path):

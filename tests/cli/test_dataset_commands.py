@@ -145,8 +145,8 @@ def test_data_sets_are_listed_with_who_uses_them(run, tmp_path):
     assert ran.code == 0
     first, *rest = ran.out.splitlines()  # what follows a long path may stand on the next line
     *rest, hub, datasets, tokens = rest
-    assert hub == f"hub cache: {tmp_path / 'hf' / 'hub'} (not there)"
-    assert datasets == f"datasets cache: {tmp_path / 'hf' / 'datasets'} (not there)"
+    assert hub == f"hub cache: {tmp_path / 'hf' / 'hub'} (missing)"
+    assert datasets == f"datasets cache: {tmp_path / 'hf' / 'datasets'} (missing)"
     made = tmp_path / "experts" / "a" / "datasets_optimized" / "counter"
     assert tokens == wording("prepared-tokens-counter-not", made=made)
     head, row = first.split(), " ".join(rest).split()
@@ -195,7 +195,7 @@ def test_consolidating_tells_what_was_copied_and_how_to_use_it(run, tmp_path):
 def test_consolidating_needs_manifests(run, tmp_path):
     ran = run("find-datasets", "--consolidate", str(tmp_path))
     assert ran.code == 2
-    assert wording("needs-the-manifests-folder") in ran.err
+    assert "--consolidate needs --manifests FOLDER" in ran.err
 
 
 def test_what_a_benchmark_wrote_is_no_data_and_without_manifests_there_are_no_users(run, tmp_path):

@@ -153,9 +153,9 @@ def test_the_manifest_may_be_named_without_its_option(run, tmp_path, command, to
     [
         (("validate", "--min-accuracy", "95"), wording("share-between-such")),
         (("validate", "--domain", "cobol"), wording("cobol-not-one-json")),
-        (("validate", "--limit", "0"), "'--limit': at least 1 is needed"),
+        (("validate", "--limit", "0"), wording("must-be-at-least")),
         (("validate", "--limit", "some"), wording("expected-a-whole-number")),
-        (("sample", ".", "--prompt", "x", "--temperature", "5"), "at most 2 is possible"),
+        (("sample", ".", "--prompt", "x", "--temperature", "5"), wording("must-be-at-most")),
         (("train", "--epochs", "few"), wording("expected-a-number")),
         (("train", "--device", "gpu"), wording("gpu-not-one-auto")),
         (("validate", "a", "--expert", "b"), wording("b-name-one-expert")),

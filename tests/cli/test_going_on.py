@@ -21,7 +21,7 @@ from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import CORPUS, place
 from tests.wording import wording
 
-GO_ON = wording("go-on-with-expert")
+GO_ON = "resume with: expert "
 
 
 def killed(folder: Path) -> None:

@@ -244,7 +244,7 @@ def test_in_a_terminal_it_answers_line_after_line_until_there_is_none(run, monke
     alone = run(*asked, "--prompt", "say cat 2").out
     assert ran.out == alone + alone + "\n"  # it was forgotten in between
     assert wording("what-said-kept-begins") in ran.err
-    assert "begun anew" in ran.err
+    assert "new conversation" in ran.err
 
 
 class Refusing:

@@ -100,7 +100,7 @@ def test_a_run_on_plain_text_ends_with_the_command_that_continues_one(run, tmp_p
     assert ran.code == 0, ran.err
     [folder] = (path.parent / "runs").iterdir()
     assert ran.out.splitlines()[-2:] == [
-        wording("next-expert-sample-prompt", folder=folder),
+        f'next: expert sample {folder} --prompt "…"',
         f"      expert export {folder} --to FOLDER",
     ]
 
@@ -113,7 +113,7 @@ def test_without_a_manifest_a_text_trains_the_character_model(run, tmp_path, mon
     [folder] = (tmp_path / "runs").iterdir()
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["name"] == "char-fox"
-    assert ran.out.splitlines()[-2] == wording("next-expert-sample-runs", name=folder.name)
+    assert ran.out.splitlines()[-2] == f'next: expert sample runs/{folder.name} --prompt "…"'
     assert manifest["base_models"][0]["name"] == "char-gpt"
     assert manifest["training"]["dataset"]["path"] == str(tmp_path / "fox.txt")
     assert (folder / "final" / "vocabulary.json").is_file()

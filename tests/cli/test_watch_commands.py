@@ -128,7 +128,7 @@ def test_a_stopped_run_is_shown_with_the_command_that_goes_on_wherever_it_was_mo
 
 
 def test_a_finished_run_is_not_gone_on_with(run):
-    assert wording("go-on-with-2") not in run("watch", str(finished_characters()), "--once").out
+    assert "resume with" not in run("watch", str(finished_characters()), "--once").out
 
 
 def test_no_run_is_told(run, tmp_path, monkeypatch):

@@ -156,11 +156,11 @@ def test_answers_right_and_wrong_come_right_behind_the_numbers(tmp_path: Path):
     assert [section.name for section in page.sections][:2] == ["numbers", "validation"]
     folds = [b for b in page.sections[1].inside if isinstance(b, Folded)]
     opened = [fold for fold in folds if fold.shown]
-    assert [fold.title for fold in opened] == [wording("answers-wrong"), wording("answers-right")]
+    assert [fold.title for fold in opened] == ["Wrong answers: 3 of 6", "Correct answers: 3 of 6"]
     assert all(isinstance(block, Example) for fold in opened for block in fold.inside)
     assert [f.title for f in folds if not f.shown] == [
-        wording("more-answers-are-wrong"),
-        wording("more-answers-are-right"),
+        "3 more wrong answers",
+        "3 more correct answers",
     ]
 
 

@@ -130,7 +130,7 @@ def test_the_smoothed_loss_is_drawn_over_the_single_updates_and_evaluations_besi
     chart = figures_of(page_of(write_run(tmp_path / "run", usual())))["loss"].chart
     assert isinstance(chart, LineChart)
     assert [(line.name, line.look) for line in chart.series] == [
-        (wording("loss-logged"), "faint"),
+        ("logged loss", "faint"),
         ("training, smoothed", "line"),
         ("validation", "dots"),
     ]
@@ -185,7 +185,7 @@ def test_fallbacks_and_warnings_are_told_with_their_reasons(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", [*usual()[:5], fell, warned, finished(9)]))
     texts = [row[3] for grid in grids_of(page, "story") for row in grid.rows]
     assert "fell back: OutOfMemory: 1 GiB too much – batch.micro_batch = 2  (b)" in texts
-    assert f"warning: {wording('disk-nearly-full')}" in texts
+    assert f"warning: {warned['text']}" in texts
     assert "No fallback" not in words_of(page)
 
 
@@ -223,7 +223,7 @@ def test_cases_without_an_oracle_are_shown_as_neither_right_nor_wrong(tmp_path: 
         "baseline": {"accuracy": 0.25},
     }
     text = html_of(write_run(tmp_path / "run", usual(), validation=facts))
-    assert wording("answers-that-are-right") in text
+    assert "Correct answers: 1" in text
     assert wording("answers-without-oracle-neither") in text
     assert wording("answers-baseline-had-wrong") in text
     assert wording("quality-gate-not-passed") in text
@@ -239,7 +239,7 @@ def test_a_page_on_plain_text_shows_the_loss_and_says_that_nothing_could_be_judg
     }
     text = html_of(write_run(tmp_path / "run", usual(), validation=facts))
     assert wording("rows-plain-text-no") in text
-    assert wording("loss-on-rows") in text
+    assert "Loss" in text
     assert wording("answers-right-rows-plain") in text
 
 
@@ -290,7 +290,7 @@ def test_a_page_says_first_how_good_the_expert_is_and_then_how_fast_it_was_train
         "partial": {"test_set": "rows", "of": 60},
     }
     page = page_of(write_run(tmp_path / "run", usual(), validation=facts))
-    assert page.kind == wording("gate-not-passed-2")
+    assert page.kind == "gate fails"
     assert page.verdict == wording("answers-right-interval-to")
     assert page.reasons.startswith(wording("learning-training-loss-fell-from"))
     assert " Speed: compute-bound. Good. " in page.reasons
@@ -317,7 +317,7 @@ def test_every_part_of_the_data_has_its_name_above_it(tmp_path: Path):
     rows = {row[0]: row[1] for row in grids_of(page, "data")[0].rows}
     assert rows["columns"] == "instruction: ask, response: say"
     assert rows[wording("prompts-are-learnt")] == "no"
-    assert wording("checks-of-the-rows") not in rows
+    assert "row checks" not in rows
 
 
 def test_markdown_has_no_words_on_colours_no_double_bullets_and_no_empty_reasons(tmp_path: Path):
