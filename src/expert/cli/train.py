@@ -12,8 +12,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from expert.cli import options
 from expert.cli.display import make_console, show, write_json
+from expert.cli.options import (
+    AllowRemoteCode,
+    BaseModelName,
+    ManifestFile,
+    MemoryLimit,
+    Overrides,
+    ResultAsJson,
+    Rows,
+    UsageError,
+    WhereToTrain,
+    asked_manifest,
+    flag_overrides,
+    manifest_option,
+    one_manifest,
+    output_option,
+)
 from expert.cli.plan import show_notices, show_plan, show_warnings
 from expert.cli.progress import PreparingView, RunView
 from expert.cli.rows import show_rows
@@ -62,42 +77,38 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show plan and data; wri
 
 
 def train(
-    file: options.ManifestFile = None,
-    manifest: Annotated[Path | None, options.manifest_option("The manifest to train")] = None,
-    dataset: options.Rows = None,
-    output: Annotated[
-        Path | None, options.output_option("Folder for runs; default: runs/.")
-    ] = None,
+    file: ManifestFile = None,
+    manifest: Annotated[Path | None, manifest_option("The manifest to train")] = None,
+    dataset: Rows = None,
+    output: Annotated[Path | None, output_option("Folder for runs; default: runs/.")] = None,
     epochs: Epochs = None,
-    device: options.WhereToTrain = None,
+    device: WhereToTrain = None,
     resume: Resume = None,
     allow_changed: AllowChanged = False,
-    remote_code: options.AllowRemoteCode = False,
-    model: options.BaseModelName = None,
-    vram: options.MemoryLimit = None,
+    remote_code: AllowRemoteCode = False,
+    model: BaseModelName = None,
+    vram: MemoryLimit = None,
     dry_run: DryRun = False,
-    overrides: options.Overrides = None,
-    as_json: options.ResultAsJson = False,
+    overrides: Overrides = None,
+    as_json: ResultAsJson = False,
 ) -> None:
     """Train an expert from its manifest, or the built-in character GPT on a text."""
     from expert.jobs.train import kept_by_run
     from expert.run.plan import plan as plan_job
 
-    flags = options.flag_overrides(dataset=dataset, output=output, epochs=epochs, device=device)
-    read = options.asked_manifest(
-        options.one_manifest(file, manifest), dataset, (*flags, *(overrides or ()))
-    )
+    flags = flag_overrides(dataset=dataset, output=output, epochs=epochs, device=device)
+    read = asked_manifest(one_manifest(file, manifest), dataset, (*flags, *(overrides or ())))
     if vram is not None and read.manifest.training.config.device == "cpu":
-        raise options.UsageError("--vram limits GPU memory, but device is cpu  (leave one out)")
+        raise UsageError("--vram limits GPU memory, but device is cpu  (leave one out)")
     if resume not in (None, "auto") and not Path(resume or "").is_dir():
         what = "not a folder" if Path(resume or "").exists() else "folder not found"
         fix = "give a run folder such as those in runs/; put the manifest before --resume"
-        raise options.UsageError(f"--resume {resume}: {what}  ({fix})")
+        raise UsageError(f"--resume {resume}: {what}  ({fix})")
     kept = kept_by_run(read, resume, model=model, vram=vram) if dry_run else None
     plan = plan_job(read, model=model, vram=vram, look=dry_run, kept=kept)
     if read.manifest.training.config.device == "cuda" and plan.kernels.device == "cpu":
         fix = "use --device cpu or auto; expert machine shows why"
-        raise options.UsageError(f"device is cuda, but no GPU was found  ({fix})")
+        raise UsageError(f"device is cuda, but no GPU was found  ({fix})")
     resume = _run_to_resume(resume, plan)
     console = make_console(error=as_json, needed=False)
     if dry_run:
