@@ -31,6 +31,7 @@ def manifest(tmp_path: Path) -> str:
     return str(write_expert(tmp_path / "expert", base_model(tmp_path / "models"), {}))
 
 
+@pytest.mark.slow
 def test_two_rungs_measured_for_real_and_written_where_asked(
     run: Runner, manifest, tmp_path, monkeypatch
 ):

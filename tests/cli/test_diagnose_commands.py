@@ -6,32 +6,16 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from expert.core.rundir import RunFolder
+from tests.cli.running import run_without
 from tests.insight.records import HEALTHY_STEP, PLAN, finished_events, step_events
 from tests.jobs.trained_runs import finished
 from tests.wording import wording
-
-BLOCKED = ("torch", "transformers", "pyarrow", "numpy", "peft", "tokenizers", "datasets")
-WITHOUT = f"""
-import sys
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {BLOCKED!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-sys.meta_path.insert(0, Blocked())
-sys.argv = ["expert", *sys.argv[1:]]
-from expert.__main__ import main
-main()
-"""
 
 
 def written(folder: Path, events: list[dict[str, Any]], plan: dict[str, Any] | None = None) -> Path:
@@ -142,16 +126,9 @@ def test_a_folder_that_is_no_run_is_a_mistake_of_the_command_line(run, tmp_path)
 
 
 def test_a_run_is_diagnosed_where_torch_is_not_installed(moved):
-    command = [sys.executable, "-c", WITHOUT, "diagnose", str(moved)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("compute-bound: good. The CPU computes ")
-
-
-def test_the_blocked_imports_are_really_blocked():
-    code = WITHOUT.replace("main()\n", "import torch\n")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "No module named 'torch'" in done.stderr
+    done = run_without("diagnose", str(moved))
+    assert done.code == 0, done.err
+    assert done.out.startswith("compute-bound: good. The CPU computes ")
 
 
 def test_diagnose_is_in_the_help(run):

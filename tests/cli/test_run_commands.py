@@ -6,8 +6,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pynvml
@@ -15,6 +13,7 @@ import pytest
 
 from expert.core.errors import ExpertError
 from expert.planning.machine import nvml
+from tests.cli.running import run_without
 from tests.jobs.test_gpu_memory import holder
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.planning.fake_nvml import NO_SUCH_PID, FakeNvml
@@ -140,16 +139,10 @@ def test_an_export_that_is_refused_is_told_before_torch_is_imported(what, tmp_pa
         if not to.parent.is_dir():
             pytest.skip("there is no /proc")
         words = wording("cannot-be-written", to=to)
-    code = (
-        "import sys\n"
-        "sys.modules.update(dict.fromkeys(('torch', 'transformers', 'peft')))\n"
-        f"sys.argv = ['expert', 'export', {str(folder)!r}, '--to', {str(to)!r}]\n"
-        "from expert.__main__ import main\nmain()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert ".tmp-" not in done.stderr
+    done = run_without("export", str(folder), "--to", str(to))
+    assert done.code == 2
+    assert words in done.err
+    assert ".tmp-" not in done.err
 
 
 # --- memory of the cards -------------------------------------------------------------------------

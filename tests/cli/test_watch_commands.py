@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
+from tests.cli.running import run_without
 from tests.jobs.test_watching import FINISHED, NO_SUCH_PID, STARTED, STEP, a_run
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.wording import wording
@@ -138,15 +137,9 @@ def test_no_run_is_told(run, tmp_path, monkeypatch):
     assert ran.err.startswith(wording("runs-no-run-below"))
 
 
-def test_watching_and_looking_at_gpu_memory_need_no_torch(tmp_path):
+def test_watching_needs_no_torch(tmp_path):
     a_run(tmp_path / "r", STARTED, STEP, FINISHED)
-    for arguments in (["watch", str(tmp_path / "r")], ["watch", str(tmp_path / "r"), "--once"]):
-        code = (
-            "import sys\n"
-            "sys.modules.update(dict.fromkeys(('torch', 'transformers', 'numpy')))\n"
-            f"sys.argv = ['expert', *{arguments!r}]\n"
-            "from expert.__main__ import main\nmain()\n"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "step" in done.stdout
+    for once in ((), ("--once",)):
+        done = run_without("watch", str(tmp_path / "r"), *once)
+        assert (done.code, done.err) == (0, "")
+        assert "step" in done.out
