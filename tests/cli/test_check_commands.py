@@ -99,7 +99,7 @@ def test_a_fix_is_tried_and_reported_before_and_after(run, tmp_path, base):
     assert wording("tokens-a-second") in ran.out
 
 
-def test_nothing_to_try_is_told(run, tmp_path, base):
+def test_nothing_to_try_is_reported(run, tmp_path, base):
     manifest = write_expert(tmp_path, base, {})
     ran = run("diagnose", "-m", str(manifest), "--try")
     assert ran.code == 2

@@ -64,7 +64,7 @@ def test_everything_as_json(run, moved):
     assert found["state"] == "finished"
 
 
-def test_a_slow_feed_is_told_with_the_command_that_mends_it(run, tmp_path):
+def test_a_slow_feed_is_reported_with_the_command_that_fixes_it(run, tmp_path):
     steps = step_events(time_data_wait=4.0, seconds=5.6)
     feed = {"event": "feed", "step": 0, "kind": "late", "workers": 0}
     ran = run("diagnose", str(written(tmp_path / "run", finished_events(steps, feed))))
@@ -83,13 +83,13 @@ def test_findings_with_errors_leave_the_exit_code_alone(run, tmp_path):
     assert f"--resume {tmp_path / 'run'}" in ran.out
 
 
-def test_a_run_whose_trainer_was_killed_is_told(run, tmp_path):
+def test_a_run_whose_trainer_was_killed_is_reported(run, tmp_path):
     ran = run("diagnose", str(written(tmp_path / "run", finished_events(step_events())[:-1])))
     assert "✗ error" in ran.out
     assert wording("trainer-ended-without-word") in ran.out
 
 
-def test_a_run_that_goes_on_is_diagnosed_as_it_stands(run, tmp_path):
+def test_a_run_that_is_running_is_diagnosed_as_it_is(run, tmp_path):
     folder = written(tmp_path / "run", finished_events(step_events())[:-1])
     holder = {"pid": os.getpid(), "host": socket.gethostname()}
     RunFolder(folder).lock_file.write_text(json.dumps(holder), encoding="utf-8")
@@ -99,7 +99,7 @@ def test_a_run_that_goes_on_is_diagnosed_as_it_stands(run, tmp_path):
     assert ran.out.endswith(wording("next-expert-watch", folder=folder))
 
 
-def test_a_run_without_an_update_has_no_picture(run, tmp_path):
+def test_a_run_without_an_step_has_no_picture(run, tmp_path):
     events = [{"event": "started", "time": 1.0, "step": 0}]
     ran = run("diagnose", str(written(tmp_path / "run", events, plan={})))
     assert ran.code == 0
@@ -119,7 +119,7 @@ def test_damaged_files_are_counted_and_the_rest_is_judged(run, tmp_path):
     assert f"{HEALTHY_STEP['tokens_per_second']:,.0f} tokens/s" in ran.out
 
 
-def test_a_folder_that_is_no_run_is_a_mistake_of_the_command_line(run, tmp_path):
+def test_a_folder_that_is_not_a_run_is_a_mistake_of_the_command_line(run, tmp_path):
     ran = run("diagnose", str(tmp_path / "nothing"))
     assert (ran.code, ran.out) == (2, "")
     assert wording("no-such-folder") in ran.err

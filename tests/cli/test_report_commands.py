@@ -16,7 +16,7 @@ from tests.jobs.trained_runs import finished as finished_run
 from tests.wording import wording
 
 
-def test_a_report_is_written_into_the_run_and_the_verdict_is_told(run, tmp_path):
+def test_a_report_is_written_into_the_run_and_the_verdict_is_reported(run, tmp_path):
     folder = shutil.copytree(finished_run("lora"), tmp_path / "runs" / "demo-20260101-000000")
     ran = run("report", str(folder))
     assert ran.code == 0, ran.err
@@ -96,13 +96,13 @@ def test_a_run_without_a_plan_is_reported_by_its_events(run, tmp_path):
     assert run("report", str(folder)).code == 0
 
 
-def test_a_folder_that_is_no_run_is_refused(run, tmp_path):
+def test_a_folder_that_is_not_a_run_is_refused(run, tmp_path):
     ran = run("report", str(tmp_path))
     assert ran.code == 2
     assert wording("is-no-run-folder") in ran.err
 
 
-def test_a_place_that_cannot_be_written_is_told(run, tmp_path):
+def test_a_place_that_cannot_be_written_is_reported(run, tmp_path):
     folder = write_run(tmp_path / "run", usual(4))
     (tmp_path / "file").write_text("x", encoding="utf-8")
     ran = run("report", str(folder), "--to", str(tmp_path / "file"))

@@ -41,7 +41,7 @@ def test_two_runs_are_compared_by_any_folder_that_means_them(run, tmp_path):
     assert wording("not-one-kind-name") in " ".join(refused.err.split())
 
 
-def test_a_folder_named_as_manifest_means_the_file_in_it_and_says_so(run, tmp_path):
+def test_a_folder_named_as_manifest_means_the_file_in_it_and_is_reported(run, tmp_path):
     expert = expert_folder(tmp_path / "demo", "manifest.yaml")
     for command in (("plan", "--gpu", "rtx-4090", "--manifest"), ("plan", "--gpu", "rtx-4090")):
         ran = run(*command, str(expert))
@@ -51,7 +51,7 @@ def test_a_folder_named_as_manifest_means_the_file_in_it_and_says_so(run, tmp_pa
 
 
 @pytest.mark.parametrize("named", ["runs", "."])
-def test_resume_takes_a_folder_of_runs_or_of_an_expert_and_says_which_run_it_took(
+def test_resume_takes_a_folder_of_runs_or_of_an_expert_and_shows_which_run_it_took(
     run, tmp_path, named
 ):
     home = tmp_path / "lora"

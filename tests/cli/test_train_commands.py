@@ -175,7 +175,9 @@ def test_the_example_beside_another_text_keeps_all_but_the_text(run, tmp_path, m
         ("- just\n- a list\n", wording("expected-an-object")),
     ],
 )
-def test_settings_of_something_else_are_said_not_to_be_used(run, tmp_path, monkeypatch, text, why):
+def test_settings_of_something_else_are_reported_not_to_be_used(
+    run, tmp_path, monkeypatch, text, why
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     ran = run("train", "--dataset", "shakespeare", "--dry-run", "--json", "--device", "cpu")
@@ -226,7 +228,7 @@ def test_tasks_give_way_to_other_rows(tmp_path):
     assert (read.tasks, read.type, read.path) == (None, None, "c/d")
 
 
-def test_the_exit_code_is_that_of_the_run_and_going_on_is_explained(run, expert, monkeypatch):
+def test_the_exit_code_is_that_of_the_run_and_resuming_is_explained(run, expert, monkeypatch):
     stopped = replace(DONE, exit_code=143, final=None)
     monkeypatch.setattr("expert.jobs.train.train", lambda read, **more: stopped)
     ran = run("train", "-m", str(expert), "--device", "cpu")
@@ -257,7 +259,7 @@ def test_resume_without_a_value_means_auto(given, meant):
     assert with_resume_value(given.split()) == meant.split()
 
 
-def test_resume_alone_goes_on_with_the_newest_run_and_says_from_where(run, tmp_path):
+def test_resume_alone_resumes_the_newest_run_and_shows_from_where(run, tmp_path):
     home = tmp_path / "lora"
     shutil.copytree(finished("lora").parents[1], home)
     [folder] = (home / "runs").iterdir()
@@ -326,7 +328,7 @@ def test_a_dry_run_that_does_not_fit_exits_with_3(run, tmp_path):
     assert wording("does-not-fit-2") in ran.out
 
 
-def test_a_file_that_is_missing_is_told_by_a_dry_run_too(run, expert):
+def test_a_file_that_is_missing_is_reported_by_a_dry_run_too(run, expert):
     (expert.parent / "train.jsonl").unlink()
     ran = run("train", "-m", str(expert), "--dry-run", "--device", "cpu")
     assert ran.code == 2
@@ -356,7 +358,9 @@ def test_a_file_that_is_missing_is_told_by_a_dry_run_too(run, expert):
     ],
     ids=lambda value: "" if isinstance(value, tuple) else value[:30],
 )
-def test_a_mistake_is_told_in_words_with_exit_code_2(run, arguments, text, monkeypatch, tmp_path):
+def test_a_mistake_is_reported_in_plain_words_with_exit_code_2(
+    run, arguments, text, monkeypatch, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         "expert.planning.machine.machine.describe_gpus", lambda nvml: ((), "none here")
@@ -367,7 +371,7 @@ def test_a_mistake_is_told_in_words_with_exit_code_2(run, arguments, text, monke
     assert tree(tmp_path) == []
 
 
-def test_the_help_says_what_exit_codes_mean(run):
+def test_the_help_shows_what_exit_codes_mean(run):
     text = " ".join(run("train", "--help").out.split())
     assert wording("run-could-not-go") in text
 
@@ -394,7 +398,7 @@ def test_remote_code_is_allowed_by_its_flag_alone(run, expert, monkeypatch, flag
         (["/nowhere/bin/expert", "train"], "/nowhere/bin/expert train --resume runs/a"),
     ],
 )
-def test_the_command_that_goes_on_is_whole(argv, command):
+def test_the_command_that_resumes_is_whole(argv, command):
     assert command_to_go_on(argv, Path("runs/a")) == command
 
 
@@ -411,7 +415,7 @@ def test_the_command_that_goes_on_is_whole(argv, command):
         ("-m a.json", "epochs", "-m a.json --epochs 3"),
     ],
 )
-def test_a_key_is_set_once_in_the_command_that_goes_on(given, key, words):
+def test_a_key_is_set_once_in_the_command_that_resumes(given, key, words):
     options = [(f"training.config.{key}", 3)]
     command = command_to_go_on(["expert", "train", *given.split()], Path("runs/a"), options)
     assert command == f"expert train {words} --resume runs/a"
@@ -420,7 +424,7 @@ def test_a_key_is_set_once_in_the_command_that_goes_on(given, key, words):
 NO_RUN = wording("stopped-by-ctrl-c-before")
 
 
-def test_ctrl_c_before_the_first_update_says_so_and_leaves_no_folder(run, expert, monkeypatch):
+def test_ctrl_c_before_the_first_step_is_reported_and_leaves_no_folder(run, expert, monkeypatch):
     def interrupted(self, **options):
         assert list((expert.parent / "runs").iterdir())
         raise Interrupted(signal.SIGINT)

@@ -22,7 +22,7 @@ def test_watching_a_finished_run_shows_all_of_it_and_ends(run):
     assert sum(line.startswith("step 3/6  loss ") for line in lines) == 1
 
 
-def test_once_is_a_table_of_how_the_run_stands(run):
+def test_once_is_a_table_of_the_status_of_the_run(run):
     ran = run("watch", str(finished_characters()), "--once")
     assert ran.code == 0
     facts = dict(line.split("  ", 1) for line in ran.out.splitlines()[2:])
@@ -108,7 +108,7 @@ def test_events_around_resuming_and_failing_are_shown(run, tmp_path):
 
 
 @pytest.mark.parametrize("how", [["--once"], []])
-def test_a_stopped_run_is_shown_with_the_command_that_goes_on_wherever_it_was_moved(
+def test_a_stopped_run_is_shown_with_the_command_that_resumes_wherever_it_was_moved(
     run, tmp_path, how
 ):
     home = tmp_path / "moved"
@@ -126,11 +126,11 @@ def test_a_stopped_run_is_shown_with_the_command_that_goes_on_wherever_it_was_mo
     assert ran.out.splitlines()[-1] == last
 
 
-def test_a_finished_run_is_not_gone_on_with(run):
+def test_a_finished_run_is_not_resumed(run):
     assert "resume with" not in run("watch", str(finished_characters()), "--once").out
 
 
-def test_no_run_is_told(run, tmp_path, monkeypatch):
+def test_no_run_is_reported(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ran = run("watch")
     assert ran.code == 2

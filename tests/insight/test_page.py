@@ -65,7 +65,7 @@ def test_a_run_of_a_character_model_has_its_page_too():
     check_harmless(page_html(page))
 
 
-def test_a_cpu_run_leaves_out_what_a_gpu_would_tell_and_says_why(tmp_path: Path):
+def test_a_cpu_run_leaves_out_what_a_gpu_would_show_and_shows_why(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", usual()))
     assert not GPU_FIGURES & set(figures_of(page))
     assert not {"GPU utilization", "MFU", "Peak memory"} & set(cards_of(page))
@@ -95,7 +95,7 @@ def test_the_usual_speed_is_shown_with_the_mean_after_the_warm_up(tmp_path: Path
     assert "of 30" in cards["Steps"].note
 
 
-def test_a_finished_run_has_all_its_updates_though_the_last_line_came_before(tmp_path: Path):
+def test_a_finished_run_has_all_its_steps_though_the_last_line_came_before(tmp_path: Path):
     lines = [step_event(number) for number in (10, 20)]
     epoch = {"event": "epoch", "time": START + 30, "step": 30, "epoch": 1, "tokens": 31_000}
     events = [started(), *lines, epoch, finished(30)]
@@ -126,7 +126,7 @@ def test_missing_numbers_are_never_shown_as_zero(tmp_path: Path):
     assert wording("tokens-second-no-update") in text
 
 
-def test_the_smoothed_loss_is_drawn_over_the_single_updates_and_evaluations_beside(tmp_path: Path):
+def test_the_smoothed_loss_is_drawn_over_the_single_steps_and_evaluations_beside(tmp_path: Path):
     chart = figures_of(page_of(write_run(tmp_path / "run", usual())))["loss"].chart
     assert isinstance(chart, LineChart)
     assert [(line.name, line.look) for line in chart.series] == [
@@ -136,7 +136,7 @@ def test_the_smoothed_loss_is_drawn_over_the_single_updates_and_evaluations_besi
     ]
 
 
-def test_of_an_update_taken_twice_the_second_is_drawn(tmp_path: Path):
+def test_of_an_step_taken_twice_the_second_is_drawn(tmp_path: Path):
     again = [step_event(n, loss=9.0) for n in range(5, 11)]
     back = {"event": "rolled_back", "time": START, "step": 4, "from_step": 10, "to_step": 4}
     events = [started(), *(step_event(n) for n in range(1, 11)), back, *again, finished(10)]
@@ -150,7 +150,7 @@ def test_of_an_update_taken_twice_the_second_is_drawn(tmp_path: Path):
     assert told[3] == "rolled back from step 10 to 4"
 
 
-def test_an_update_that_was_undone_and_passed_over_draws_no_tooth_into_the_rate(tmp_path: Path):
+def test_an_step_that_was_undone_and_skipped_draws_no_tooth_into_the_rate(tmp_path: Path):
     before = [step_event(n, rate=1e-3) for n in range(1, 11)]
     back = {"event": "rolled_back", "time": START, "step": 4, "from_step": 10, "to_step": 4}
     after = [step_event(n, rate=1e-4) for n in range(5, 13) if n not in (8, 9)]
@@ -177,7 +177,7 @@ def test_a_pause_before_a_resume_takes_no_place_on_the_time_line(tmp_path: Path)
     assert cards_of(page)["Duration"].value == "30 s"
 
 
-def test_fallbacks_and_warnings_are_told_with_their_reasons(tmp_path: Path):
+def test_fallbacks_and_warnings_are_reported_with_their_reasons(tmp_path: Path):
     change = {"path": "batch.micro_batch", "value": 2, "because": "b", "source": "fallback"}
     fell = {"event": "fell_back", "time": START + 5, "step": 3, "failure": "OutOfMemory"}
     fell |= {"reason": "1 GiB too much", "changes": [change]}
@@ -189,7 +189,7 @@ def test_fallbacks_and_warnings_are_told_with_their_reasons(tmp_path: Path):
     assert "No fallback" not in words_of(page)
 
 
-def test_decisions_stand_in_groups_and_defaults_are_apart(tmp_path: Path):
+def test_decisions_are_in_groups_and_defaults_are_apart(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", usual()))
     folded = [block.title for block in blocks_of(page) if isinstance(block, Folded)]
     assert "Kernels: device cpu" in folded
@@ -230,7 +230,7 @@ def test_cases_without_an_oracle_are_shown_as_neither_right_nor_wrong(tmp_path: 
     assert "25.0%" in text
 
 
-def test_a_page_on_plain_text_shows_the_loss_and_says_that_nothing_could_be_judged(tmp_path: Path):
+def test_a_page_on_plain_text_shows_the_loss_and_shows_that_nothing_could_be_judged(tmp_path: Path):
     facts: dict[str, Any] = {
         "gate": {"passed": None, "reasons": []},
         "cases": [],
@@ -274,12 +274,12 @@ def test_a_relative_data_folder_is_found_from_where_the_run_was_started(tmp_path
     assert "why: &lt;i&gt;bad&lt;/i&gt;" in page_html(page)
 
 
-def test_data_that_is_gone_is_said_to_be_gone(tmp_path: Path):
+def test_data_that_is_gone_is_reported_as_gone(tmp_path: Path):
     run = write_run(tmp_path / "run", [started(), data_event("/no/such/folder"), *usual()[1:]])
     assert wording("is-no-longer-there") in words_of(page_of(run))
 
 
-def test_a_page_says_first_how_good_the_expert_is_and_then_how_fast_it_was_trained(tmp_path: Path):
+def test_a_page_shows_first_how_good_the_expert_is_and_then_how_fast_it_was_trained(tmp_path: Path):
     facts = {
         "accuracy": 0.9,
         "interval": [0.7, 0.97],
@@ -336,7 +336,7 @@ def test_markdown_has_no_words_on_colours_no_double_bullets_and_no_empty_reasons
     assert "- answer: (empty)" in text
 
 
-def test_a_ladder_beside_a_run_says_with_how_many_threads_each_was_measured(tmp_path: Path):
+def test_a_ladder_beside_a_run_shows_with_how_many_threads_each_was_measured(tmp_path: Path):
     because = wording("other-processes-use-cores")
     threads = {"event": "threads", "time": START, "threads": 1, "cores": 2, "because": because}
     run = write_run(tmp_path / "run", [usual()[0], threads, *usual()[1:]])
@@ -371,7 +371,7 @@ def test_compared_runs_share_their_axes_and_differ_in_a_table(tmp_path: Path):
     check_harmless(page_html(page))
 
 
-def test_compared_runs_have_the_updates_and_tokens_that_their_own_pages_tell(tmp_path: Path):
+def test_compared_runs_have_the_steps_and_tokens_that_their_own_pages_show(tmp_path: Path):
     def epoch(number: int, step: int) -> dict[str, Any]:
         return {"event": "epoch", "time": START + step, "step": step, "epoch": number, "tokens": 70}
 
@@ -417,7 +417,7 @@ def test_a_ladder_in_doubt_warns(tmp_path: Path):
     assert wording("not-to-relied-on") in page_markdown(ladder_page(doubted))
 
 
-def test_a_head_that_warns_calls_nothing_good_and_says_of_what_it_warns(tmp_path: Path):
+def test_a_head_that_warns_calls_nothing_good_and_shows_of_what_it_warns(tmp_path: Path):
     report = gather(write_run(tmp_path / "run", usual()), now=START)
     verdict = Verdict(kind="compute-bound", sentence="compute-bound: good. The CPU computes.")
     slow = Finding(name="x", severity="warning", title="slower than before", evidence="", fix="")
