@@ -1,4 +1,4 @@
-"""How many are right, how sure that is, and whether two differ."""
+"""JudgeOptions many are right, how sure that is, and whether two differ."""
 
 from __future__ import annotations
 
