@@ -24,7 +24,7 @@ class Demands:
     min_accuracy: float = MIN_ACCURACY
     """Of the answers that could be judged; the share itself is held to it, not its interval."""
     max_regression: float = MAX_REGRESSION
-    """JudgeOptions much worse than the baseline it may be, as a share of the baseline's accuracy."""
+    """How much worse than the baseline it may be, as a share of the baseline's accuracy."""
     min_improvement: float = 0.0
     """Of open text: how far below the base's the loss is to be, as a share of it; 0: below it."""
     min_token_accuracy: float | None = None

@@ -34,7 +34,7 @@ class NotACall(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """JudgeOptions calls are told from text."""
+    """How calls are told from text."""
 
     opening: str = "<tool_call>"
     """"": an answer that is JSON is a call."""
