@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from expert.cli.benchmark_view import ClimbView, line_of, show_ladder
+from expert.cli.benchmark import BenchmarkView, line_of, show_ladder
 from expert.planning.ladder import RUNGS
-from expert.planning.memory.measurements import remember_rate
+from expert.planning.measurements import remember_rate
 from tests.cli.running import Runner
 from tests.insight.ladders import ladder, rung
 from tests.jobs.rigs import be_brisk
 from tests.jobs.runs import base_model, write_expert
 from tests.planning.test_measurements import rate as a_rate
+from tests.wording import wording
 
 CLIMBED = ladder(
     rung("baseline", 100.0, cumulative=1.0),
@@ -30,7 +31,8 @@ def manifest(tmp_path: Path) -> str:
     return str(write_expert(tmp_path / "expert", base_model(tmp_path / "models"), {}))
 
 
-def test_two_rungs_measured_for_real_and_written_where_asked(
+@pytest.mark.slow
+def test_two_settings_measured_for_real_and_written_where_asked(
     run: Runner, manifest, tmp_path, monkeypatch
 ):
     be_brisk(monkeypatch)
@@ -43,7 +45,7 @@ def test_two_rungs_measured_for_real_and_written_where_asked(
     assert list(measured) == ["packing", "attention"]
     assert all(seen["tokens_per_second"] > 0 for seen in measured.values())
     assert found["command"].startswith("expert benchmark -m ")
-    assert "[2/2] attention: the plan's attention kernel" in ran.err
+    assert wording("attention-plans-attention-kernel") in ran.err
     assert json.loads(to.read_text(encoding="utf-8")) == found
     assert to.with_suffix(".md").is_file()
     assert to.with_suffix(".html").is_file()
@@ -53,15 +55,15 @@ def test_two_rungs_measured_for_real_and_written_where_asked(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "nothing to measure is named"),
-        (("--dataset", "rows.jsonl"), "without a manifest the built-in character GPT is trained"),
-        (("--only", "rocket", "-m", "{manifest}"), "--only rocket: there is no such rung"),
-        (("--to", "{folder}", "-m", "{manifest}"), "is a folder (--to"),
-        (("--to", "x.md", "-m", "{manifest}"), "the result is JSON, and .md is written beside it"),
-        (("--compare", "nowhere", "nowhere"), "nowhere: no result of expert benchmark"),
+        ((), wording("nothing-to-measure-named")),
+        (("--dataset", "rows.jsonl"), wording("without-manifest-built-in")),
+        (("--only", "rocket", "-m", "{manifest}"), wording("rocket-no-such-rung")),
+        (("--to", "{folder}", "-m", "{manifest}"), wording("is-a-folder")),
+        (("--to", "x.md", "-m", "{manifest}"), wording("result-json-md-written")),
+        (("--compare", "nowhere", "nowhere"), wording("nowhere-no-result-expert")),
     ],
 )
-def test_what_cannot_be_measured_is_refused_in_words(
+def test_what_cannot_be_measured_is_refused_with_the_reason(
     run: Runner, manifest, tmp_path, arguments, words
 ):
     places = {"manifest": manifest, "folder": tmp_path}
@@ -94,7 +96,7 @@ def test_results_of_different_data_or_models_are_not_compared_in_silence(run: Ru
         (tmp_path / name).write_text(one.model_dump_json(), encoding="utf-8")
     pair = (str(tmp_path / "a.json"), str(tmp_path / "b.json"))
     told = " ".join(run("benchmark", "--compare", *pair).out.split())
-    assert f"! These benchmarks have different data: {CLIMBED.dataset} and other.jsonl." in told
+    assert wording("these-benchmarks-have-different", dataset=CLIMBED.dataset) in told
     assert f"different models: {CLIMBED.model} and big." in told
     ran = run("benchmark", "--compare", *pair, "--json")
     assert "different data" in ran.err
@@ -117,7 +119,7 @@ def test_the_ladder_is_a_sentence_a_table_and_how_it_was_measured():
         shown = console(terminal=terminal)
         show_ladder(CLIMBED, shown)
         text = text_of(shown)
-        assert "demo on Test CPU: 250 tokens/s, 2.5 times the baseline" in text
+        assert wording("demo-on-test-cpu") in text
         assert "expert benchmark --quick" in text
         assert "for a reason" in text
         assert "GPU" not in text  # no rung knows it: no column
@@ -135,22 +137,22 @@ def test_a_narrow_terminal_has_fewer_columns_and_no_broken_number():
         assert any(number in line for line in text.splitlines() if "packing" in line)
 
 
-def test_a_rung_in_a_line_says_what_came_of_it():
+def test_a_setting_in_a_line_shows_what_it_gained():
     assert line_of(CLIMBED.rungs[1]) == (
         "  packing: 250 tokens/s, 2.50x, in all 2.50x, loss 2.0000"
     )
     late = rung("loader", None, "no time")
-    assert line_of(late) == "  loader: not measured by itself: for a reason"
+    assert line_of(late) == wording("loader-not-measured-by")
     assert line_of(CLIMBED.rungs[2]) == "  compile: not here: for a reason"
     slower = rung("loader", 90.0, "slower", gain=0.9, cumulative=0.9)
     assert line_of(slower).endswith("loss 2.0000, slower: for a reason")
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_the_time_left_is_what_the_climb_says_less_what_has_passed(terminal):
+def test_the_time_left_is_what_the_benchmark_expects_less_what_has_passed(terminal):
     now = [0.0]
     shown = console(terminal=terminal)
-    with ClimbView(shown, clock=lambda: now[0]) as view:
+    with BenchmarkView(shown, clock=lambda: now[0]) as view:
         view.begins(RUNGS[0], 1, 11, 120.0)
         view.goes_on("training", 5, 10)
         view.crowded("other processes used 1.4 of 2 cores meanwhile")
@@ -165,8 +167,8 @@ def test_the_time_left_is_what_the_climb_says_less_what_has_passed(terminal):
     assert "(about 2 min left)" in text
     assert "(about 3 min left)" in text
     assert ("training 1/10  (about 2 min left)" in text) == terminal
-    assert "! other processes used 1.4 of 2 cores meanwhile: rates and gains are uncertain" in text
-    assert "against the baseline" in text
+    assert wording("other-processes-used-cores") in text
+    assert wording("against-the-baseline") in text
     assert "(about 15 s left)" in text
 
 
@@ -176,18 +178,18 @@ def test_what_won_is_forgotten_and_the_file_is_named(run: Runner, manifest, tmp_
     for model in ("tiny-llama", "another"):
         remember_rate(file, a_rate(model=model))
     named = " ".join(run("benchmark", "--forget", "-m", manifest).out.split())
-    assert named.startswith("nothing was remembered:")  # of the model of this manifest
+    assert named.startswith(wording("nothing-was-remembered"))  # of the model of this manifest
     ran = run("benchmark", "--forget")
     assert ran.code == 0
     text = "".join(ran.out.split())
-    assert text.startswith("laterplansknownothingof2laddersanymore:")
+    assert text.startswith("forgot2benchmarks:")
     assert text.endswith("measurements.json")
     assert not file.exists()
 
 
-def test_the_end_of_a_climb_names_the_file_that_keeps_it(tmp_path):
+def test_the_end_of_a_benchmark_names_the_file_that_keeps_it(tmp_path):
     shown = console(terminal=False)
-    with ClimbView(shown) as view:
+    with BenchmarkView(shown) as view:
         view.remembered(tmp_path / "measurements.json")
     text = text_of(shown)
     assert str(tmp_path / "measurements.json") in text.replace("\n", "")

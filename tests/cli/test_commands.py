@@ -15,6 +15,7 @@ from expert.cli.app import IN_ORDER_OF_USE
 from expert.cli.display import nobody_reads
 from expert.core.errors import EXIT_MEANINGS
 from tests.cli.running import EXAMPLES, EXPERT_JSON
+from tests.wording import wording
 
 EXAMPLE_FILES = sorted([*EXAMPLES.rglob("*.yaml"), *EXAMPLES.rglob("manifest.json")])
 
@@ -40,7 +41,7 @@ def test_commands_are_listed_in_the_order_they_come_to_be_needed(run):
     assert named.index("plan") < named.index("train") < named.index("validate")
 
 
-def test_the_version_is_told(run):
+def test_the_version_is_reported(run):
     assert run("--version").out == "expert 0.1.0\n"
 
 
@@ -73,13 +74,13 @@ def test_a_plan_is_a_table_of_key_value_because_and_source(run):
     assert (first[1], first[-1]) == ("bf16", "machine")
     assert "GeForce RTX 4090 (8.9) has".startswith(first[2])
     assert "✓ fits: " in ran.out
-    assert "without meaning here: --all shows them" in ran.out
+    assert wording("without-meaning-here-shows") in ran.out
 
 
 def test_all_shows_the_defaults_too(run):
     ran = run("plan", "--manifest", EXPERT_JSON, "--gpu", "rtx-4090", "--all")
     assert "optim.weight_decay" in ran.out
-    assert "without meaning here" not in ran.out
+    assert wording("without-meaning-here") not in ran.out
 
 
 def test_a_plan_as_json_is_the_whole_plan(run):
@@ -89,7 +90,7 @@ def test_a_plan_as_json_is_the_whole_plan(run):
     assert {"path", "value", "because", "source"} == plan["decisions"][0].keys()
 
 
-def test_several_cards_stand_side_by_side(run):
+def test_several_cards_are_shown_side_by_side(run):
     ran = run("plan", "--manifest", EXPERT_JSON, "--gpu", "rtx-4090", "--gpu", "h200")
     assert "GeForce RTX 4090   H200 SXM" in ran.out
     both = run("plan", "--manifest", EXPERT_JSON, "--gpu", "4090", "--gpu", "h200", "--json")
@@ -101,16 +102,16 @@ def test_a_plan_that_does_not_fit_exits_with_3(run, tmp_path):
     file.write_text("base_model: microsoft/phi-4\ndataset: a.jsonl\n", encoding="utf-8")
     ran = run("plan", "--manifest", str(file), "--gpu", "gtx-1650")
     assert ran.code == 3
-    assert "✗ does not fit: " in ran.out
+    assert wording("does-not-fit") in ran.out
     assert "warning: memory.fits: needs " in ran.out
 
 
-def test_a_plan_of_unknown_size_says_so(run, tmp_path):
+def test_a_plan_of_unknown_size_is_reported(run, tmp_path):
     file = tmp_path / "m.yaml"
     file.write_text("base_model: Qwen3-1.5B\ndataset: a.jsonl\n", encoding="utf-8")
     ran = run("plan", "--manifest", str(file), "--gpu", "rtx-4090")
     assert ran.code == 0
-    assert "whether it fits is unknown, because Qwen3-1.5B is not on this machine" in ran.out
+    assert wording("whether-fits-unknown-because") in ran.out
 
 
 def test_a_key_is_overridden_from_the_command_line(run):
@@ -126,24 +127,18 @@ def test_a_key_is_overridden_from_the_command_line(run):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("plan", "--manifest", "absent.json"), "absent.json: 1 problem\n  - no such file"),
-        (
-            ("plan", "--manifest", EXPERT_JSON, "--gpu", "rtx-4091"),
-            "--gpu rtx-4091: no such card in the table",
-        ),
-        (("plan", "--manifest", EXPERT_JSON, "--vram", "lots"), "--vram: 'lots' is not a memory"),
-        (
-            ("plan", "--manifest", EXPERT_JSON, "--model", "gpt-5"),
-            "--model gpt-5: the manifest has Qwen3-0.6B",
-        ),
+        (("plan", "--manifest", "absent.json"), wording("problem-no-such-file")),
+        (("plan", "--manifest", EXPERT_JSON, "--gpu", "rtx-4091"), wording("no-such-card")),
+        (("plan", "--manifest", EXPERT_JSON, "--vram", "lots"), wording("lots-not-memory")),
+        (("plan", "--manifest", EXPERT_JSON, "--model", "gpt-5"), wording("the-manifest-has")),
         (("plan", "--manifest", EXPERT_JSON, "--set", "epochs"), "--set epochs: expected path="),
-        (("manifest", "explain", "batchsize"), "'batchsize' is no key of a manifest"),
+        (("manifest", "explain", "batchsize"), wording("batchsize-no-key-manifest")),
         (("nonsense",), "No such command 'nonsense'"),
-        (("plan",), "name a manifest: expert plan FILE"),
-        (("plan", EXPERT_JSON, "-m", EXPERT_JSON), "name one manifest"),
+        (("plan",), wording("name-manifest-expert-plan")),
+        (("plan", EXPERT_JSON, "-m", EXPERT_JSON), wording("name-one-manifest")),
     ],
 )
-def test_what_the_user_can_mend_is_told_on_standard_error_with_code_2(run, arguments, text):
+def test_what_the_user_can_fix_is_reported_on_standard_error_with_code_2(run, arguments, text):
     ran = run(*arguments)
     assert ran.code == 2
     # The frame around what is wrong breaks lines where the paths in them are long.
@@ -159,13 +154,8 @@ def test_a_broken_manifest_lists_every_problem_and_the_others_are_still_checked(
     )
     ran = run("manifest", "check", str(broken), EXPERT_JSON)
     assert ran.code == 2
-    assert ran.err == (
-        f"{broken}: 2 problems\n"
-        "  - line 5: training.config.epoch: unknown key  (did you mean 'epochs'?)\n"
-        "  - line 6: training.config.rank: got 'two' (text), "
-        'expected a whole number from 1 to 256 or "auto"\n'
-    )
-    assert f"✓ {EXPERT_JSON}: expert-json reads" in ran.out
+    assert ran.err == wording("problems-line-unknown-key", broken=broken)
+    assert f"✓ {EXPERT_JSON}: expert-json is valid" in ran.out
 
 
 def test_strict_refuses_metadata_nobody_knows(run, tmp_path):
@@ -189,7 +179,7 @@ def test_check_as_json_has_problems_and_notices(run, tmp_path):
 def test_explain_shows_a_key_from_the_schema(run):
     out = run("manifest", "explain", "per_device_train_batch_size").out
     assert "training.config.batch_size" in out
-    assert "a whole number of at least 1" in out
+    assert wording("whole-number-at-least") in out
     everything = json.loads(run("manifest", "explain", "--json").out)
     assert len(everything) > 100
 
@@ -244,20 +234,20 @@ def test_the_cards_are_listed(run):
 
 def test_presets_are_shown_with_their_verdict(run):
     out = run("presets").out
-    assert "holds: " in out
-    assert "does not hold: " in out
+    assert "fits: " in out
+    assert wording("does-not-hold") in out
 
 
-def test_a_fault_of_our_own_is_told_in_words_and_kept_in_a_file(run, monkeypatch):
+def test_a_fault_of_our_own_is_reported_in_plain_words_and_kept_in_a_file(run, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("something impossible")
 
     monkeypatch.setattr("expert.planning.machine.machine.describe_machine", fail)
     ran = run("machine")
     assert ran.code == 1
-    assert "Expert failed in a way it should not: ZeroDivisionError" in ran.err
+    assert wording("expert-failed-in-way") in ran.err
     assert "Traceback" not in ran.err
-    name = ran.err.split("The details are in ")[1].split(";")[0].replace("\n", "")
+    name = ran.err.split(wording("the-details-are-in"))[1].split(";")[0].replace("\n", "")
     kept = Path(name).read_text(encoding="utf-8")
     os.unlink(name)
     assert "Traceback" in kept
@@ -309,7 +299,7 @@ def test_a_reader_of_the_first_line_of_help_gets_it_and_no_complaint():
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is always full")
 @pytest.mark.parametrize("arguments", ["presets", "machine --cards --json", "--help"])
-def test_what_cannot_be_written_is_an_error_that_is_told_once(arguments):
+def test_what_cannot_be_written_is_an_error_that_is_reported_once(arguments):
     command = f"{sys.executable} -m expert {arguments} > /dev/full"
     ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (2, "output: No space left on device\n")
@@ -331,7 +321,7 @@ def test_completion_can_be_shown(run, monkeypatch):
     assert "expert" in ran.out
 
 
-def test_a_place_that_cannot_be_written_is_told(run, tmp_path):
+def test_a_place_that_cannot_be_written_is_reported(run, tmp_path):
     file = tmp_path / "old.json"
     file.write_text('{"base_model": "x", "dataset": "a.jsonl"}', encoding="utf-8")
     blocked = tmp_path / "file"
@@ -346,7 +336,7 @@ def test_in_place_and_output_contradict_each_other(run, tmp_path):
     file = tmp_path / "old.json"
     file.write_text('{"base_model": "x", "dataset": "a.jsonl"}', encoding="utf-8")
     ran = run("manifest", "upgrade", str(file), "--in-place", "--output", "x.json")
-    assert (ran.code, "name two places" in ran.err) == (2, True)
+    assert (ran.code, wording("name-two-places") in ran.err) == (2, True)
 
 
 def test_output_that_a_narrow_encoding_cannot_write_still_comes_out(tmp_path):
@@ -364,15 +354,15 @@ def test_output_that_a_narrow_encoding_cannot_write_still_comes_out(tmp_path):
 def test_a_misspelt_override_is_refused(run):
     ran = run("plan", "-m", EXPERT_JSON, "--gpu", "h200", "--set", "epcohs=2")
     assert ran.code == 2
-    assert "--set epcohs: unknown key  (did you mean 'training.config.epochs'?)" in ran.err
+    assert wording("epcohs-unknown-key-did") in ran.err
 
 
-def test_settings_of_a_flat_file_that_mean_nothing_are_told(run, tmp_path):
+def test_settings_of_a_flat_file_that_mean_nothing_are_reported(run, tmp_path):
     file = tmp_path / "flat.yaml"
     text = "base_model: x\ndataset: a.jsonl\nlr: 1e-4\nsample_size: 3\n"
     file.write_text(text, encoding="utf-8")
     out = run("manifest", "check", str(file)).out
-    assert "line 4: sample_size: warning: without effect: Expert has no such key" in out
+    assert wording("line-warning-without-effect") in out
 
 
 def test_every_view_of_a_plan_has_the_expected_time(run, tmp_path):

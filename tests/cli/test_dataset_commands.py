@@ -9,6 +9,7 @@ import pytest
 
 from tests.jobs.test_datasets import write
 from tests.jobs.test_preparing import ROWS, an_expert, lines
+from tests.wording import wording
 
 
 def test_clean_data_is_a_table_and_exits_with_0(run, tmp_path):
@@ -17,23 +18,23 @@ def test_clean_data_is_a_table_and_exits_with_0(run, tmp_path):
     rows = [[cell.strip() for cell in line.split("  ") if cell] for line in ran.out.splitlines()]
     table = {cells[0]: cells[1:] for cells in rows if cells}
     assert ran.out.startswith("counter: prompt template chatml\n")
-    assert table["rows read"] == ["120", "drawn from train"]
+    assert table["rows read"] == ["120", wording("drawn-from-train")]
     assert table["examples"] == ["108", "12"]
-    assert table["also in train"] == ["–", "0"]
-    assert "✓ nothing is wrong with the data" in ran.out
+    assert table[wording("also-in-train")] == ["–", "0"]
+    assert wording("nothing-wrong-with-data") in ran.out
     assert not (tmp_path / "datasets_optimized").exists()
 
 
-def test_columns_that_no_commas_separate_are_told(run, tmp_path):
+def test_columns_that_no_commas_separate_are_reported(run, tmp_path):
     file = an_expert(tmp_path, dataset={"path": "rows.csv"})
     rows = "".join(f"Count, up to {n};{n}\n" for n in range(40))
     write(tmp_path / "rows.csv", "Question;Answer\n" + rows)
     ran = run("dataset", "check", "-m", str(file))
     assert ran.code == 0, ran.err
-    assert "rows.csv: semicolons separate its columns" in ran.out
+    assert wording("semicolons-separate-its-columns") in ran.out
     as_json = json.loads(run("dataset", "check", "-m", str(file), "--json").out)
     assert as_json["notes"] == [
-        "rows.csv: semicolons separate its columns",
+        wording("semicolons-separate-its-columns"),
         "rows.csv: instruction: Question, response: Answer",
     ]
 
@@ -44,20 +45,24 @@ def test_duplicates_and_leaks_are_warnings_and_exit_with_0(run, tmp_path):
     write(tmp_path / "v.jsonl", lines([ROWS[4], ROWS[4]]))
     ran = run("dataset", "check", "-m", str(file))
     assert ran.code == 0
-    assert "warning: validation: 1 example also earlier in the split\n" in ran.out
+    assert wording("warning-validation-example-also") in ran.out
     assert (
-        "warning: validation: 2 examples also in train (same prompt and answer)\n"
-        f"  {tmp_path / 'v.jsonl'}:1 repeats {tmp_path / 'train.jsonl'}:5\n"
-    ) in ran.out
-    assert ran.out.splitlines()[-1] == "✓ usable, 2 warnings: look at them before training"
+        wording(
+            "warning-validation-examples-also",
+            v=tmp_path / "v.jsonl",
+            train=tmp_path / "train.jsonl",
+        )
+        in ran.out
+    )
+    assert ran.out.splitlines()[-1] == wording("usable-warnings-look-at")
 
 
-def test_preparing_warns_of_a_validation_file_that_is_learnt_as_well(run, tmp_path):
+def test_preparing_warns_of_a_validation_file_that_is_trained_on_as_well(run, tmp_path):
     file = an_expert(tmp_path, dataset={"path": "train.jsonl", "validation_path": "v.jsonl"})
     write(tmp_path / "v.jsonl", lines([ROWS[4]]))
     ran = run("pretokenize", "-m", str(file))
     assert ran.code == 0, ran.err
-    assert ran.out.count("warning: validation: 1 of 1 row stands in the training rows as well") == 1
+    assert ran.out.count(wording("warning-validation-row-stands")) == 1
 
 
 def test_too_few_rows_to_hold_any_out_are_no_good_data(run, tmp_path):
@@ -65,8 +70,8 @@ def test_too_few_rows_to_hold_any_out_are_no_good_data(run, tmp_path):
     write(tmp_path / "train.jsonl", lines(ROWS[:1]))
     ran = run("dataset", "check", "-m", str(file))
     assert ran.code == 0
-    assert "warning: train: 1 example, too few to hold any out" in ran.out
-    assert ran.out.splitlines()[-1] == "✓ usable, 1 warning: look at it before training"
+    assert wording("warning-train-example-too") in ran.out
+    assert ran.out.splitlines()[-1] == wording("usable-warning-look-at")
     assert run("dataset", "check", "-m", str(file), "--set", "validation_split=0").code == 0
 
 
@@ -74,8 +79,8 @@ def test_too_few_rows_to_hold_any_out_are_no_good_data(run, tmp_path):
     ("name", "text", "what"),
     [
         ("rows.jsonl", "", "is empty"),
-        ("rows.csv", "question,answer\n", "has a header and no rows"),
-        ("rows.json", "[]", "has no rows"),
+        ("rows.csv", "question,answer\n", wording("has-header-no-rows")),
+        ("rows.json", "[]", wording("has-no-rows")),
     ],
 )
 def test_a_file_without_rows_is_named_and_plan_warns_of_it(run, tmp_path, name, text, what):
@@ -84,11 +89,11 @@ def test_a_file_without_rows_is_named_and_plan_warns_of_it(run, tmp_path, name, 
     for command in (("dataset", "check"), ("pretokenize",), ("train",)):
         ran = run(*command, "-m", file)
         assert ran.code == 2
-        assert f"{name}: {what}  (put rows into it, or name another file)" in ran.err
+        assert wording("put-rows-into-name", name=name, what=what) in ran.err
     ran = run("plan", "-m", file)
     assert ran.code == 0
     if not name.endswith(".json"):  # whose rows are counted when they are prepared
-        assert f"warning: length.rows: there are no rows to train on: {name} {what}" in ran.out
+        assert wording("warning-no-rows-to", name=name, what=what) in ran.out
 
 
 def test_too_many_bad_rows_exit_with_2_and_are_listed(run, tmp_path):
@@ -97,12 +102,8 @@ def test_too_many_bad_rows_exit_with_2_and_are_listed(run, tmp_path):
     ran = run("dataset", "check", "-m", str(file))
     assert ran.code == 2
     assert f"train: bad rows\n  {tmp_path / 'train.jsonl'}:121: " in ran.out
-    assert "\n  … and 97 more of this kind, at 126, 127, 128, " in ran.out
-    assert ran.err == (
-        "the data of counter cannot be used as it is\n"
-        "  - train train.jsonl: 102 bad rows, and training.dataset.max_bad_rows tolerates 0  "
-        "(mend the data, or --set training.dataset.max_bad_rows=102)\n"
-    )
+    assert wording("more-kind-at") in ran.out
+    assert ran.err == wording("data-counter-cannot-used")
     tolerated = ("--set", "training.dataset.max_bad_rows=102")
     assert run("dataset", "check", "-m", str(file), *tolerated).code == 0
 
@@ -116,25 +117,25 @@ def test_findings_as_json_hold_every_count_and_the_same_exit_code(run, tmp_path)
     train = found["splits"][0]
     assert (train["rows"], train["bad_rows"], train["empty_answers"]) == (121, 1, 1)
     assert train["duplicates"] == {"count": 0, "shown": []}
-    assert found["warnings"] == ["train: 1 row without an answer"]
+    assert found["warnings"] == [wording("train-row-without-answer")]
     assert len(found["problems"]) == 1
 
 
-def test_a_file_that_is_not_there_is_told_in_words(run, tmp_path):
+def test_a_file_that_is_not_there_is_reported_in_plain_words(run, tmp_path):
     file = an_expert(tmp_path)
     (tmp_path / "train.jsonl").unlink()
     ran = run("dataset", "check", "-m", str(file))
     assert ran.code == 2
-    assert f"train.jsonl: there is no {tmp_path / 'train.jsonl'}" in ran.err
+    assert wording("there-is-no", train=tmp_path / "train.jsonl") in ran.err
 
 
-def test_a_packed_table_that_is_cut_off_is_told_in_words(run, tmp_path):
+def test_a_packed_table_that_is_cut_off_is_reported_in_plain_words(run, tmp_path):
     file = an_expert(tmp_path, dataset={"path": "t.csv.gz"})
     text = "question,answer\n" + "".join(f"what is {n},it is {n}\n" for n in range(500))
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(text.encode())[:-200])
     ran = run("dataset", "check", "-m", file)
     assert ran.code == 2
-    assert f"{tmp_path / 't.csv.gz'}: it cannot be unpacked" in ran.err
+    assert wording("it-cannot-be-unpacked", t=tmp_path / "t.csv.gz") in ran.err
     assert "Aborted" not in ran.err
 
 
@@ -144,10 +145,10 @@ def test_data_sets_are_listed_with_who_uses_them(run, tmp_path):
     assert ran.code == 0
     first, *rest = ran.out.splitlines()  # what follows a long path may stand on the next line
     *rest, hub, datasets, tokens = rest
-    assert hub == f"hub cache: {tmp_path / 'hf' / 'hub'} (not there)"
-    assert datasets == f"datasets cache: {tmp_path / 'hf' / 'datasets'} (not there)"
+    assert hub == f"hub cache: {tmp_path / 'hf' / 'hub'} (missing)"
+    assert datasets == f"datasets cache: {tmp_path / 'hf' / 'datasets'} (missing)"
     made = tmp_path / "experts" / "a" / "datasets_optimized" / "counter"
-    assert tokens == f"prepared tokens of counter: {made} (not there)"
+    assert tokens == wording("prepared-tokens-counter-not", made=made)
     head, row = first.split(), " ".join(rest).split()
     assert head == ["kind", "name", "splits", "rows", "size", "last", "used", "used", "by"]
     file = str(tmp_path / "experts" / "a" / "train.jsonl")
@@ -161,10 +162,10 @@ def test_the_caches_of_this_environment_are_listed_as_json(run, tmp_path):
     assert (found["kind"], found["name"], found["size"]) == ("hub cache", "org/set", 10)
 
 
-def test_nothing_found_is_said(run, tmp_path):
+def test_nothing_found_is_reported(run, tmp_path):
     (tmp_path / "empty").mkdir()
     out = run("find-datasets", str(tmp_path / "empty")).out
-    assert out.startswith("no data sets were found\nhub cache: ")
+    assert out.startswith(wording("no-data-sets-found"))
 
 
 def test_a_prepared_cache_shows_its_tokens(run, tmp_path):
@@ -175,7 +176,7 @@ def test_a_prepared_cache_shows_its_tokens(run, tmp_path):
     assert " tokens)" in out
 
 
-def test_consolidating_tells_what_was_copied_and_how_to_use_it(run, tmp_path):
+def test_consolidating_shows_what_was_copied_and_how_to_use_it(run, tmp_path):
     an_expert(tmp_path / "experts" / "a")
     write(tmp_path / "experts" / "b" / "manifest.json", '{"base_model": "x"}')
     arguments = ("--manifests", str(tmp_path / "experts"), "--consolidate", str(tmp_path / "fast"))
@@ -183,9 +184,9 @@ def test_consolidating_tells_what_was_copied_and_how_to_use_it(run, tmp_path):
     target = tmp_path / "fast" / "counter" / "train.jsonl"
     assert ran.code == 0
     assert f"  copied: {target}  (" in ran.out
-    assert f"  use it with: --set training.dataset.path={target}\n" in ran.out
+    assert wording("use-it-with", target=target) in ran.out
     broken = tmp_path / "experts" / "b" / "manifest.json"
-    assert ran.err == f"some manifests were passed over\n{broken}: not read: 1 problem\n"
+    assert ran.err == wording("some-manifests-passed-over", broken=broken)
     assert f"  there already: {target}  (" in run("find-datasets", *arguments).out
     [gathered] = json.loads(run("find-datasets", *arguments, "--json").out)["gathered"]
     assert gathered["copies"][0]["done"] == "there already"
@@ -194,10 +195,10 @@ def test_consolidating_tells_what_was_copied_and_how_to_use_it(run, tmp_path):
 def test_consolidating_needs_manifests(run, tmp_path):
     ran = run("find-datasets", "--consolidate", str(tmp_path))
     assert ran.code == 2
-    assert "--consolidate needs the manifests: --manifests FOLDER" in ran.err
+    assert "--consolidate needs --manifests FOLDER" in ran.err
 
 
-def test_what_a_benchmark_wrote_is_no_data_and_without_manifests_there_are_no_users(run, tmp_path):
+def test_what_a_benchmark_wrote_is_not_data_and_without_manifests_there_are_no_users(run, tmp_path):
     write(tmp_path / "a" / "rows.jsonl", '{"text": "x"}\n')
     write(tmp_path / "a" / "climb.json", '{"format": 1, "kind": "ladder", "rungs": []}')
     out = run("find-datasets", str(tmp_path / "a")).out
@@ -224,7 +225,7 @@ def test_the_table_of_three_splits_with_long_rows_stays_a_table():
 def test_rows_are_shown_with_brackets_that_no_row_holds(run, tmp_path):
     file = an_expert(tmp_path)
     ran = run("dataset", "check", str(file), "--row", "2", "--rows", "0")
-    assert "rows as the model sees them; ⟦trained on⟧, ↵ is a line break" in ran.out
+    assert wording("rows-model-sees-line") in ran.out
     assert (
         "train.jsonl:2 (train, asked for): 38 tokens, 8 trained on; special tokens "
         "<|im_start|> ×2, <|im_end|> ×2\n"
@@ -246,7 +247,7 @@ def test_rows_are_shown_with_brackets_that_no_row_holds(run, tmp_path):
 def test_where_a_row_is_cut_is_shown_with_what_is_lost(run, tmp_path):
     file = an_expert(tmp_path, max_seq_length=38)
     ran = run("dataset", "check", str(file), "--row", "6")
-    cut = "cut at max_seq_length 38: 4 tokens lost, 4 of them would be trained on"
+    cut = wording("cut-at-tokens-lost")
     assert f"⟧\n  ┊ {cut}\n  ✂ " in ran.out
     split = run("dataset", "check", str(file), "--row", "6", "--set", "overlong=split")
     assert "⟧\n  ┊ sequence 2 of 2 begins here\n  │ " in split.out
@@ -271,9 +272,9 @@ def test_a_terminal_has_colours_instead_of_brackets(tmp_path):
 
     from rich.console import Console
 
-    from expert.cli.row_view import show_rows
-    from expert.jobs.datasets.datasets import check_dataset
-    from expert.jobs.datasets.showing import RowsToShow
+    from expert.cli.rows import show_rows
+    from expert.data.inspect.pick_rows import RowsToShow
+    from expert.jobs.datasets.check import check_dataset
 
     rows = check_dataset(an_expert(tmp_path), show=RowsToShow(count=1)).rows
     wrote = StringIO()

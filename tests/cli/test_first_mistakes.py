@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.jobs.test_preparing import ROWS, lines
+from tests.wording import wording
 
 TINY = "name: fruit\nbase_model: {}\ndataset: {}\nbatch_size: 4\nepochs: 1\nmax_seq_length: 64\n"
 
@@ -21,12 +22,15 @@ def a_manifest(folder, *, model="tiny", rows="train.jsonl", more="", count=40):
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"model": "tinny"}, "did you mean 'tiny'?"),
-        ({"rows": "trian.jsonl"}, "did you mean 'train.jsonl'?"),
-        ({"more": "field_mapping: {instruction: instrukction}\n"}, "did you mean 'instruction'?"),
+        ({"model": "tinny"}, wording("did-you-mean-tiny")),
+        ({"rows": "trian.jsonl"}, wording("did-you-mean")),
+        (
+            {"more": "field_mapping: {instruction: instrukction}\n"},
+            wording("did-you-mean-instruction"),
+        ),
     ],
 )
-def test_a_misspelt_model_file_or_column_is_told_by_check_and_plan_and_refused_by_train(
+def test_a_misspelt_model_file_or_column_is_reported_by_check_and_plan_and_refused_by_train(
     run, tmp_path, monkeypatch, wrong, told
 ):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -34,7 +38,9 @@ def test_a_misspelt_model_file_or_column_is_told_by_check_and_plan_and_refused_b
     for command in (("manifest", "check", file), ("plan", file), ("plan", file, "--gpu", "h200")):
         ran = run(*command)
         assert ran.code == 0
-        assert [told in line for line in ran.out.splitlines() if "did you mean" in line] == [True]
+        assert [
+            told in line for line in ran.out.splitlines() if wording("did-you-mean-2") in line
+        ] == [True]
     several = run("plan", file, "--gpu", "h200", "--gpu", "rtx-4090")
     assert several.out.count(told) >= 1
     checked = json.loads(run("manifest", "check", file, "--json").out)
@@ -44,13 +50,10 @@ def test_a_misspelt_model_file_or_column_is_told_by_check_and_plan_and_refused_b
     assert told in ran.err
 
 
-def test_a_base_model_that_the_manifest_has_not_is_told_how_it_is_used(run, tmp_path):
+def test_a_base_model_that_the_manifest_has_not_is_reported_how_it_is_used(run, tmp_path):
     ran = run("plan", a_manifest(tmp_path), "--model", "llama")
     assert ran.code == 2
-    assert ran.err == (
-        "--model llama: the manifest has tiny  (--model chooses among those; another one takes its "
-        "place with --set base_model=llama)\n"
-    )
+    assert ran.err == wording("llama-manifest-has-tiny")
     other = run("plan", a_manifest(tmp_path), "--set", "base_model=Qwen3-0.6B", "--json")
     assert json.loads(other.out)["model"]["name"] == "Qwen3-0.6B"
 
@@ -60,18 +63,18 @@ def test_a_warning_of_the_manifest_names_its_file_once(run, tmp_path):
     ran = run("train", "-m", file)
     assert ran.code == 0, ran.err
     [told] = [line for line in ran.out.splitlines() if "mood" in line]
-    assert told == f"warning: {file}: line 8: mood: without effect: Expert has no such key"
+    assert told == wording("warning-line-mood-without", file=file)
 
 
-def test_rows_that_were_left_out_are_told_and_recorded(run, tmp_path):
+def test_rows_that_were_left_out_are_reported_and_recorded(run, tmp_path):
     file = a_manifest(tmp_path)
     with (tmp_path / "train.jsonl").open("a", encoding="utf-8") as stream:
         stream.write("{\n" * 3)
     bad = run("train", "-m", file)
     assert bad.code == 2
-    assert bad.err.startswith("3 rows cannot be used\n")
+    assert bad.err.startswith(wording("rows-cannot-be-used"))
     leave = ("--set", "max_bad_rows=3")
-    told = "warning: 3 bad rows were left out, and kept in "
+    told = wording("warning-bad-rows-left")
     made = run("pretokenize", "-m", file, *leave)
     assert (made.code, made.out.count(told)) == (0, 1)
     ran = run("train", "-m", file, *leave)
@@ -89,7 +92,7 @@ def test_a_run_that_held_nothing_out_is_to_be_judged_by_other_rows(run, tmp_path
     assert "--test-set" not in ran.out
 
 
-def test_a_run_that_is_resumed_with_other_options_is_told_which_and_the_whole_command(
+def test_a_run_that_is_resumed_with_other_options_is_reported_which_and_the_whole_command(
     run, tmp_path, monkeypatch
 ):
     file = a_manifest(tmp_path)
@@ -98,42 +101,39 @@ def test_a_run_that_is_resumed_with_other_options_is_told_which_and_the_whole_co
     ran = run("train", file, "--resume")
     assert ran.code == 2
     assert ran.err.splitlines() == [
-        f"{folder}/checkpoints/step-000018: belongs to another run: it was started with other "
-        "options",
+        wording("belongs-to-another-run", folder=folder),
         "  - epochs: was 2, is 1",
         "  - schedule.total_steps: was 18, is 9",
-        "  (undo the change, or go on all the same with --allow-changed)",
-        f"  go on as it was started: expert train {file} --epochs 2 --resume",
+        wording("undo-change-go-on"),
+        wording("go-on-started-expert", file=file),
     ]
     ran = run("train", file, "--epochs", "5", "--set", "seed=7", "--resume", str(folder))
-    assert ran.err.splitlines()[-1] == (
-        f"  go on as it was started: expert train {file} --epochs 2 --set seed=42 --resume {folder}"
-    )
-    monkeypatch.setattr("expert.run.session.Session", None)  # nothing is loaded or trained
+    assert ran.err.splitlines()[-1] == wording("go-on-started", file=file, folder=folder)
+    monkeypatch.setattr("expert.run.session.session.Session", None)  # nothing is loaded or trained
     ran = run("train", file, "--set", "seed=7", "--epochs=2", "--set", "seed=42", "--resume")
     assert ran.code == 0, ran.err
-    assert f"✓ nothing left to do: {folder} is finished\n" in ran.out
+    assert wording("nothing-left-to-do", folder=folder) in ran.out
     assert f"--epochs N --resume {folder} --allow-changed\n" in ran.out
 
 
-def test_a_run_that_is_resumed_on_other_rows_is_told_how_many(run, tmp_path):
+def test_a_run_that_is_resumed_on_other_rows_is_reported_how_many(run, tmp_path):
     file = a_manifest(tmp_path)
     assert run("train", file).code == 0
     a_manifest(tmp_path, count=41)
     ran = run("train", file, "--resume")
     assert ran.code == 2
     told = ran.err.splitlines()
-    assert told[1] == "  - the rows changed (40 → 41)"
+    assert told[1] == wording("the-rows-changed")
     assert told[2].startswith("  - data.index: was ")
 
 
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        (("train", "{file}", "--dry-run"), "nothing was written"),
+        (("train", "{file}", "--dry-run"), wording("nothing-was-written")),
         (("pretokenize", "{folder}"), "cache miss"),
-        (("dataset", "check", "{file}"), "nothing is wrong with the data"),
-        (("diagnose", "{file}", "--no-kernels"), "a run would start"),
+        (("dataset", "check", "{file}"), wording("nothing-wrong-with")),
+        (("diagnose", "{file}", "--no-kernels"), wording("a-run-would-start")),
         (("plan", "{folder}"), "✓ fits"),
     ],
 )
@@ -145,30 +145,30 @@ def test_the_manifest_may_be_named_without_its_option(run, tmp_path, command, to
     assert told in ran.out
     twice = run(*words, "--manifest", places["file"])
     assert twice.code == 2
-    assert "name one manifest" in " ".join(twice.err.replace("│", "").split())
+    assert wording("name-one-manifest") in " ".join(twice.err.replace("│", "").split())
 
 
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        (("validate", "--min-accuracy", "95"), "it is a share between 0 and 1, such as 0.95"),
-        (("validate", "--domain", "cobol"), "'--domain': 'cobol' is not one of 'json'"),
-        (("validate", "--limit", "0"), "'--limit': at least 1 is needed"),
-        (("validate", "--limit", "some"), "'--limit': expected a whole number"),
-        (("sample", ".", "--prompt", "x", "--temperature", "5"), "at most 2 is possible"),
-        (("train", "--epochs", "few"), "'--epochs': expected a number"),
-        (("train", "--device", "gpu"), "'--device': 'gpu' is not one of 'auto'"),
-        (("validate", "a", "--expert", "b"), "a and --expert b: name one expert"),
-        (("dataset", "check"), "name a manifest: expert dataset check FILE"),
+        (("validate", "--min-accuracy", "95"), wording("share-between-such")),
+        (("validate", "--domain", "cobol"), wording("cobol-not-one-json")),
+        (("validate", "--limit", "0"), wording("must-be-at-least")),
+        (("validate", "--limit", "some"), wording("expected-a-whole-number")),
+        (("sample", ".", "--prompt", "x", "--temperature", "5"), wording("must-be-at-most")),
+        (("train", "--epochs", "few"), wording("expected-a-number")),
+        (("train", "--device", "gpu"), wording("gpu-not-one-auto")),
+        (("validate", "a", "--expert", "b"), wording("b-name-one-expert")),
+        (("dataset", "check"), wording("name-manifest-expert-dataset")),
+        (("benchmark", "--compare", "a", "b"), wording("no-result-expert-benchmark")),
+        (("pretokenize", "--all", "nothere"), wording("nothere-no-such-folder")),
         (
-            ("benchmark", "--compare", "a", "b"),
-            "a: no result of expert benchmark: there is no such file (name a ladder.json",
+            ("train", "--dataset", "shakespeare", "--resume", "pyproject.toml"),
+            wording("is-no-folder"),
         ),
-        (("pretokenize", "--all", "nothere"), "--all nothere: there is no such folder"),
-        (("train", "--dataset", "shakespeare", "--resume", "pyproject.toml"), "is no folder"),
     ],
 )
-def test_a_wrong_option_is_told_in_words_of_a_person(run, tmp_path, monkeypatch, command, told):
+def test_a_wrong_option_is_explained_in_plain_words(run, tmp_path, monkeypatch, command, told):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").touch()
     ran = run(*command)
@@ -180,20 +180,22 @@ def test_a_wrong_option_is_told_in_words_of_a_person(run, tmp_path, monkeypatch,
     "command",
     [("train",), ("train", "--dry-run"), ("plan",), ("dataset", "check"), ("pretokenize",)],
 )
-def test_rows_that_are_missing_are_told_with_the_script_that_makes_them(run, tmp_path, command):
+def test_rows_that_are_missing_are_reported_with_the_script_that_makes_them(run, tmp_path, command):
     file = a_manifest(tmp_path)
     rows, script = tmp_path / "train.jsonl", tmp_path / "make_data.py"
     rows.unlink()
     script.touch()
     ran = run(*command, "-m", file)
-    told = f"train.jsonl: there is no {rows} (python {script} makes it)"
+    told = wording("no-python-makes", rows=rows, script=script)
     assert told in " ".join((ran.err + ran.out).split())
 
 
-def test_a_script_beside_the_manifest_is_not_said_to_make_files_that_lie_elsewhere(run, tmp_path):
+def test_a_script_beside_the_manifest_is_not_reported_to_make_files_that_are_elsewhere(
+    run, tmp_path
+):
     file = a_manifest(tmp_path)
     (tmp_path / "make_data.py").touch()
     ran = run("train", "-m", file, "--dataset", "/nowhere/rows.jsonl")
     assert ran.code == 2
-    assert "/nowhere/rows.jsonl: there is no such file" in ran.err
+    assert wording("no-such-file") in ran.err
     assert "make_data.py" not in ran.err

@@ -19,13 +19,14 @@ from expert.data.tokens import shards as making
 from tests.insight.ladders import ladder, rung
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import finished, place
+from tests.wording import wording
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals are POSIX")
 
 SIGNALS = pytest.mark.parametrize(
     ("number", "code", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]
 )
-PREPARED_STAYS = "what is prepared stays so; the same command goes on from there"
+PREPARED_STAYS = wording("what-prepared-stays-same")
 PATIENCE_SECONDS = 60.0
 
 
@@ -73,7 +74,7 @@ def half_written(folder: Path) -> list[Path]:
 
 
 @SIGNALS
-def test_preparing_that_is_stopped_keeps_what_is_finished_and_goes_on_from_there(
+def test_preparing_that_is_stopped_keeps_what_is_finished_and_continues_from_there(
     run, expert, monkeypatch, in_small_shards, number, code, name
 ):
     with monkeypatch.context() as patched:
@@ -106,10 +107,7 @@ def test_a_run_that_is_stopped_while_its_data_is_prepared_leaves_no_folder(
     ran = run("train", "-m", str(expert), "--device", "cpu")
     assert ran.code == code
     assert ran.err == ""
-    assert ran.out.endswith(
-        f"stopped by {name} before the first update: no run was begun; what is prepared of the "
-        "data stays so; the same command goes on from there\n"
-    )
+    assert ran.out.endswith(wording("stopped-by-before-first", name=name))
     assert half_written(expert.parent) == []
     assert not (expert.parent / "runs").exists()
 
@@ -123,11 +121,11 @@ def test_preparing_that_is_stopped_before_anything_is_finished_leaves_nothing(
 
 
 def test_a_run_that_is_stopped_while_it_is_planned_says_so_too(run, expert, monkeypatch):
-    import expert.run.plan as planning
+    from expert.planning import plan as planning
 
-    stopped_in(monkeypatch, planning, "counted_plan", signal.SIGTERM)
+    stopped_in(monkeypatch, planning, "make_plan", signal.SIGTERM)
     ran = run("train", "-m", str(expert), "--device", "cpu")
-    again = "no run was begun; the same command begins again"
+    again = wording("no-run-begun-same")
     assert (ran.code, ran.err) == (143, f"expert train: stopped by SIGTERM: {again}\n")
 
 
@@ -141,7 +139,7 @@ def test_a_validation_that_is_stopped_writes_no_verdict(run, monkeypatch, number
     ran = run("validate", "--expert", str(folder), "--device", "cpu", "--limit", "2")
     assert ran.code == code
     last = ran.err.splitlines()[-1]
-    again = "no verdict was written; the same command begins again"
+    again = wording("no-verdict-written-same")
     assert last == f"expert validate: stopped by {name}: {again}"
     assert "Traceback" not in ran.err
     assert not (folder / "validation.json").exists()
@@ -157,13 +155,13 @@ def test_a_benchmark_that_is_stopped_leaves_no_folder(run, expert, monkeypatch, 
 
     monkeypatch.setattr(Climb, "run", climb)
     ran = run("benchmark", "-m", str(expert), "--device", "cpu")
-    again = "no result was written; the same command begins again"
+    again = wording("no-result-written-same")
     assert (ran.code, ran.err) == (code, f"expert benchmark: stopped by {name}: {again}\n")
     assert list((expert.parent / "runs" / "benchmarks").iterdir()) == []
 
 
 @SIGNALS
-def test_a_benchmark_that_is_stopped_keeps_the_rungs_that_were_measured(
+def test_a_benchmark_that_is_stopped_keeps_the_settings_that_were_measured(
     run, expert, monkeypatch, number, code, name
 ):
     from expert.jobs.benchmark.climbing import Climb
@@ -176,21 +174,21 @@ def test_a_benchmark_that_is_stopped_keeps_the_rungs_that_were_measured(
     ran = run("benchmark", "-m", str(expert), "--device", "cpu")
     file = next((expert.parent / "runs" / "benchmarks").glob("*/ladder.json"))
     assert ran.code == code
-    assert ran.err.startswith(f"expert benchmark: stopped by {name}: what was measured is kept: ")
+    assert ran.err.startswith(wording("expert-benchmark-stopped-by", name=name))
     assert str(file) in ran.err
     assert file.with_suffix(".html").is_file()
     kept = json.loads(file.read_text(encoding="utf-8"))
     assert [one["name"] for one in kept["rungs"]] == ["baseline", "packing"]
-    cut_off = f"cut off by {name} after 'packing': what stands above it was not measured"
+    cut_off = wording("cut-off-by-after", name=name)
     assert kept["notes"][-1] == cut_off
 
 
-def test_any_other_command_says_that_it_was_stopped(run, monkeypatch):
+def test_any_other_command_shows_that_it_was_stopped(run, monkeypatch):
     from expert.planning.machine import machine
 
     stopped_in(monkeypatch, machine, "describe_machine", signal.SIGTERM)
     ran = run("machine")
-    again = "the same command begins again"
+    again = wording("same-command-begins-again")
     assert (ran.code, ran.err) == (143, f"expert machine: stopped by SIGTERM: {again}\n")
 
 
@@ -257,12 +255,12 @@ def test_only_the_main_thread_can_listen():
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_the_line_is_said_once_and_needs_no_reader(capsys, monkeypatch):
-    from expert.cli.interrupted import tell
+def test_the_line_is_shown_once_and_needs_no_reader(capsys, monkeypatch):
+    from expert.cli.main import show_interrupted as tell
 
     end = Interrupted(signal.SIGTERM)
     tell(end, ["--json", "watch"])
     tell(end, ["watch"])
-    assert capsys.readouterr().err == ("expert watch: stopped by SIGTERM: the run itself goes on\n")
+    assert capsys.readouterr().err == wording("expert-watch-stopped-by")
     monkeypatch.setattr(sys, "stderr", None)  # `2>&-`
     tell(Interrupted(signal.SIGINT), json.loads("[]"))

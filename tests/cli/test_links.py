@@ -13,6 +13,7 @@ import pytest
 from expert.data.tokens.prepare import Recipe
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import finished, place
+from tests.wording import wording
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
 
@@ -117,7 +118,7 @@ def run_of(expert: Path) -> Path:
 
 def refused(ran, path: Path, to: Path) -> None:
     assert ran.code == 2, ran
-    assert f"{path}: is a link to {to}" in ran.err
+    assert wording("is-a-link-to", path=path, to=to) in ran.err
     assert "Traceback" not in ran.err
     assert "Expert failed" not in ran.err
 
@@ -231,7 +232,7 @@ def test_a_link_in_a_cache_is_refused(run, expert, outside, command, name):
     refused(run(*new_run(command, expert)), path, target)
 
 
-def test_shards_that_were_begun_elsewhere_are_not_finished_there(run, expert, outside):
+def test_shards_that_were_started_elsewhere_are_not_finished_there(run, expert, outside):
     [tokens] = (expert / "datasets_optimized" / "demo").glob("tokens-*")
     recipe = json.loads((tokens / "recipe.json").read_text(encoding="utf-8"))
     key = Recipe(**recipe).key()[:12]

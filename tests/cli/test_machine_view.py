@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from expert.cli.machine_view import machine_sheet
+from expert.cli.machine import machine_sheet
 from expert.planning.machine.machine import Fact, Gpu, GpuProcess, Machine, unknown
+from tests.wording import wording
 
 GIB = 2**30
 
@@ -55,17 +56,16 @@ def lines_of(machine: Machine) -> list[str]:
     [
         "GPU 0 memory 80.0 GiB NVML",
         "GPU 0 memory free 75.8 GiB NVML",
-        "GPU 0 memory held by python (pid 123) 4.2 GiB; unknown process (pid 9) unknown amount"
-        " NVML",
+        wording("gpu-memory-held-by"),
         "GPU 0 busy 37 % NVML",
         "GPU 0 capability 9.0 NVML",
-        "GPU 0 CUDA up to 12.8 NVML",
-        "GPU 0 power limit unknown this card does not report it",
-        "GPU 0 PCIe width x16 NVML at present",
+        wording("gpu-cuda-up-to"),
+        wording("gpu-power-limit-unknown"),
+        wording("gpu-pcie-width-nvml"),
         "CPU Some [bold] CPU /proc/cpuinfo",
         "cores available 2 cgroup v2 cpu.max",
         "memory available 12.0 GiB psutil",
-        "disk free 100.0 GiB disk usage of /",
+        wording("disk-free-gib-disk"),
         "torch 2.9.1 importlib.metadata",
         "peft – not installed",
     ],
@@ -85,8 +85,8 @@ def test_the_gpus_come_first():
     assert lines.index("GPU 1 NVIDIA A100 NVML") < lines.index("CPU Some [bold] CPU /proc/cpuinfo")
 
 
-def test_without_a_gpu_the_first_row_says_so_with_the_reason():
-    reason = "the NVIDIA driver is not installed"
+def test_without_a_gpu_the_first_row_is_reported_with_the_reason():
+    reason = wording("nvidia-driver-not-installed")
     lines = lines_of(replace(MACHINE, gpus=(), gpu_note=reason))
     assert lines[0] == f"GPU none {reason}"
 
@@ -97,9 +97,9 @@ def test_a_note_about_the_gpus_gets_a_row_and_no_note_gets_none():
     assert not any(line.startswith("GPU note") for line in lines_of(MACHINE))
 
 
-def test_a_card_nobody_uses_says_nobody():
+def test_a_card_nobody_uses_shows_nobody():
     idle = replace(GPU, holders=Fact((), "NVML"))
-    assert "GPU 0 memory held by nobody NVML" in lines_of(replace(MACHINE, gpus=(idle,)))
+    assert wording("gpu-memory-held") in lines_of(replace(MACHINE, gpus=(idle,)))
 
 
 def test_the_mig_slice_is_shown_only_where_a_card_is_split():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 from tests.cli.running import Runner
+from tests.wording import wording
 
 
 def test_a_new_expert_is_checked_and_planned_with_the_commands_it_names(run: Runner, tmp_path):
     ran = run("new", "mine", "--template", "sql", "--output", str(tmp_path))
     assert ran.code == 0
-    assert f"✓ made {tmp_path / 'mine'}: an expert for sql" in ran.out
+    assert wording("made-expert-for-sql", mine=tmp_path / "mine") in ran.out
     [plan] = [line for line in ran.out.splitlines() if line.startswith("  expert plan")]
     assert run(*plan.split()[1:]).code == 0
     assert run("manifest", "check", "--strict", str(tmp_path / "mine" / "manifest.json")).code == 0
@@ -24,7 +25,7 @@ def test_columns_of_a_file_are_shown(run: Runner, tmp_path):
     assert "instruction: q, response: a" in run(*asked).out
     again = run(*asked)
     assert again.code == 2
-    assert "is there already" in again.err
+    assert wording("is-there-already") in again.err
 
 
 def test_what_was_made_as_json(run: Runner, tmp_path):
@@ -46,14 +47,16 @@ def test_plain_text_is_to_be_sampled_rather_than_validated(run: Runner, tmp_path
     )
 
 
-def test_rows_that_cannot_be_used_are_counted_and_it_is_said_what_lists_them(run: Runner, tmp_path):
+def test_rows_that_cannot_be_used_are_counted_and_the_command_that_lists_them(
+    run: Runner, tmp_path
+):
     good, rows = '{"instruction": "a", "response": "b"}', tmp_path / "rows.jsonl"
     bad = ("{broken", '{"instruction": "a", "response": ""}')
     for name, lines in (("some", (bad[0], good, bad[1])), ("none", (good, good))):
         rows.write_text("\n".join(lines) + "\n", encoding="utf-8")
         ran = run("new", name, "--from", str(rows), "-o", str(tmp_path))
         assert ran.code == 0, ran.err
-        told = "2 of the first 3 rows cannot be used: expert dataset check lists them"
+        told = wording("first-rows-cannot-used")
         assert (told in ran.out) == (name == "some")
 
 
@@ -62,11 +65,11 @@ def test_the_length_and_what_shorter_ones_cut_are_printed(run: Runner, tmp_path)
     long = [{"instruction": f"Say {n}.", "output": "word " * 700} for n in range(20)]
     rows.write_text("".join(json.dumps(row) + "\n" for row in long), encoding="utf-8")
     ran = run("new", "mine", "--from", str(rows), "-o", str(tmp_path))
-    assert "  base model tiny: tiny needs large steps: alpha / r is 16\n" in ran.out
+    assert wording("base-model-tiny-tiny") in ran.out
     assert "  max_seq_length 1024: 20 rows tokenised, the longest " in ran.out
-    assert "    512: cuts 100% of the rows and " in ran.out
+    assert wording("cuts-rows") in ran.out
     other = run("new", "other", "--from", str(rows), "-o", str(tmp_path), "--model", "a/b")
-    assert "rows estimated from characters" in other.out
-    assert "the tokenizer of a/b is not on this machine" in other.out
+    assert wording("rows-estimated-from-characters") in other.out
+    assert wording("tokenizer-not-on-machine") in other.out
     as_json = run("new", "third", "--from", str(rows), "-o", str(tmp_path), "--json")
     assert json.loads(as_json.out)["length"]["length"] == 1024

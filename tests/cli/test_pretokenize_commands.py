@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from tests.wording import wording
 
-def test_pretokenize_tells_hit_or_miss_and_shows_the_counts(run, tmp_path):
+
+def test_pretokenize_shows_hit_or_miss_and_shows_the_counts(run, tmp_path):
     from tests.jobs.test_preparing import an_expert
 
     file = str(an_expert(tmp_path))
     first = run("pretokenize", "--manifest", file)
     assert first.code == 0
-    assert "train: cache miss: nothing was prepared yet" in first.out
-    assert "examples per sequence" in first.out
-    assert "lengths in tokens" in first.out
-    assert (
-        "train: cache hit: made from the same data and settings"
-        in run("pretokenize", "-m", file).out
-    )
+    assert wording("train-cache-miss-nothing") in first.out
+    assert wording("examples-per-sequence") in first.out
+    assert wording("lengths-in-tokens") in first.out
+    assert wording("train-cache-hit-made") in run("pretokenize", "-m", file).out
 
 
 def test_rows_that_are_held_out_of_the_training_rows_are_not_counted_twice(run, tmp_path):
@@ -23,7 +22,7 @@ def test_rows_that_are_held_out_of_the_training_rows_are_not_counted_twice(run, 
 
     told = run("pretokenize", "--manifest", str(an_expert(tmp_path))).out
     (line,) = [line for line in told.splitlines() if line.startswith("rows read")]
-    assert line.split(maxsplit=3)[2:] == ["120", "drawn from train"]
+    assert line.split(maxsplit=3)[2:] == ["120", wording("drawn-from-train")]
 
 
 def test_pretokenize_prepares_every_manifest_below_a_folder(run, tmp_path):
@@ -35,7 +34,7 @@ def test_pretokenize_prepares_every_manifest_below_a_folder(run, tmp_path):
     assert out.count("cache miss") == 4
 
 
-def test_pretokenize_goes_on_past_what_cannot_be_prepared_and_lists_everything(
+def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything(
     run, tmp_path, monkeypatch
 ):
     import urllib.request
@@ -59,10 +58,10 @@ def test_pretokenize_goes_on_past_what_cannot_be_prepared_and_lists_everything(
     lines = ran.out.splitlines()
     told = lines[lines.index("1 prepared, 3 skipped, 0 failed") + 1 :]
     assert told[0] == f"✓ {tmp_path / 'd-good' / 'manifest.json'}"
-    assert told[1].startswith(f"· {unmade}: skipped: rows/train.jsonl: there is no ")
+    assert told[1].startswith(wording("skipped-there-is-no", unmade=unmade))
     assert told[1].endswith(f"  (python {unmade.parent / 'make_data.py'} makes it)")
-    assert "shakespeare: it could not be fetched" in told[2]
-    assert "corpora/shakespeare.txt beside the manifest" in told[2]
+    assert wording("shakespeare-could-not-fetched") in told[2]
+    assert wording("beside-the-manifest") in told[2]
     assert "streaming is true" in told[3]
     broken = an_expert(tmp_path / "c-broken")
     with (broken.parent / "train.jsonl").open("a", encoding="utf-8") as stream:
@@ -73,12 +72,12 @@ def test_pretokenize_goes_on_past_what_cannot_be_prepared_and_lists_everything(
     assert ran.code == 2
     assert "1 prepared, 3 skipped, 2 failed" in ran.out
     assert ran.err.startswith(f"not prepared\n  - {tmp_path / 'a-wrong' / 'manifest.json'}: ")
-    assert f"  - {broken}: a row cannot be used" in ran.err
+    assert wording("row-cannot-used", broken=broken) in ran.err
 
 
 def test_pretokenize_offers_to_make_rows_only_where_rows_are_missing(run, tmp_path, monkeypatch):
+    from expert.data import line as preparing
     from expert.data.records import DataNotHere
-    from expert.run import prepare as preparing
     from tests.jobs.test_preparing import an_expert
 
     def no_model(plan: object, folder: object) -> None:
@@ -92,12 +91,12 @@ def test_pretokenize_offers_to_make_rows_only_where_rows_are_missing(run, tmp_pa
     ran = run("pretokenize", "--all", str(tmp_path))
     assert ran.code == 2
     assert "0 prepared, 1 skipped, 1 failed" in ran.out
-    assert f"{modelless}: skipped: owner/model could not be fetched" in ran.out
-    assert "did you mean 'train.jsonl'?" in ran.err
+    assert wording("skipped-could-not-fetched", modelless=modelless) in ran.out
+    assert wording("did-you-mean") in ran.err
     assert "make_data.py" not in ran.out + ran.err
 
 
 def test_pretokenize_wants_one_manifest_or_a_folder(run):
     ran = run("pretokenize")
     assert ran.code == 2
-    assert "name one manifest, or a folder with --all" in ran.err
+    assert wording("name-one-manifest-folder") in ran.err

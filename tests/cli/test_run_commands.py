@@ -6,8 +6,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pynvml
@@ -15,9 +13,11 @@ import pytest
 
 from expert.core.errors import ExpertError
 from expert.planning.machine import nvml
+from tests.cli.running import run_without
 from tests.jobs.test_gpu_memory import holder
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.planning.fake_nvml import NO_SUCH_PID, FakeNvml
+from tests.wording import wording
 
 CPU = ("--device", "cpu")
 
@@ -35,7 +35,7 @@ def test_one_answer_is_written_alone_to_standard_output(run):
     assert sample["prompt"] == "say cat 2"
 
 
-def test_several_answers_stand_under_their_prompts(run):
+def test_several_answers_are_under_their_prompts(run):
     prompts = ("--prompt", "say cat 2", "--prompt", "say [red] 1")
     ran = run("sample", str(finished("lora")), *prompts, "--max-tokens", "4", *CPU)
     lines = ran.out.splitlines()
@@ -43,28 +43,28 @@ def test_several_answers_stand_under_their_prompts(run):
     assert "> say [red] 1" in lines
 
 
-def test_a_seed_gives_the_same_text_and_one_that_was_drawn_is_told(run):
+def test_a_seed_gives_the_same_text_and_one_that_was_drawn_is_reported(run):
     asked = ("sample", str(finished_characters()), "--prompt", "the", "--max-tokens", "30", *CPU)
     first = run(*asked)
-    [line] = [line for line in first.err.splitlines() if line.startswith("the same again")]
+    [line] = [line for line in first.err.splitlines() if line.startswith(wording("the-same-again"))]
     seed = line.rpartition(" ")[2]
     again = run(*asked, "--seed", seed)
     assert again.out == first.out
     assert first.out.startswith("the")
-    assert "the same again" not in again.err
-    assert "temperature 0.8: with 0 the text would soon repeat itself" in first.err
+    assert wording("the-same-again") not in again.err
+    assert wording("temperature-with-text-would") in first.err
 
 
-def test_a_prompt_that_cannot_be_read_is_told_before_anything_is_written(run):
+def test_a_prompt_that_cannot_be_read_is_reported_before_anything_is_written(run):
     ran = run("sample", str(finished_characters()), "--prompt", "é", *CPU)
     assert (ran.code, ran.out) == (2, "")
-    assert "the character 'é' is not in the corpus the model learnt" in ran.err
+    assert wording("character-not-in-corpus") in ran.err
 
 
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (("--checkpoint", "99"), "there is no checkpoint of update 99  (there is --checkpoint"),
+        (("--checkpoint", "99"), wording("no-checkpoint-update")),
         (("--temperature", "-1"), "Invalid value for '--temperature'"),
         (("--top-p", "0"), "Invalid value for '--top-p'"),
     ],
@@ -84,14 +84,14 @@ def test_a_prompt_is_needed(run):
 # --- exporting -----------------------------------------------------------------------------------
 
 
-def test_an_export_tells_where_it_is_and_how_near(run, tmp_path):
+def test_an_export_shows_where_it_is_and_how_near(run, tmp_path):
     ran = run("export", str(finished("lora")), "--to", str(tmp_path / "out"), "--merged", *CPU)
     assert ran.code == 0
     lines = ran.out.splitlines()
-    assert lines[1:3] == ["writing …", "comparing logits on 3 texts …"]
+    assert lines[1:3] == ["writing …", wording("comparing-logits-on-texts")]
     assert lines[3].startswith("✓ wrote merged weights (final, fp32, ")
     assert lines[3].endswith(str(tmp_path / "out"))
-    assert lines[4].startswith("  logits on 3 texts differ from the trained model's by at most ")
+    assert lines[4].startswith(wording("logits-on-texts-differ"))
     assert (tmp_path / "out" / "DONE").is_file()
 
 
@@ -108,47 +108,41 @@ def test_two_kinds_of_export_at_once_are_refused(run, tmp_path):
     flags = ("--to", str(tmp_path / "out"), "--merged", "--adapter")
     ran = run("export", str(finished("lora")), *flags)
     assert ran.code == 2
-    assert "--merged and --adapter are two exports" in " ".join(ran.err.split())
+    assert wording("and-are-two-exports") in " ".join(ran.err.split())
 
 
 def test_a_folder_that_is_there_is_never_overwritten(run, tmp_path):
     (tmp_path / "mine").write_text("mine", encoding="utf-8")
     ran = run("export", str(finished("lora")), "--to", str(tmp_path), *CPU)
     assert ran.code == 2
-    assert "is there already  (name a new folder: nothing is overwritten)" in ran.err
+    assert wording("already-name-new-folder") in ran.err
     assert (tmp_path / "mine").read_text(encoding="utf-8") == "mine"
 
 
 @pytest.mark.parametrize("what", ["taken", "gate", "below a file", "in a system folder"])
-def test_an_export_that_is_refused_is_told_before_torch_is_imported(what, tmp_path):
+def test_an_export_that_is_refused_is_reported_before_torch_is_imported(what, tmp_path):
     folder, to = tmp_path / "run", tmp_path / "out"
     shutil.copytree(finished("lora"), folder)
     (tmp_path / "file").touch()
     if what == "taken":
         shutil.copytree(folder, to)
-        words = f"{to}: is there already"
+        words = wording("is-there-already-2", to=to)
     elif what == "gate":
         gate = {"gate": {"passed": False, "reasons": ["too bad"]}}
         (folder / "validation.json").write_text(json.dumps(gate), encoding="utf-8")
-        words = "the gate is not passed: too bad"
+        words = wording("gate-not-passed-too")
     elif what == "below a file":
         to = tmp_path / "file" / "deep" / "out"
-        words = f"{to}: cannot be written: {tmp_path / 'file'} is no folder"
+        words = wording("cannot-written-no-folder", to=to, file=tmp_path / "file")
     else:
         to = Path("/proc/self/out")  # even root cannot make a folder there
         if not to.parent.is_dir():
             pytest.skip("there is no /proc")
-        words = f"{to}: cannot be written: "
-    code = (
-        "import sys\n"
-        "sys.modules.update(dict.fromkeys(('torch', 'transformers', 'peft')))\n"
-        f"sys.argv = ['expert', 'export', {str(folder)!r}, '--to', {str(to)!r}]\n"
-        "from expert.__main__ import main\nmain()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert ".tmp-" not in done.stderr
+        words = wording("cannot-be-written", to=to)
+    done = run_without("export", str(folder), "--to", str(to))
+    assert done.code == 2
+    assert words in done.err
+    assert ".tmp-" not in done.err
 
 
 # --- memory of the cards -------------------------------------------------------------------------
@@ -163,11 +157,11 @@ def cards(monkeypatch) -> FakeNvml:
     return fake
 
 
-def test_without_a_card_that_is_said_and_nothing_failed(run, cards):
+def test_without_a_card_that_is_reported_and_nothing_failed(run, cards):
     cards.broken["nvmlInit"] = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
     ran = run("clear-cuda-cache")
     assert ran.code == 0
-    assert ran.out.startswith("There is no GPU here, and no GPU memory to free: the NVIDIA driver")
+    assert ran.out.startswith(wording("no-gpu-here-no"))
     assert json.loads(run("clear-cuda-cache", "--json").out)["cards"] == []
 
 
@@ -178,9 +172,9 @@ def test_holders_are_named_and_what_would_free_their_memory(run, cards):
     assert ran.code == 0
     assert lines[0].startswith("GPU 0 NVIDIA H100 80GB HBM3: ")
     assert f"  pid {NO_SUCH_PID}  Xorg  5.0 GiB" in lines
-    assert "    ending it would free 5.0 GiB" in lines
-    assert "    it is this command itself" in lines
-    assert lines[-1].startswith("Nothing was freed. PyTorch's cache of GPU memory belongs to the")
+    assert wording("ending-would-free-gib") in lines
+    assert wording("command-itself") in lines
+    assert lines[-1].startswith(wording("nothing-freed-pytorchs-cache"))
     [card] = json.loads(run("clear-cuda-cache", "--json").out)["cards"]
     assert card["could_be_freed_bytes"] == 6 * 2**30
     assert card["holders"][0]["pid"] == NO_SUCH_PID
@@ -188,17 +182,15 @@ def test_holders_are_named_and_what_would_free_their_memory(run, cards):
 
 def test_a_card_that_nobody_holds(run, cards):
     out = run("clear-cuda-cache").out
-    assert "  no process holds memory of it\n" in out
-    assert out.endswith("Nothing was freed: no process that can be seen holds memory.\n")
+    assert wording("no-process-holds-memory") in out
+    assert out.endswith(wording("nothing-freed-no-process"))
 
 
-def test_a_driver_that_tells_nothing_about_processes(run, cards):
+def test_a_driver_that_shows_nothing_about_processes(run, cards):
     for kind in ("Compute", "Graphics"):
         name = f"nvmlDeviceGet{kind}RunningProcesses"
         cards.broken[name] = pynvml.NVML_ERROR_NO_PERMISSION
-    assert "  who holds it is not told: unknown: this user may not read it" in (
-        run("clear-cuda-cache").out
-    )
+    assert wording("who-holds-not-told") in (run("clear-cuda-cache").out)
 
 
 def test_every_new_command_is_in_the_help(run):
@@ -219,13 +211,13 @@ def test_a_prompt_may_come_from_standard_input(run, monkeypatch):
 def test_an_empty_prompt_is_refused_before_anything_is_loaded(run, empty):
     ran = run("sample", str(finished("lora")), "--prompt", empty, *CPU)
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("--prompt: is empty: there is nothing to answer")
+    assert ran.err.startswith(wording("empty-nothing-to-answer"))
 
 
-def test_without_a_prompt_and_a_terminal_it_says_what_to_give(run):
+def test_without_a_prompt_and_a_terminal_it_shows_what_to_give(run):
     ran = run("sample", str(finished("lora")), *CPU)
     assert ran.code == 2
-    assert ran.err.startswith("--prompt: nothing to answer was given  (add --prompt TEXT, or")
+    assert ran.err.startswith(wording("nothing-to-answer-given"))
 
 
 def test_in_a_terminal_it_answers_line_after_line_until_there_is_none(run, monkeypatch):
@@ -238,14 +230,14 @@ def test_in_a_terminal_it_answers_line_after_line_until_there_is_none(run, monke
             raise EOFError from None
 
     monkeypatch.setattr("builtins.input", typing)
-    monkeypatch.setattr("expert.cli.runs._is_terminal", lambda: True)
+    monkeypatch.setattr("expert.cli.sample._is_terminal", lambda: True)
     asked = ("sample", str(finished("lora")), "--max-tokens", "6", *CPU)
     ran = run(*asked)
     assert ran.code == 0
     alone = run(*asked, "--prompt", "say cat 2").out
     assert ran.out == alone + alone + "\n"  # it was forgotten in between
-    assert "what is said is kept: /new begins anew; Ctrl-D ends" in ran.err
-    assert "begun anew" in ran.err
+    assert wording("what-said-kept-begins") in ran.err
+    assert "new conversation" in ran.err
 
 
 class Refusing:
@@ -259,8 +251,8 @@ class Refusing:
         raise ExpertError(f"no answer to {prompt}")
 
 
-def test_what_cannot_be_answered_is_told_and_the_next_line_may_be():
-    from expert.cli.talk import talk
+def test_what_cannot_be_answered_is_reported_and_the_next_line_may_be():
+    from expert.cli.sample import talk
 
     typed = iter(["a", "b"])
     said: list[str] = []
@@ -270,7 +262,7 @@ def test_what_cannot_be_answered_is_told_and_the_next_line_may_be():
         def begin(self, prompt, plain): ...
         def end(self): ...
 
-        def tell(self, piece):
+        def write(self, piece):
             written.append(piece)
 
     def read() -> str:
@@ -280,5 +272,5 @@ def test_what_cannot_be_answered_is_told_and_the_next_line_may_be():
             raise EOFError from None
 
     talk(Refusing(), Writer(), said.append, read)
-    assert said[1:] == ["no answer to a", "no answer to b"]
-    assert said[0] == "every line is continued by itself; Ctrl-D ends"
+    assert said[1:] == [wording("no-answer-to-a"), wording("no-answer-to-b")]
+    assert said[0] == wording("every-line-continued-by")

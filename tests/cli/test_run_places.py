@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.test_run_places import expert_folder
 from tests.jobs.trained_runs import finished
+from tests.run.test_locate import expert_folder
+from tests.wording import wording
 
 
 @pytest.mark.parametrize(
@@ -37,20 +38,20 @@ def test_two_runs_are_compared_by_any_folder_that_means_them(run, tmp_path):
     (tmp_path / "empty").mkdir()
     refused = run("benchmark", "--compare", str(newest.parent), str(tmp_path / "empty"))
     assert refused.code == 2
-    assert "are not of one kind (name two results or two runs)" in " ".join(refused.err.split())
+    assert wording("not-one-kind-name") in " ".join(refused.err.split())
 
 
-def test_a_folder_named_as_manifest_means_the_file_in_it_and_says_so(run, tmp_path):
+def test_a_folder_named_as_manifest_means_the_file_in_it_and_is_reported(run, tmp_path):
     expert = expert_folder(tmp_path / "demo", "manifest.yaml")
     for command in (("plan", "--gpu", "rtx-4090", "--manifest"), ("plan", "--gpu", "rtx-4090")):
         ran = run(*command, str(expert))
         assert ran.code == 0, ran.err
-        assert f"the manifest is {expert / 'manifest.yaml'}" in ran.err
+        assert f"manifest: {expert / 'manifest.yaml'}" in ran.err
     assert run("manifest", "check", str(expert)).code == 0
 
 
 @pytest.mark.parametrize("named", ["runs", "."])
-def test_resume_takes_a_folder_of_runs_or_of_an_expert_and_says_which_run_it_took(
+def test_resume_takes_a_folder_of_runs_or_of_an_expert_and_shows_which_run_it_took(
     run, tmp_path, named
 ):
     home = tmp_path / "lora"
@@ -59,14 +60,14 @@ def test_resume_takes_a_folder_of_runs_or_of_an_expert_and_says_which_run_it_too
     shutil.copytree(folder, home / "runs" / "other-29991231-000000")  # of another expert
     asked = ("train", "-m", str(home / "manifest.json"), "--device", "cpu", "--resume")
     for more, told in (
-        (("--dry-run",), f"the run would go on with {folder}; nothing was written\n"),
-        ((), f"resumed at step 6 from {folder / 'checkpoints' / 'step-000006'}\n"),
+        (("--dry-run",), wording("run-would-go-on", folder=folder)),
+        ((), wording("resumed-at-step-from", step_000006=folder / "checkpoints" / "step-000006")),
     ):
         ran = run(*asked, str(home / named), *more)
         assert ran.code == 0, ran.err
-        assert f"the run is {folder}\n" in ran.err
+        assert f"run: {folder}\n" in ran.err
         assert told in ran.out
-    assert "the run is" not in run(*asked, str(folder)).err
+    assert "run: " not in run(*asked, str(folder)).err
 
 
 def test_a_folder_without_a_run_cannot_be_resumed(run, tmp_path):
@@ -74,4 +75,4 @@ def test_a_folder_without_a_run_cannot_be_resumed(run, tmp_path):
     (tmp_path / "empty").mkdir()
     ran = run("train", "-m", str(expert), "--device", "cpu", "--resume", str(tmp_path / "empty"))
     assert ran.code == 2
-    assert "empty: is no run folder, it has no plan.json" in ran.err
+    assert wording("empty-no-run-folder") in ran.err

@@ -7,7 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from expert.cli.run_view import SECONDS_BETWEEN_LINES, PreparingView, RunView
+from expert.cli.progress import SECONDS_BETWEEN_LINES, PreparingView, RunView
+from tests.wording import wording
 
 
 def screen(*, terminal: bool) -> tuple[Console, io.StringIO]:
@@ -16,7 +17,7 @@ def screen(*, terminal: bool) -> tuple[Console, io.StringIO]:
     return made, file
 
 
-def test_outside_a_terminal_preparing_says_a_line_now_and_then():
+def test_outside_a_terminal_preparing_shows_a_line_now_and_then():
     console, file = screen(terminal=False)
     now = [0.0]
     with PreparingView(console, clock=lambda: now[0]) as tell:
@@ -25,7 +26,7 @@ def test_outside_a_terminal_preparing_says_a_line_now_and_then():
         tell("train rows.jsonl", 2000, 3_000_000)
         tell("train rows.jsonl", 2001, 3_000_100)
     assert file.getvalue().splitlines() == [
-        "reading the data …",
+        wording("reading-the-data"),
         "preparing train rows.jsonl: 2,000 rows, 3.0 M tokens",
     ]
 
@@ -40,12 +41,18 @@ def test_in_a_terminal_a_spinner_gives_way_to_bars_and_they_to_the_run():
         view({"event": "step", "step": 1, "loss": 2.0})
         view({"event": "step", "step": 2, "loss": 1.0})
     text = file.getvalue()
-    order = ["reading the data", "train rows.jsonl", "demo: tiny", "loading the model", "loss 1.0"]
+    order = [
+        wording("reading-data"),
+        "train rows.jsonl",
+        "demo: tiny",
+        wording("loading-the-model"),
+        "loss 1.0",
+    ]
     places = [text.index(part) for part in order]
     assert places == sorted(places)
 
 
-def test_a_failure_is_told_by_its_error_while_the_run_is_live():
+def test_a_failure_is_reported_by_its_error_while_the_run_is_live():
     failed: dict[str, Any] = {"event": "failed", "error": "no"}
     for live, expected in ((True, ""), (False, "failed: no\n")):
         console, file = screen(terminal=False)

@@ -8,17 +8,18 @@ from pathlib import Path
 
 from rich.console import Console
 
-from expert.cli.validate_view import ValidatingView, next_lines
+from expert.cli.validate import ValidatingView, next_lines
 from expert.core.errors import EXIT_GATE_FAILED
 from expert.judging.score import score_of
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.jobs.validated_runs import as_it_was, learnt
+from tests.wording import wording
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
 CPU = ("--device", "cpu")
 
 
-def test_a_gate_that_is_passed_exits_with_0_and_shows_both_sides(run):
+def test_a_gate_that_passes_exits_with_0_and_shows_both_sides(run):
     ran = run("validate", "--expert", str(learnt()), "--baseline", "base", *CPU)
     assert ran.code == 0, ran.err
     lines = ran.out.splitlines()
@@ -29,7 +30,7 @@ def test_a_gate_that_is_passed_exits_with_0_and_shows_both_sides(run):
     assert "100.0%" in table["accuracy"]
     assert "0.0%" in table["accuracy"]
     assert "16 won, 0 lost" in ran.out
-    assert "✓ the gate is passed" in lines
+    assert wording("the-gate-is-passed") in lines
     assert lines[-1] == f"wrote {learnt() / 'validation.json'}"
 
 
@@ -37,7 +38,7 @@ def example_lines(now: str, before: str) -> list[str]:
     """What is shown of a run and its baseline, of whose answers a + is right and a - is wrong."""
     from types import SimpleNamespace as Made
 
-    from expert.cli.validate_view import _example_lines
+    from expert.cli.validate import _example_lines
     from expert.judging.score import compare
 
     def verdicts(signs: str) -> dict[str, bool | None]:
@@ -72,10 +73,10 @@ def test_beside_a_baseline_wrong_answers_are_shown_and_lost_ones_first():
     assert not any(line.endswith(":") for line in example_lines("++", "++"))
 
 
-def test_a_gate_that_fails_exits_with_5_and_says_why(run):
+def test_a_gate_that_fails_exits_with_5_and_shows_why(run):
     ran = run("validate", "--expert", str(finished("lora")), "--limit", "3", *CPU)
     assert ran.code == EXIT_GATE_FAILED == 5
-    assert "✗ the gate is not passed\n  - accuracy 0.0% is below 95.0%\n" in ran.out
+    assert wording("gate-not-passed-accuracy") in ran.out
     assert "3 wrong answers:" in ran.out
 
 
@@ -83,11 +84,9 @@ def test_a_gate_that_fails_ends_with_commands_that_help_further(run, tmp_path):
     folder = str(finished("lora"))
     words = ("validate", "--expert", folder, "--limit", "3", *CPU)
     *_, longer, states = run(*words).out.splitlines()
-    assert longer == (
-        f"next: expert report {folder} shows whether the loss was still falling: then train longer"
-    )
+    assert longer == wording("next-expert-report-shows", folder=folder)
     again = f"expert {' '.join(words)} --checkpoints all"
-    assert states == f"      {again} finds the best state of the run"
+    assert states == wording("finds-best-state-run", again=again)
     assert run("report", folder, "--to", str(tmp_path)).code == 0
     compared = run(*again.split()[1:])
     assert compared.code == EXIT_GATE_FAILED
@@ -96,10 +95,10 @@ def test_a_gate_that_fails_ends_with_commands_that_help_further(run, tmp_path):
     assert "next:" not in as_json.out + as_json.err
 
 
-def test_cases_that_nothing_can_judge_are_mended_by_no_longer_training():
+def test_cases_that_nothing_can_judge_are_not_fixed_by_longer_training():
     score = score_of([None, True], ["1", "2"])
     [told] = next_lines(Path("runs/a"), score, "expert validate --checkpoints all")
-    assert told == "next: name cases that can be judged (--test-set FILE) or who judges (--domain)"
+    assert told == wording("next-name-cases-can")
 
 
 def test_the_facts_as_json_are_those_of_the_file(run):
@@ -110,7 +109,7 @@ def test_the_facts_as_json_are_those_of_the_file(run):
     assert "answering" in ran.err
 
 
-def test_all_checkpoints_stand_in_one_table(run):
+def test_all_checkpoints_are_in_one_table(run):
     ran = run("validate", "--expert", str(learnt()), "--checkpoints", "all", "--limit", "4", *CPU)
     lines = ran.out.splitlines()
     [head] = [number for number, line in enumerate(lines) if line.startswith("checkpoint ")]
@@ -118,7 +117,7 @@ def test_all_checkpoints_stand_in_one_table(run):
     assert names[0].startswith("step-")
     assert "final" in names
     assert sum("← best" in line for line in lines) == 1
-    assert any(line.startswith("the best of them by right answers: ") for line in lines)
+    assert any(line.startswith("best by correct answers: ") for line in lines)
 
 
 def test_the_expert_may_be_named_without_its_option(run):
@@ -128,22 +127,22 @@ def test_the_expert_may_be_named_without_its_option(run):
 
 def test_flags_that_make_no_sense_exit_with_2(run):
     for flags, text in (
-        (("--domain", "cobol"), "'cobol' is not one of"),
+        (("--domain", "cobol"), wording("cobol-not-one")),
         (("--min-accuracy", "2"), "Invalid value for '--min-accuracy'"),
-        (("--test-set", "nothing.jsonl"), "there is no such file"),
-        (("--checkpoint", "99"), "there is no checkpoint of update 99"),
+        (("--test-set", "nothing.jsonl"), wording("there-is-no-such")),
+        (("--checkpoint", "99"), wording("there-is-no-checkpoint")),
     ):
         ran = run("validate", "--expert", str(learnt()), *flags, *CPU)
         assert ran.code == 2
         assert text in " ".join(ran.err.split())
 
 
-def test_a_run_that_failed_is_exported_only_when_told_so(run, tmp_path):
+def test_a_run_that_failed_is_exported_only_when_asked_to(run, tmp_path):
     run("validate", "--expert", str(finished("dora")), "--limit", "2", *CPU)
     to = ("--to", str(tmp_path / "out"), *CPU)
     ran = run("export", str(finished("dora")), *to)
     assert ran.code == 2
-    assert "the gate is not passed" in ran.err
+    assert wording("gate-not-passed") in ran.err
     ran = run("export", str(finished("dora")), *to, "--allow-failed")
     assert ran.code == 0
     assert "warning: " in ran.out
@@ -154,14 +153,14 @@ def test_plain_text_exits_with_0_and_shows_what_is_known_of_it(run):
     ran = run("validate", str(finished_characters()), *CPU)
     assert ran.code == 0, ran.err
     lines = ran.out.splitlines()
-    assert "letters on char-gpt: no answer asked for, " in ran.out
+    assert "letters on char-gpt: no answers, " in ran.out
     known = {line.split("  ")[0] for line in lines}
-    assert {"loss on the rows", "perplexity", "token accuracy"} <= known
+    assert {"loss", "perplexity", "token accuracy"} <= known
     assert "accuracy" not in known
-    assert "no gate: there is no answer to judge" in lines
+    assert wording("no-gate-no-answer") in lines
     refused = run("validate", str(finished_characters()), "--min-accuracy", "0.9", *CPU)
     assert refused.code == 2
-    assert "there is no answer that could be asked for" in refused.err
+    assert wording("no-answer-could-asked") in refused.err
 
 
 def test_where_nobody_watches_a_line_comes_now_and_then():
@@ -193,8 +192,8 @@ def test_a_terminal_has_a_bar_with_rate_and_time_left():
     assert "10.0/s" in wrote.getvalue()
 
 
-def test_what_a_model_says_cannot_move_the_cursor():
-    from expert.cli.validate_view import _short
+def test_what_a_model_writes_cannot_move_the_cursor():
+    from expert.cli.validate import _short
 
     assert _short("a\x1b[2J\nb\x07") == "a [2J b "
     assert len(_short("x" * 1000)) == 160
@@ -215,14 +214,14 @@ def test_a_judge_command_and_its_bar_are_taken_from_the_command_line(run, tmp_pa
     assert "score 0.4: so so" in ran.out
     ran = run(*asked, "--min-score", "0.4")
     assert ran.code == 0, ran.err
-    assert "asked for: mean score of at least 0.4 by the judge command" in ran.out.splitlines()
+    assert wording("asked-for-mean-score") in ran.out.splitlines()
 
 
 def test_open_text_is_asked_for_more_from_the_command_line(run):
     asked = ("validate", "--expert", str(learnt()), "--domain", "open", "--limit", "3", *CPU)
     ran = run(*asked)
     assert ran.code == 0, ran.err
-    assert "✓ the gate is passed by loss and token accuracy against the base" in ran.out
+    assert wording("gate-passed-by-loss") in ran.out
     ran = run(*asked, "--min-improvement", "1", "--min-token-accuracy", "1")
     assert ran.code == EXIT_GATE_FAILED
-    assert "by at least 100.0% of it" in ran.out
+    assert wording("by-at-least") in ran.out

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
-from tests.jobs.test_watching import FINISHED, NO_SUCH_PID, STARTED, STEP, a_run
+from tests.cli.running import run_without
 from tests.jobs.trained_runs import finished, finished_characters
+from tests.run.test_status import FINISHED, NO_SUCH_PID, STARTED, STEP, a_run
+from tests.wording import wording
 
 
 def test_watching_a_finished_run_shows_all_of_it_and_ends(run):
@@ -22,7 +22,7 @@ def test_watching_a_finished_run_shows_all_of_it_and_ends(run):
     assert sum(line.startswith("step 3/6  loss ") for line in lines) == 1
 
 
-def test_once_is_a_table_of_how_the_run_stands(run):
+def test_once_is_a_table_of_the_status_of_the_run(run):
     ran = run("watch", str(finished_characters()), "--once")
     assert ran.code == 0
     facts = dict(line.split("  ", 1) for line in ran.out.splitlines()[2:])
@@ -39,8 +39,8 @@ def test_best_and_last_loss_on_the_validation_rows_have_rows_of_their_own(run, t
     a_run(tmp_path / "r", STARTED, *evals, {**FINISHED, "eval_loss": 1.25})
     rows = run("watch", str(tmp_path / "r"), "--once").out.splitlines()
     facts = dict(line.split("  ", 1) for line in rows if "  " in line)
-    assert facts["validation loss, last"].strip() == "1.7500"
-    assert facts["validation loss, best"].strip() == "1.2500 at step 4"
+    assert facts[wording("validation-loss-last")].strip() == "1.7500"
+    assert facts[wording("validation-loss-best")].strip() == "1.2500 at step 4"
     found = json.loads(run("watch", str(tmp_path / "r"), "--json").out)
     assert (found["eval_loss"], found["best_eval_loss"]) == (1.75, 1.25)
 
@@ -69,7 +69,7 @@ def test_speed_and_memory_of_a_run_on_a_card_are_shown(run, tmp_path):
     rows = run("watch", str(tmp_path / "r"), "--once").out.splitlines()
     facts = {k: v.strip() for k, v in (line.split("  ", 1) for line in rows if "  " in line)}
     assert (facts["steps/s"], facts["GPU use"]) == ("2.50", "97 %")
-    assert (facts["peak memory"], facts["test loss"]) == ("3.0 GiB of the GPU", "1.7500")
+    assert (facts["peak memory"], facts["test loss"]) == (wording("gib-of-the-gpu"), "1.7500")
     a_run(tmp_path / "n", STARTED, STEP | {"steps_per_second": "nan"})  # as a file has it
     assert run("watch", str(tmp_path / "n"), "--once").code == 0
 
@@ -81,8 +81,8 @@ def test_a_torn_file_of_a_dead_run_is_shown_as_far_as_it_goes(run, tmp_path):
     ran = run("watch", str(tmp_path / "r"))
     assert ran.code == 0
     assert ran.out.splitlines()[-3] == "step 4/9  loss 1.5000  lr 1.0e-03"
-    assert ran.out.splitlines()[-2].startswith("the trainer ended without a word")
-    go_on = f"go on with: expert train --manifest FILE --resume {tmp_path / 'r'}"
+    assert ran.out.splitlines()[-2].startswith(wording("trainer-ended-without-word"))
+    go_on = wording("go-on-with-expert-train", r=tmp_path / "r")
     assert ran.out.splitlines()[-1] == go_on
     assert run("watch", str(tmp_path / "r"), "--once").out.splitlines()[-1] == go_on
     found = json.loads(run("watch", str(tmp_path / "r"), "--json").out)
@@ -100,15 +100,15 @@ def test_events_around_resuming_and_failing_are_shown(run, tmp_path):
     saved = tmp_path / "r" / "checkpoints"
     assert run("watch", str(tmp_path / "r")).out.splitlines()[-6:-1] == [
         f"rejected {saved / 'step-000009'}: DONE is missing",
-        f"resumed at step 4 from {saved / 'step-000004'}",
+        wording("resumed-at-step-4", step_000004=saved / "step-000004"),
         "  changed: seed: was 1, is 2",
-        "took the best checkpoint: step 4",
+        wording("took-best-checkpoint-step"),
         "failed: RuntimeError: [odd]",
     ]
 
 
 @pytest.mark.parametrize("how", [["--once"], []])
-def test_a_stopped_run_is_shown_with_the_command_that_goes_on_wherever_it_was_moved(
+def test_a_stopped_run_is_shown_with_the_command_that_resumes_wherever_it_was_moved(
     run, tmp_path, how
 ):
     home = tmp_path / "moved"
@@ -120,30 +120,26 @@ def test_a_stopped_run_is_shown_with_the_command_that_goes_on_wherever_it_was_mo
     folder.plan.write_text(json.dumps(plan), encoding="utf-8")
     (home / "manifest.yaml").write_text("name: demo\n", encoding="utf-8")
     ran = run("watch", str(folder.path), *how)
-    last = f"go on with: expert train --manifest {home / 'manifest.yaml'} --resume {folder.path}"
+    last = wording(
+        "go-on-with-expert-train-manifest", manifest=home / "manifest.yaml", path=folder.path
+    )
     assert ran.out.splitlines()[-1] == last
 
 
-def test_a_finished_run_is_not_gone_on_with(run):
-    assert "go on with" not in run("watch", str(finished_characters()), "--once").out
+def test_a_finished_run_is_not_resumed(run):
+    assert "resume with" not in run("watch", str(finished_characters()), "--once").out
 
 
-def test_no_run_is_told(run, tmp_path, monkeypatch):
+def test_no_run_is_reported(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ran = run("watch")
     assert ran.code == 2
-    assert ran.err.startswith("runs: there is no run below this folder  (name a run folder")
+    assert ran.err.startswith(wording("runs-no-run-below"))
 
 
-def test_watching_and_looking_at_gpu_memory_need_no_torch(tmp_path):
+def test_watching_needs_no_torch(tmp_path):
     a_run(tmp_path / "r", STARTED, STEP, FINISHED)
-    for arguments in (["watch", str(tmp_path / "r")], ["watch", str(tmp_path / "r"), "--once"]):
-        code = (
-            "import sys\n"
-            "sys.modules.update(dict.fromkeys(('torch', 'transformers', 'numpy')))\n"
-            f"sys.argv = ['expert', *{arguments!r}]\n"
-            "from expert.__main__ import main\nmain()\n"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "step" in done.stdout
+    for once in ((), ("--once",)):
+        done = run_without("watch", str(tmp_path / "r"), *once)
+        assert (done.code, done.err) == (0, "")
+        assert "step" in done.out

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from expert.core.process import Child, how_it_ended
+from tests.wording import wording
 
 PATIENCE = 60.0
 
@@ -52,7 +53,7 @@ def test_who_says_nothing_is_not_waited_for_longer_than_allowed(begun):
     assert not child.has_ended
 
 
-def test_its_last_words_are_kept_and_an_end_is_told(begun):
+def test_its_last_words_are_kept_and_an_end_is_reported(begun):
     child = begun("print('one', file=sys.stderr); sys.exit('two')")
     assert child.next(soon()) is None
     assert child.wait() == 1
@@ -99,7 +100,11 @@ def test_what_it_started_ends_with_it(begun):
 
 @pytest.mark.parametrize(
     ("code", "words"),
-    [(0, "ended with code 0"), (-9, "was ended by SIGKILL"), (-250, "was ended by signal 250")],
+    [
+        (0, wording("ended-with-code")),
+        (-9, wording("was-ended-by-sigkill")),
+        (-250, wording("was-ended-by-signal")),
+    ],
 )
 def test_an_end_in_words(code, words):
     assert how_it_ended(code) == words

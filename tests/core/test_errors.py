@@ -9,6 +9,7 @@ import pytest
 
 from expert.core import errors
 from expert.core.errors import EXIT_MEANINGS, EXIT_USAGE, ExpertError, ManifestError, Problem
+from tests.wording import wording
 
 
 @pytest.mark.parametrize(
@@ -17,7 +18,7 @@ from expert.core.errors import EXIT_MEANINGS, EXIT_USAGE, ExpertError, ManifestE
         (Problem("a.b", "unknown key", "remove it", 3), "line 3: a.b: unknown key  (remove it)"),
         (Problem("a.b", "unknown key", "", 3), "line 3: a.b: unknown key"),
         (Problem("a.b", "unknown key", "remove it"), "a.b: unknown key  (remove it)"),
-        (Problem("", "no such file"), "no such file"),
+        (Problem("", "no such file"), wording("no-such-file-2")),
     ],
 )
 def test_a_problem_says_where_what_and_what_to_do(problem: Problem, text: str):

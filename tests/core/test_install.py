@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from expert.core.install import NAME, Origin, how_to_get_it, origin, origin_of, pip_install
+from tests.wording import wording
 
 ROOT = Path(__file__).parents[2]
 
@@ -118,9 +119,7 @@ def test_an_installation_from_a_url_adds_from_that_url(tmp_path, record, command
 def test_a_record_that_says_nothing_ends_nothing(tmp_path, record):
     found = origin_of(installed(tmp_path, record))
     assert found.kind == "unknown"
-    assert pip_install("quant", of=found, windows=False) == (
-        "in a clone of Expert: pip install -e '.[quant]'"
-    )
+    assert pip_install("quant", of=found, windows=False) == wording("in-clone-expert-pip")
 
 
 def test_the_record_of_another_installation_is_not_that_of_this_code(tmp_path):
@@ -134,7 +133,7 @@ def test_others_are_never_sent_to_a_folder_of_this_machine():
     here = "/home/me/x"
     for found in (Origin("checkout", here), Origin("folder", here), Origin("unknown", "")):
         text = how_to_get_it(found)
-        assert text == "from a clone of its repository: `pip install -e .` in it"
+        assert text == wording("from-clone-repository-pip")
     local = Origin("url", "file:///home/me/e.whl")
     assert "/home/me" not in how_to_get_it(local)
     assert how_to_get_it(Origin("index", NAME)) == "`pip install expert-trainer`"

@@ -11,9 +11,10 @@ import pytest
 from expert.core.judged import outdated, weights_of
 from expert.core.publish import publishing
 from expert.core.rundir import RunFolder
+from tests.wording import wording
 
-OTHER = "is of other weights: the run went on since"
-OLDER = "is older than the weights, and does not say which it judged"
+OTHER = wording("other-weights-run-went")
+OLDER = wording("older-weights-does-not")
 PASSED, FAILED = ({"gate": {"passed": passed}} for passed in (True, False))
 
 

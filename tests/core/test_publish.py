@@ -14,6 +14,7 @@ import pytest
 
 from expert.core import publish
 from expert.core.publish import DONE, PublishError, damage, is_alive, publishing, sweep
+from tests.wording import wording
 
 FILES = {"a.bin": b"a" * 100, "sub/deep/b.txt": b"text\n", "empty": b""}
 
@@ -122,7 +123,7 @@ def test_a_disk_that_fails_while_sealing_leaves_nothing(
 
 def test_a_finished_target_is_never_overwritten(tmp_path: Path):
     target = published(tmp_path / "x")
-    with pytest.raises(PublishError, match=r"x: is there already with other content  \(it is nev"):
+    with pytest.raises(PublishError, match=wording("x-already-with-other")):
         published(target, {"a.bin": b"other"})
     assert damage(target) == ""
     assert (target / "a.bin").read_bytes() == FILES["a.bin"]
@@ -140,7 +141,7 @@ def test_a_target_with_the_same_content_is_as_good(tmp_path: Path):
 def test_a_damaged_target_is_not_taken_for_a_twin(tmp_path: Path):
     target = published(tmp_path / "x")
     (target / "a.bin").write_bytes(b"b" * 100)
-    with pytest.raises(PublishError, match=r"x: is there already and is damaged: a\.bin has other"):
+    with pytest.raises(PublishError, match=wording("x-already-damaged-has")):
         published(target)
 
 
@@ -155,7 +156,7 @@ def test_what_was_never_finished_is_not_overwritten(tmp_path: Path, kind: str):
         target.write_text("mine")
     else:
         target.symlink_to(tmp_path / "nowhere")
-    with pytest.raises(PublishError, match=r"x: is there already and was never finished  \(move"):
+    with pytest.raises(PublishError, match=wording("x-already-never-finished")):
         published(target)
     assert names(tmp_path) == ["x"]
 
@@ -177,7 +178,7 @@ def test_another_process_that_was_first_with_something_else_is_an_error(tmp_path
             fill(temporary)
             other.rename(tmp_path / "x")
 
-    with pytest.raises(PublishError, match="with other content"):
+    with pytest.raises(PublishError, match=wording("with-other-content")):
         late()
     assert (tmp_path / "x" / "a").read_bytes() == b"theirs"
     assert names(tmp_path) == ["elsewhere", "x"]
@@ -192,7 +193,10 @@ def test_one_target_at_a_time_in_one_process(tmp_path: Path):
 
 
 def test_a_link_is_not_published(tmp_path: Path):
-    with pytest.raises(PublishError, match="l is no plain file"), publishing(tmp_path / "x") as new:
+    with (
+        pytest.raises(PublishError, match=wording("l-no-plain-file")),
+        publishing(tmp_path / "x") as new,
+    ):
         (new / "l").symlink_to("/etc/passwd")
     assert names(tmp_path) == []
 
@@ -209,7 +213,7 @@ def test_files_that_only_their_owner_could_read_follow_the_folder(tmp_path: Path
 
 
 def flip(path: Path, offset: int, bit: int) -> None:
-    with path.open("r+b") as stream:  # in place: ext4 flushes a file that is written anew
+    with path.open("r+b") as stream:  # in place: ext4 flushes a file that is written again
         stream.seek(offset)
         byte = stream.read(1)[0]
         stream.seek(offset)
@@ -240,15 +244,12 @@ def harmed_twice(folder: Path) -> None:
     ("harm", "words"),
     [
         (lambda x: (x / "a.bin").unlink(), "a.bin is missing"),
-        (lambda x: os.truncate(x / "a.bin", 99), "a.bin has 99 bytes instead of 100"),
-        (lambda x: os.truncate(x / "a.bin", 0), "a.bin has 0 bytes instead of 100"),
-        (lambda x: flip(x / "a.bin", 50, 3), "a.bin has other bytes than DONE lists"),
-        (
-            lambda x: flip(x / "sub/deep/b.txt", 0, 0),
-            "sub/deep/b.txt has other bytes than DONE lists",
-        ),
-        (lambda x: (x / "sub/new").write_text(""), "sub/new is not listed in DONE"),
-        (lambda x: (x / DONE).unlink(), "DONE is missing, it was never finished"),
+        (lambda x: os.truncate(x / "a.bin", 99), wording("has-bytes-instead-of")),
+        (lambda x: os.truncate(x / "a.bin", 0), wording("has-bytes-instead")),
+        (lambda x: flip(x / "a.bin", 50, 3), wording("has-other-bytes-done")),
+        (lambda x: flip(x / "sub/deep/b.txt", 0, 0), wording("has-other-bytes")),
+        (lambda x: (x / "sub/new").write_text(""), wording("not-listed-in-done")),
+        (lambda x: (x / DONE).unlink(), wording("done-missing-never-finished")),
         (lambda x: (x / DONE).write_text(""), "DONE is damaged"),
         (lambda x: (x / DONE).write_text("[]"), "DONE is damaged"),
         (lambda x: (x / DONE).write_text("[" * 100_000), "DONE is damaged"),
@@ -258,15 +259,15 @@ def harmed_twice(folder: Path) -> None:
             "DONE is damaged",
         ),
         (lambda x: (x / DONE).write_bytes(b"\xff\xfe"), "DONE is damaged"),
-        (lambda x: os.truncate(x / DONE, 20_000_000), "DONE is too large to be a listing"),
-        (emptied, "it is empty"),
-        (lambda x: shutil.rmtree(x), "it does not exist"),
-        (turned_into_a_file, "it is no folder"),
-        (linked, "a.bin is no plain file"),
-        (harmed_twice, "a.bin is missing; sub/deep/b.txt has 1 bytes instead of 5"),
+        (lambda x: os.truncate(x / DONE, 20_000_000), wording("done-too-large-to")),
+        (emptied, wording("it-is-empty")),
+        (lambda x: shutil.rmtree(x), wording("it-does-not-exist")),
+        (turned_into_a_file, wording("it-is-no-folder")),
+        (linked, wording("is-no-plain-file")),
+        (harmed_twice, wording("missing-has-bytes-instead")),
     ],
 )
-def test_what_is_wrong_is_told_in_words(tmp_path: Path, harm, words: str):
+def test_what_is_wrong_is_reported_in_words(tmp_path: Path, harm, words: str):
     target = published(tmp_path / "x")
     harm(target)
     assert damage(target) == words
@@ -285,7 +286,7 @@ def test_many_faults_are_counted(tmp_path: Path):
     target = published(tmp_path / "x", {f"f{number}": b"" for number in range(9)})
     for path in target.glob("f*"):
         path.unlink()
-    assert damage(target).endswith("f4 is missing; and 4 more")
+    assert damage(target).endswith(wording("is-missing-and-more"))
 
 
 def test_a_flip_of_any_bit_of_done_is_seen(tmp_path: Path):
@@ -305,7 +306,7 @@ def test_sizes_alone_are_compared_without_reading(tmp_path: Path):
     flip(target / "a.bin", 0, 0)
     assert damage(target, contents=False) == ""
     os.truncate(target / "a.bin", 1)
-    assert damage(target, contents=False) == "a.bin has 1 bytes instead of 100"
+    assert damage(target, contents=False) == wording("a-bin-has-1")
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -315,7 +316,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(publish, "sha256_of", fail)
-    assert damage(target).startswith("a.bin cannot be read: Input/output error; ")
+    assert damage(target).startswith(wording("cannot-be-read-error"))
 
 
 def test_leftovers_of_dead_processes_are_removed_and_those_of_living_ones_stay(tmp_path: Path):

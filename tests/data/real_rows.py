@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from expert.data.examples.formats import example_of
 from expert.data.records import BadRow, Example, Row
 from tests.data.examples import understand
+from tests.wording import wording
 
 REAL_DATA = Path(__file__).parents[3] / "shared" / "data"
 REAL_FILES = (
@@ -29,6 +31,14 @@ REAL_EMPTY_ANSWERS = {
 }
 
 
+EVERY = 20
+"""Which of the rows are read by default; the slow tier reads all of them."""
+REAL_SAMPLES = [
+    *(pytest.param(name, EVERY, id=name) for name in REAL_FILES),
+    *(pytest.param(name, 1, id=f"all of {name}", marks=pytest.mark.slow) for name in REAL_FILES),
+]
+
+
 def real_rows(name: str) -> Iterator[Row]:
     path = REAL_DATA / name
     if not path.is_file():
@@ -38,15 +48,15 @@ def real_rows(name: str) -> Iterator[Row]:
             yield Row(json.loads(line), name, number)
 
 
-def real_examples(name: str) -> Iterator[tuple[Row, Example]]:
-    rows = real_rows(name)
+def real_examples(name: str, every: int = 1) -> Iterator[tuple[Row, Example]]:
+    rows = islice(real_rows(name), 0, None, every)
     first = next(rows)
     columns = understand(list(first.values), first.values)
     for row in (first, *rows):
         example = example_of(row, columns)
         if (name, row.line) in REAL_EMPTY_ANSWERS:
             assert isinstance(example, BadRow)
-            assert example.reason == "column 'output': the answer is empty"
+            assert example.reason == wording("column-output-answer-empty")
             continue
         assert isinstance(example, Example), example
         yield row, example

@@ -22,6 +22,7 @@ from expert.data.pack.pack import Overlong, pack_best_fit, pack_concat, pack_non
 from expert.data.pack.pack_index import PackIndex
 from expert.data.tokens.flat_documents import FlatDocuments
 from tests.data.shards import shard_of
+from tests.wording import wording
 
 PAD = 999
 Document = tuple[list[int], list[tuple[int, int]]]
@@ -241,15 +242,15 @@ def test_the_shape_has_boundaries_for_the_fullest_bins_and_no_more():
 def test_more_than_the_shape_holds_is_refused():
     store = gather([([1, 2], []), ([3, 4], []), ([5, 6], [])])
     index = pack_best_fit(store.lengths, 6, 0)
-    with pytest.raises(ValueError, match="3 documents in a batch that has boundaries for 2"):
+    with pytest.raises(ValueError, match=wording("documents-in-batch-has")):
         fill_batch(BatchArrays.allocate(BatchShape(1, 6, 2)), index, [0], store, pad_id=0)
-    with pytest.raises(ValueError, match="1 bins of 6 places do not go into 1 rows of 4"):
+    with pytest.raises(ValueError, match=wording("bins-places-do-not")):
         fill_batch(BatchArrays.allocate(BatchShape(1, 4, 8)), index, [0], store, pad_id=0)
-    with pytest.raises(ValueError, match="2 bins of 6 places do not go into 1 rows of 6"):
+    with pytest.raises(ValueError, match=wording("bins-places-do")):
         fill_batch(BatchArrays.allocate(BatchShape(1, 6, 8)), index, [0, 0], store, pad_id=0)
-    with pytest.raises(ValueError, match="2 bins of 6 places do not go into 1 rows of 6"):
+    with pytest.raises(ValueError, match=wording("bins-places-do")):
         fill_padded_batch(PaddedArrays.allocate(1, 6), index, [0, 0], store, pad_id=0)
-    with pytest.raises(ValueError, match="a padded row holds one document"):
+    with pytest.raises(ValueError, match=wording("padded-row-holds-one")):
         fill_padded_batch(PaddedArrays.allocate(1, 6), index, [0], store, pad_id=0)
 
 

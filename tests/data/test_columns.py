@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from expert.data.examples.column_survey import ColumnSurvey
-from expert.data.examples.columns import Asked, Columns, understand_columns
-from expert.data.examples.preferences import refused_pairs
+from expert.data.examples.columns import Columns, refused_pairs, understand_columns
 from expert.data.records import DataError
-from expert.manifest.schema.dataset import FieldMapping
+from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
 from tests.data.examples import TASKS, understand
+from tests.wording import wording
 
 
 @pytest.mark.parametrize(
@@ -103,14 +103,14 @@ def test_a_messages_column_that_holds_text_is_no_conversation():
 def test_mapped_columns_win_over_the_automatic_choice():
     mapping = FieldMapping(instruction="b", response="a", input="c")
     names = ["instruction", "output", "a", "b", "c"]
-    assert understand(names, {}, mapping=mapping) == Columns(
+    assert understand(names, {}, field_mapping=mapping) == Columns(
         "instruction", instruction="b", response="a", input="c"
     )
 
 
 def test_columns_that_are_not_mapped_are_chosen_among_the_others():
     mapping = FieldMapping(response="prompt")
-    assert understand(["prompt", "question"], {}, mapping=mapping) == Columns(
+    assert understand(["prompt", "question"], {}, field_mapping=mapping) == Columns(
         "instruction", instruction="question", response="prompt"
     )
 
@@ -118,9 +118,9 @@ def test_columns_that_are_not_mapped_are_chosen_among_the_others():
 @pytest.mark.parametrize(
     "asked",
     [
-        {"mapping": FieldMapping(text="body")},
+        {"field_mapping": FieldMapping(text="body")},
         {"text_field": "body"},
-        {"mapping": FieldMapping(text="body"), "text_field": "body"},
+        {"field_mapping": FieldMapping(text="body"), "text_field": "body"},
     ],
 )
 def test_a_text_column_named_in_the_manifest_wins_over_everything(asked):
@@ -130,64 +130,34 @@ def test_a_text_column_named_in_the_manifest_wins_over_everything(asked):
 
 def test_a_part_mapped_to_its_own_name_may_be_absent():
     mapping = FieldMapping(instruction="instruction", response="response", text="text")
-    assert understand(["prompt", "completion"], {}, mapping=mapping) == Columns(
+    assert understand(["prompt", "completion"], {}, field_mapping=mapping) == Columns(
         "instruction", instruction="prompt", response="completion"
     )
 
 
 def test_mapped_columns_of_preference_rows_are_taken_as_asked():
     mapping = FieldMapping(instruction="prompt", response="chosen")
-    columns = understand(["prompt", "chosen", "rejected"], {}, mapping=mapping)
+    columns = understand(["prompt", "chosen", "rejected"], {}, field_mapping=mapping)
     assert columns.response == "chosen"
 
 
 @pytest.mark.parametrize(
     ("names", "asked", "text"),
     [
+        ("a b", {}, wording("no-column-holds-request")),
+        ("question b", {}, wording("no-column-holds-answer")),
+        ("prompt chosen rejected", {}, str(refused_pairs("chosen", "rejected"))),
+        ("a b", {"field_mapping": FieldMapping(instruction="c")}, wording("no-column-c-columns")),
+        ("a b", {"text_field": "c"}, wording("no-column-c")),
         (
             "a b",
-            {},
-            "no column holds the request (looked for instruction, prompt, question, text, "
-            "sql_prompt, query, request, user, human) and no column holds the answer (looked for "
-            "response, output, answer, completion, text, cypher, sql, reply, assistant, query); "
-            "columns found: a, b  (name them in "
-            "training.dataset.field_mapping: instruction and response, or text where the rows "
-            "are already formatted)",
-        ),
-        (
-            "question b",
-            {},
-            "no column holds the answer (looked for response, output, answer, completion, text, "
-            "cypher, sql, reply, assistant, query); columns found: question, b  (name them in "
-            "training.dataset.field_mapping: instruction and response, or text where the rows "
-            "are already formatted)",
-        ),
-        (
-            "prompt chosen rejected",
-            {},
-            str(refused_pairs("chosen", "rejected")),
+            {"field_mapping": FieldMapping(text="a"), "text_field": "b"},
+            wording("b-keep-one"),
         ),
         (
             "a b",
-            {"mapping": FieldMapping(instruction="c")},
-            "training.dataset.field_mapping.instruction: there is no column 'c'  "
-            "(columns found: a, b)",
-        ),
-        (
-            "a b",
-            {"text_field": "c"},
-            "training.dataset.text_field: there is no column 'c'  (columns found: a, b)",
-        ),
-        (
-            "a b",
-            {"mapping": FieldMapping(text="a"), "text_field": "b"},
-            "training.dataset: text_field is 'b' and field_mapping.text is 'a'  (keep one of them)",
-        ),
-        (
-            "a b",
-            {"mapping": FieldMapping(text="a", response="b")},
-            "training.dataset.field_mapping: either text, or messages, or instruction and "
-            "response  (columns found: a, b)",
+            {"field_mapping": FieldMapping(text="a", response="b")},
+            wording("either-text-messages-instruction"),
         ),
     ],
 )
@@ -208,11 +178,11 @@ def test_rows_that_say_which_answers_are_good_are_not_learnt_as_good(names, labe
     columns = names.split()
     row = {**dict.fromkeys(columns, "a"), columns[-1]: label}
     row |= {"messages": [{"role": "user", "content": "a"}]} if "messages" in row else {}
-    words = f"the column '{columns[-1]}' says of each answer whether it is good.*preference_rows"
+    words = wording("column-says-each-answer", columns=columns[-1])
     mapped = {"messages": "messages"} if "messages" in row else {"response": "completion"}
     for mapping in (None, FieldMapping.model_validate(mapped)):
         with pytest.raises(DataError, match=words):
-            understand(columns, row, mapping=mapping)
+            understand(columns, row, field_mapping=mapping)
     assert understand(columns, row, preference_rows="preferred").label == columns[-1]
     assert understand(columns, row, preference_rows="all").label == ""
 
@@ -238,14 +208,14 @@ def test_a_label_that_is_a_word_and_columns_that_are_named_are_taken():
 )
 def test_rows_with_media_are_refused_by_the_column_that_holds_them(row):
     column = list(row)[-1]
-    with pytest.raises(DataError, match=f"the column '{column}' holds images, video or audio"):
+    with pytest.raises(DataError, match=wording("column-holds-images-video", column=column)):
         understand(list(row), row)
     understand(list(row), {**row, column: None})
 
 
 def test_single_messages_of_a_tree_are_refused():
     row = {"message_id": "1", "parent_id": None, "role": "prompter", "text": "Hi"}
-    with pytest.raises(DataError, match="a single message of a tree"):
+    with pytest.raises(DataError, match=wording("single-message-tree")):
         understand(list(row), row)
 
 
@@ -257,9 +227,9 @@ def test_the_system_text_of_openorca_is_read():
 def test_a_mapped_column_that_the_first_window_of_a_stream_lacks_may_come_later():
     seen = ColumnSurvey.of([{"question": "a", "answer": "b"}], whole=False)
     mapping = FieldMapping(input="context")
-    assert understand_columns(seen, Asked(mapping=mapping)).input == "context"
+    assert understand_columns(seen, DatasetSpec(field_mapping=mapping)).input == "context"
     with pytest.raises(DataError, match="no column 'reply'"):
-        understand_columns(seen, Asked(mapping=FieldMapping(response="reply")))
+        understand_columns(seen, DatasetSpec(field_mapping=FieldMapping(response="reply")))
 
 
 def test_a_column_named_speech_may_hold_text():

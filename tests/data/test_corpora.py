@@ -15,6 +15,7 @@ from expert.data.read.corpora import SHAKESPEARE_ADDRESS, SHAKESPEARE_SHA256, py
 from expert.data.read.sources import content_hash
 from expert.data.records import DataError
 from tests.data.source_folders import SHARED, refusal_while_reading, train_of, values
+from tests.wording import wording
 
 
 @pytest.fixture
@@ -45,10 +46,10 @@ def test_shakespeare_is_the_users_own_file_where_there_is_one(
     asked = answer_with(monkeypatch, AssertionError("nothing is fetched"))
     (home / "corpora").mkdir()
     (home / "corpora" / "shakespeare.txt").write_text("beside the manifest", encoding="utf-8")
-    assert values(train_of(home, "shakespeare")) == [{"text": "beside the manifest"}]
+    assert values(train_of(home, "shakespeare")) == [{"text": wording("beside-manifest")}]
     (home / "own").mkdir()
     monkeypatch.setenv("EXPERT_CORPORA", str(home / "own"))
-    assert values(train_of(home, "shakespeare")) == [{"text": "beside the manifest"}]
+    assert values(train_of(home, "shakespeare")) == [{"text": wording("beside-manifest")}]
     (home / "own" / "shakespeare.txt").write_text("from the environment", encoding="utf-8")
     assert values(train_of(home, "shakespeare", max_chars=4)) == [{"text": "from"}]
     assert asked == []
@@ -72,19 +73,15 @@ def test_shakespeare_is_fetched_once_and_its_checksum_checked(
     assert asked == [SHAKESPEARE_ADDRESS] * 2
 
 
-GIVE_IT = (
-    "put the text at corpora/shakespeare.txt beside the manifest, "
-    "or at $EXPERT_CORPORA/shakespeare.txt"
-)
+GIVE_IT = wording("put-text-at-beside")
 
 
 def test_another_text_under_the_address_of_shakespeare_is_refused(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ):
     answer_with(monkeypatch, b"<html>not found</html>")
-    assert refusal_while_reading(train_of(home, "shakespeare")) == (
-        f"shakespeare: what came from {SHAKESPEARE_ADDRESS} is not the known file: "
-        f"wrong checksum  ({GIVE_IT})"
+    assert refusal_while_reading(train_of(home, "shakespeare")) == wording(
+        "shakespeare-what-came-from", shakespeare_address=SHAKESPEARE_ADDRESS, give_it=GIVE_IT
     )
     assert not (home / "cache").exists()
 
@@ -102,8 +99,11 @@ def test_shakespeare_without_a_network_says_where_to_put_the_file(
     failure: Exception, reason: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ):
     answer_with(monkeypatch, failure)
-    assert refusal_while_reading(train_of(home, "shakespeare")) == (
-        f"shakespeare: it could not be fetched from {SHAKESPEARE_ADDRESS}: {reason}  ({GIVE_IT})"
+    assert refusal_while_reading(train_of(home, "shakespeare")) == wording(
+        "shakespeare-could-not",
+        shakespeare_address=SHAKESPEARE_ADDRESS,
+        reason=reason,
+        give_it=GIVE_IT,
     )
 
 
@@ -118,9 +118,7 @@ def test_the_standard_library_is_real_text_and_the_same_every_time(tmp_path: Pat
     (row,) = values(source)
     assert len(row["text"]) == 500_000
     assert "def " in row["text"]
-    assert values(source) == [row]
-    assert content_hash(source) == content_hash(source)
-    assert content_hash(source) != content_hash(train_of(tmp_path, "python-stdlib", max_chars=99))
+    assert content_hash(source) == hashlib.sha256(row["text"].encode()).hexdigest()
 
 
 def test_the_standard_library_is_sorted_and_leaves_out_tests_and_installed_packages(tmp_path: Path):
@@ -146,6 +144,4 @@ def test_the_standard_library_is_sorted_and_leaves_out_tests_and_installed_packa
 def test_a_python_without_sources_is_told(tmp_path: Path):
     with pytest.raises(DataError) as caught:
         python_stdlib_text(library=tmp_path)
-    assert str(caught.value) == (
-        f"python-stdlib: no sources of the standard library below {tmp_path}  (name a text file)"
-    )
+    assert str(caught.value) == wording("python-stdlib-no-sources-standard", folder=tmp_path)

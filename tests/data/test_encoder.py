@@ -22,6 +22,7 @@ from tests.data.tokenizers import (
     small_tokenizer,
     tokenizer_json,
 )
+from tests.wording import wording
 
 texts = st.text(alphabet=st.sampled_from('abc \n{}":,é漢<|im_end|>'), min_size=1, max_size=30)
 documents = st.lists(st.builds(Segment, texts, st.booleans()), min_size=1, max_size=4)
@@ -134,7 +135,7 @@ def test_characters_are_tokens_in_the_order_of_their_code_points():
 
 
 def test_a_character_the_corpus_never_had_is_refused():
-    with pytest.raises(DataError, match="the character 'z' is not in the corpus"):
+    with pytest.raises(DataError, match=wording("character-z-not-in")):
         CharacterEncoder("abc").encode([[Segment("az", True)]])
 
 
@@ -162,8 +163,8 @@ def test_end_tokens_may_stand_in_the_special_tokens_map(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("tokenizer.json", "{}", "tokenizer.json: not a tokenizer"),
-        ("tokenizer_config.json", "{", "tokenizer_config.json: cannot be read"),
+        ("tokenizer.json", "{}", wording("not-a-tokenizer")),
+        ("tokenizer_config.json", "{", wording("cannot-be-read")),
     ],
 )
 def test_broken_tokenizer_files_are_told(tmp_path, name, text, message):
@@ -175,5 +176,5 @@ def test_broken_tokenizer_files_are_told(tmp_path, name, text, message):
 
 
 def test_a_missing_model_folder_is_told(tmp_path):
-    with pytest.raises(DataError, match="no such model folder"):
+    with pytest.raises(DataError, match=wording("no-such-model-folder")):
         load_tokenizer(tmp_path / "absent")

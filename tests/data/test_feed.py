@@ -17,6 +17,7 @@ from expert.data.pack.pack import pack_best_fit
 from expert.data.pack.pack_index import PackIndex
 from expert.data.tokens.flat_documents import FlatDocuments
 from tests.data.shards import shard_of
+from tests.wording import wording
 
 PAD = 7
 CPU = torch.device("cpu")
@@ -195,7 +196,7 @@ def test_an_update_with_too_many_batches_is_an_error_rather_than_a_loss():
     case = Case()
     shape = BatchShape.for_index(case.index, 1)
     feed = PackedFeed(case.works(0, 1), shape, batches_per_update=2, device=CPU, pad_id=PAD)
-    with feed, pytest.raises(ValueError, match="5 batches in an update with room for 2"):
+    with feed, pytest.raises(ValueError, match=wording("batches-in-update-with")):
         next(iter(feed))
 
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from expert.data.feed.loader import LoaderOptions, PaddedFeed, PreparedRows, RowsTokenisedLate
+from expert.data.feed.loader import LoaderOptions, PaddedFeed, PreparedBins, RowsTokenisedLate
 from expert.data.feed.order import DataOrder, Grouping
 from expert.data.pack.pack import pack_none
 from expert.data.records import BadRow, DataError, Row, Segment
 from expert.data.tokens.documents import DocumentStore, write_dataset_files, write_shard
 from expert.data.tokens.encoder import CharacterEncoder
+from tests.wording import wording
 
 LINES = [f"line {number}: {'la ' * (number % 7)}" for number in range(23)]
 ENCODER = CharacterEncoder("".join(LINES) + "?")
@@ -32,7 +33,7 @@ def rows() -> list[Row]:
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> PreparedRows:
+def prepared(tmp_path: Path) -> PreparedBins:
     batch = ENCODER.encode([segments_of(row) for row in rows()])
     spans = np.concatenate([[6, length] for length in batch.lengths]).astype(np.int32)
     batch = type(batch)(batch.ids, batch.lengths, spans, batch.span_counts)
@@ -40,7 +41,7 @@ def prepared(tmp_path: Path) -> PreparedRows:
     write_dataset_files(tmp_path, ["data-00000.arrow"], "f" * 16)
     index = pack_none(DocumentStore(tmp_path).lengths, LENGTH, overlong="cut")
     index.save(tmp_path / "index.arrow")
-    return PreparedRows([tmp_path], tmp_path / "index.arrow", pad_id=0)
+    return PreparedBins([tmp_path], tmp_path / "index.arrow", pad_id=0)
 
 
 def an_order(grouped: bool = False) -> DataOrder:
@@ -143,5 +144,5 @@ def test_a_bad_row_met_late_is_named():
         length=LENGTH,
         pad_id=0,
     )
-    with pytest.raises(DataError, match=r"lines\.txt:3: cannot be used"):
+    with pytest.raises(DataError, match=wording("cannot-be-used")):
         late[2]

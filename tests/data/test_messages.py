@@ -16,6 +16,7 @@ from tests.data.chat_templates import family, qwen3_source
 from tests.data.examples import MESSAGES, reason_of, turns_of, understand
 from tests.data.test_templates import shown
 from tests.data.tokenizers import small_encoder, small_tokenizer
+from tests.wording import wording
 
 TALK = [
     {"role": "user", "content": "a"},
@@ -72,15 +73,15 @@ def test_the_tokens_of_such_an_answer_are_in_no_span():
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"weight": 0.5}, "messages[2]: weight 0.5; it is 1, or 0 to leave the answer out"),
-        ({"weight": "0"}, "messages[2]: weight '0'; it is 1, or 0 to leave the answer out"),
-        ({"train": "no"}, "messages[2]: train 'no'; it is true or false"),
-        ({"images": ["x.png"]}, "messages[2]: the field 'images' is not understood; only text"),
+        ({"weight": 0.5}, wording("weight-to-leave-answer")),
+        ({"weight": "0"}, wording("weight-to-leave")),
+        ({"train": "no"}, wording("train-no-true-false")),
+        ({"images": ["x.png"]}, wording("field-images-not-understood")),
         ({"train_detail": [{"train": False}]}, "messages[2]: the field 'train_detail' is not"),
-        ({"reasoning_content": ["a"]}, "messages[2]: thoughts are one text, of an assistant"),
+        ({"reasoning_content": ["a"]}, wording("thoughts-one-text-assistant")),
         (
             {"reasoning_content": "a", "content": "<think>b</think>c"},
-            "messages[2]: thoughts in a field of their own and in the content",
+            wording("thoughts-in-field-own"),
         ),
     ],
 )
@@ -90,14 +91,12 @@ def test_fields_that_change_what_is_learnt_are_refused_in_words(fields, reason):
 
 def test_a_row_of_which_no_answer_is_learnt_is_refused():
     said = [TALK[0], {**TALK[1], "weight": 0}]
-    assert reason_of({"messages": said}, MESSAGES).startswith("no assistant turn is learnt")
+    assert reason_of({"messages": said}, MESSAGES).startswith(wording("no-assistant-turn-learnt"))
 
 
 def test_a_user_turn_cannot_be_learnt_alone():
     said = [{**TALK[0], "train": True}, TALK[1]]
-    assert "train is true, and only answers are trained on" in reason_of(
-        {"messages": said}, MESSAGES
-    )
+    assert wording("train-true-only-answers") in reason_of({"messages": said}, MESSAGES)
     assert turns_of({"messages": [{**TALK[0], "train": False}, TALK[1]]})
 
 
@@ -136,7 +135,7 @@ def test_the_history_of_a_row_comes_before_its_request_and_is_learnt():
     assert columns.unused(ColumnSurvey.of([row])) == {}
     bad = example_of(Row({**row, "history": [["a"]]}, "rows.jsonl", 1), columns)
     assert isinstance(bad, BadRow)
-    assert bad.reason == "history[1]: is not a pair of a request and an answer"
+    assert bad.reason == wording("not-pair-request-answer")
 
 
 def test_a_chosen_conversation_that_repeats_the_request_has_it_once():
@@ -146,7 +145,7 @@ def test_a_chosen_conversation_that_repeats_the_request_has_it_once():
     columns = understand(list(row), row)
     other = example_of(Row({**row, "prompt": "x"}, "rows.jsonl", 1), columns)
     assert isinstance(other, BadRow)
-    assert "it holds another conversation than 'prompt'" in other.reason
+    assert wording("holds-another-conversation-prompt") in other.reason
 
 
 def test_fields_that_are_not_read_are_known():

@@ -17,6 +17,7 @@ from expert.data.feed.order import (
     micro_batches,
     shuffled,
 )
+from tests.wording import wording
 
 counts = st.integers(1, 300)
 seeds = st.integers(0, 2**63)
@@ -111,7 +112,7 @@ def test_a_fraction_of_an_epoch_is_rounded_up_once(epochs: float, updates: int):
 
 
 def test_an_order_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="0 bins in updates of 4 make no order"):
+    with pytest.raises(ValueError, match=wording("bins-in-updates-make")):
         DataOrder(0, 4, 0)
 
 

@@ -29,6 +29,7 @@ from expert.data.pack.pack import (
     shifted_blocks,
 )
 from expert.data.pack.pack_index import OverlongCounts, PackIndex
+from tests.wording import wording
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 REAL_FILES = [
@@ -138,7 +139,7 @@ def test_pieces_that_teach_nothing_are_in_no_bin_and_a_row_without_others_is_cou
 
 
 def test_a_soft_prompt_as_long_as_the_bin_is_refused():
-    with pytest.raises(ValueError, match="no room for a token: 0 places are left"):
+    with pytest.raises(ValueError, match=wording("no-room-for-token")):
         pack_best_fit(np.array([3]), 8, 0, soft_tokens=8)
 
 
@@ -477,11 +478,15 @@ def test_a_file_that_is_no_index_is_named_and_may_be_deleted(damage: str, tmp_pa
         schema = pa.schema([("x", pa.int32())], metadata=facts)
         with pa.ipc.new_file(str(path), schema) as writer:
             writer.write_batch(pa.record_batch([pa.array([1], pa.int32())], schema=schema))
-    kind = "another version of Expert" if damage == "another version" else "not an index of packed"
+    kind = (
+        wording("another-version-of-expert")
+        if damage == "another version"
+        else wording("not-index-packed")
+    )
     with pytest.raises(ExpertError, match=kind) as error:
         PackIndex.open(path)
     assert str(error.value).startswith(str(path))
-    assert str(error.value).endswith("delete it and it will be made again")
+    assert str(error.value).endswith(wording("delete-will-made-again"))
 
 
 def test_blocks_of_a_long_text_are_cut_anew_in_every_epoch():

@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,13 +23,14 @@ from expert.data.tokens import prepare as module
 from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.encoder import EncodedBatch, TextEncoder
 from expert.data.tokens.prepare import DONE, Recipe, prepare
-from expert.data.tokens.shards import Work
+from expert.data.tokens.shards import Tokenising
 from tests.data.tokenizers import small_encoder
+from tests.wording import wording
 
 RECIPE = Recipe(data="d", tokenizer="t", template="p", columns="c", learn_prompt=False)
 
 
-def rows(count: int) -> Iterator[Row | BadRow]:
+def good_rows(count: int) -> Iterator[Row | BadRow]:
     for number in range(count):
         yield Row(
             {"q": f"question {number}", "a": f"answer {number * 7}"}, "rows.jsonl", number + 1
@@ -39,9 +41,21 @@ def segments_of(row: Row) -> list[Segment] | BadRow | Dropped:
     return [Segment(row.values["q"], False), Segment(row.values["a"] + "<|im_end|>", True)]
 
 
-def work(count: int = 100, **changes: object) -> Work:
-    made = Work(lambda: rows(count), segments_of, small_encoder(), shard_rows=16)
-    return replace(made, **changes)  # type: ignore[arg-type]
+def work(
+    count: int = 100,
+    *,
+    rows: Callable[[], Iterator[Row | BadRow]] | None = None,
+    segments_of: Callable[[Row], list[Segment] | BadRow | Dropped] = segments_of,
+    **changes: Any,
+) -> Tokenising:
+    read = rows or (lambda: good_rows(count))
+
+    def formatted() -> Iterator[Any]:
+        return ((row, row if isinstance(row, BadRow) else segments_of(row)) for row in read())
+
+    return Tokenising(
+        **{"formatted": formatted, "encoder": small_encoder(), "shard_rows": 16, **changes}
+    )
 
 
 def test_documents_come_back_as_they_were_encoded(tmp_path):
@@ -50,7 +64,7 @@ def test_documents_come_back_as_they_were_encoded(tmp_path):
     assert len(store) == 100
     encoder = small_encoder()
     for document in (0, 15, 16, 99):
-        row = list(rows(100))[document]
+        row = list(good_rows(100))[document]
         assert isinstance(row, Row)
         segments = segments_of(row)
         assert isinstance(segments, list)
@@ -80,9 +94,9 @@ def test_tokens_are_views_of_the_mapped_file(tmp_path):
 
 def test_the_second_time_is_a_hit(tmp_path):
     first = prepare(work(), RECIPE, tmp_path / "tokens")
-    assert (first.hit, first.because) == (False, "nothing was prepared yet")
+    assert (first.hit, first.because) == (False, wording("nothing-was-prepared-yet"))
     again = prepare(work(), RECIPE, tmp_path / "tokens")
-    assert (again.hit, again.because) == (True, "made from the same data and settings")
+    assert (again.hit, again.because) == (True, wording("made-from-same-data"))
     assert again.statistics == first.statistics
 
 
@@ -91,7 +105,7 @@ def test_the_second_time_is_a_hit(tmp_path):
     [
         ({"data": "x"}, "the data changed"),
         ({"tokenizer": "x"}, "the tokenizer changed"),
-        ({"template": "x"}, "the prompt template changed"),
+        ({"template": "x"}, wording("the-prompt-template-changed")),
         ({"learn_prompt": True}, "train_on_prompt changed"),
         ({"max_samples": 10}, "max_samples changed"),
         ({"data": "x", "columns": "x"}, "the data and the columns changed"),
@@ -126,14 +140,14 @@ def test_a_limit_of_rows_makes_another_key_and_none_keeps_the_one_there_was():
 
 def test_a_cache_made_from_something_else_is_refused(tmp_path):
     prepare(work(), RECIPE, tmp_path / "tokens")
-    with pytest.raises(DataError, match="was made from something else: the tokenizer changed"):
+    with pytest.raises(DataError, match=wording("made-from-something-else")):
         prepare(work(), replace(RECIPE, tokenizer="x"), tmp_path / "tokens")
 
 
 def test_a_folder_of_other_things_is_refused_and_left_alone(tmp_path):
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "thesis.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(DataError, match="is no folder of prepared tokens"):
+    with pytest.raises(DataError, match=wording("no-folder-prepared-tokens")):
         prepare(work(), RECIPE, tmp_path / "tokens")
     assert (tmp_path / "tokens" / "thesis.txt").exists()
 
@@ -152,7 +166,7 @@ def test_a_damaged_cache_is_put_aside_and_built_again(tmp_path, damage):
         file.unlink()
     made = prepare(work(), RECIPE, tmp_path / "tokens")
     assert not made.hit
-    assert made.because.startswith("the cache was damaged (data-00002.arrow ")
+    assert made.because.startswith(wording("the-cache-was-damaged"))
     assert (tmp_path / "tokens.bad").is_dir()
     assert len(DocumentStore(made.folder)) == 100
 
@@ -196,17 +210,14 @@ def test_shards_finished_before_a_crash_are_not_made_again(tmp_path):
 
 
 def with_bad_rows(count: int, bad: set[int]) -> Iterator[Row | BadRow]:
-    for number, row in enumerate(rows(count)):
+    for number, row in enumerate(good_rows(count)):
         yield BadRow("rows.jsonl", number + 1, "broken JSON", "{") if number in bad else row
 
 
 def test_a_bad_row_stops_with_its_file_and_line(tmp_path):
     with pytest.raises(DataError) as caught:
         prepare(work(rows=lambda: with_bad_rows(50, {20})), RECIPE, tmp_path / "tokens")
-    assert str(caught.value) == (
-        "a row cannot be used\n  - rows.jsonl:21: broken JSON\n"
-        "  (mend the data, or leave them out: --set training.dataset.max_bad_rows=1)"
-    )
+    assert str(caught.value) == wording("row-cannot-used-broken")
     assert not (tmp_path / "tokens").exists()
 
 
@@ -218,10 +229,10 @@ def test_all_bad_rows_are_counted_and_the_first_of_them_named(tmp_path):
             tmp_path / "tokens",
         )
     assert str(caught.value).splitlines() == [
-        "8 rows cannot be used",
+        wording("rows-cannot-used"),
         *(f"  - rows.jsonl:{line}: broken JSON" for line in range(21, 26)),
         "  … and 3 more: a command",
-        "  (mend the data, or leave them out: --set training.dataset.max_bad_rows=8)",
+        wording("mend-data-leave-out"),
     ]
 
 
@@ -229,7 +240,7 @@ def test_all_bad_rows_are_counted_and_the_first_of_them_named(tmp_path):
 def test_where_no_row_is_good_nobody_is_told_to_leave_them_out(tmp_path, bad, left):
     with pytest.raises(DataError) as caught:
         prepare(work(rows=lambda: with_bad_rows(10, bad)), RECIPE, tmp_path / "tokens")
-    assert ("or leave them out" in str(caught.value)) is left
+    assert (wording("or-leave-them-out") in str(caught.value)) is left
 
 
 def test_tolerated_bad_rows_are_counted_and_kept_aside(tmp_path):
@@ -238,14 +249,14 @@ def test_tolerated_bad_rows_are_counted_and_kept_aside(tmp_path):
     )
     assert (made.statistics.bad_rows, made.statistics.documents) == (2, 48)
     rejects = made.folder / "rejects.jsonl"
-    assert made.left_out == f"2 bad rows were left out, and kept in {rejects}"
+    assert made.left_out == wording("bad-rows-left-out", rejects=rejects)
     lines = (made.folder / "rejects.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["line"] for line in lines] == [4, 21]
     assert DocumentStore(made.folder).row(3) == 4  # rows keep their numbers
 
 
 def test_one_bad_row_too_many_stops(tmp_path):
-    with pytest.raises(DataError, match="3 rows cannot be used"):
+    with pytest.raises(DataError, match=wording("3-rows-cannot-be")):
         prepare(
             work(rows=lambda: with_bad_rows(50, {3, 20, 30}), max_bad_rows=2),
             RECIPE,
@@ -267,7 +278,7 @@ def test_nothing_to_learn_is_an_error_before_any_model_loads(tmp_path, count):
     def silent(row: Row) -> list[Segment] | BadRow | Dropped:
         return [Segment(row.values["q"], False)]
 
-    with pytest.raises(DataError, match=f"there is nothing to learn: {count} rows read"):
+    with pytest.raises(DataError, match=wording("nothing-to-learn-rows", count=count)):
         prepare(work(count, segments_of=silent), RECIPE, tmp_path / "tokens")
     assert not (tmp_path / "tokens").exists()
 
@@ -284,6 +295,7 @@ def test_progress_tells_rows_and_tokens(tmp_path):
 BUILDER = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from dataclasses import replace
 from tests.data.test_prepare import RECIPE, work
 from expert.data.tokens.prepare import prepare

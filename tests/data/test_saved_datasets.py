@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.data.source_folders import refusal, resolve, train_of, values
+from tests.wording import wording
 
 
 def save(folder: Path, rows: list[dict[str, Any]], *, shards: int = 1, **state: Any) -> None:
@@ -52,10 +53,7 @@ def test_the_splits_of_a_saved_data_set_are_found_by_their_names(tmp_path: Path)
     assert values(sources.validation) == [{"n": 2}]
     assert sources.test is None
     assert values(train_of(tmp_path, "saved::extra")) == [{"n": 3}]
-    assert refusal(tmp_path, "saved::test") == (
-        "saved::test: the saved data set has no split 'test'; its splits: train, validation, extra"
-        "  (name one: path::split)"
-    )
+    assert refusal(tmp_path, "saved::test") == wording("saved-data-set-has")
 
 
 def test_what_the_package_datasets_saved_reads_back_equal(tmp_path: Path):
@@ -76,16 +74,16 @@ def test_what_the_package_datasets_saved_reads_back_equal(tmp_path: Path):
 @pytest.mark.parametrize(
     ("description", "text"),
     [
-        ("{", "saved/state.json: it cannot be read: Expecting property name"),
-        ("[]", "saved/state.json: it is no description of a data set  (save it again)"),
-        ("{}", "saved/state.json: it does not name the data files  (save the data set again)"),
+        ("{", wording("cannot-read-expecting-property")),
+        ("[]", wording("no-description-data-set")),
+        ("{}", wording("does-not-name-data")),
         (
             '{"_data_files": [{"filename": "../../secret.arrow"}]}',
-            "saved: it was saved as a view of another data set  (save the data set again)",
+            wording("saved-saved-view-another"),
         ),
         (
             '{"_data_files": [], "_indices_data_files": [{"filename": "i.arrow"}]}',
-            "saved: it was saved as a view of another data set  (save the data set again)",
+            wording("saved-saved-view-another"),
         ),
     ],
     ids=["broken", "array", "empty", "outside", "view"],
@@ -103,6 +101,4 @@ def test_splits_outside_the_folder_of_a_saved_data_set_are_refused(splits: str, 
     save_splits(tmp_path / "saved", train=[{"n": 1}])
     described = tmp_path / "saved" / "dataset_dict.json"
     described.write_text(f'{{"splits": {splits}}}', encoding="utf-8")
-    assert refusal(tmp_path, "saved") == (
-        "FOLDER/saved/dataset_dict.json: it does not name the splits  (save it again)"
-    )
+    assert refusal(tmp_path, "saved") == wording("does-not-name-splits")

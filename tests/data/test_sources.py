@@ -16,6 +16,7 @@ from expert.data.read.sources import content_hash, iterate, resolve_sources, spl
 from expert.data.records import BadRow, DataError, Row
 from expert.manifest.schema.dataset import DatasetSpec, Task
 from tests.data.source_folders import FILES, fill, names, refusal, resolve, train_of, values
+from tests.wording import wording
 
 # ---- files and folders
 
@@ -54,11 +55,7 @@ def test_a_file_alone_has_no_validation_and_no_test(tmp_path: Path):
 def test_the_format_of_the_manifest_reads_a_file_without_a_suffix(tmp_path: Path):
     (tmp_path / "rows").write_text("a,b\n1,2\n", encoding="utf-8")
     assert values(train_of(tmp_path, "rows", format="csv")) == [{"a": "1", "b": "2"}]
-    assert refusal(tmp_path, "rows") == (
-        "FOLDER/rows: the name does not tell the format"
-        "  (set training.dataset.format to one of jsonl, json, csv, tsv, txt, parquet, arrow, "
-        "excel)"
-    )
+    assert refusal(tmp_path, "rows") == wording("name-does-not-tell")
 
 
 @pytest.mark.parametrize(
@@ -69,30 +66,30 @@ def test_the_format_of_the_manifest_reads_a_file_without_a_suffix(tmp_path: Path
             ["train.jsonl", "valid.jsonl", "test.jsonl.gz", "metadata.json", "notes.md"],
             ["train.jsonl"],
             ["valid.jsonl"],
-            ["test.jsonl.gz"],
+            ["test.jsonl.gz"]
         ),
         (
             ["sql_train.csv", "sql-dev.csv"],
             ["sql_train.csv"],
             ["sql-dev.csv"],
-            None,
+            None
         ),
         (
             ["train/0.json", "train/1.json", "validation/0.json", "test/x/deep.json"],
             ["train/0.json", "train/1.json"],
             ["validation/0.json"],
-            None,
+            None
         ),
         (
             ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl", "eval.jsonl"],
             ["train-00000-of-00002.jsonl", "train-00001-of-00002.jsonl"],
             ["eval.jsonl"],
-            None,
+            None
         ),
         (["train.jsonl", "more.jsonl", "latest.jsonl"], ["latest.jsonl", "more.jsonl",
          "train.jsonl"], None, None),
-        ([".hidden.jsonl", ".git/x.jsonl", "a.jsonl"], ["a.jsonl"], None, None),
-    ],
+        ([".hidden.jsonl", ".git/x.jsonl", "a.jsonl"], ["a.jsonl"], None, None)
+    ]
 )  # fmt: skip
 def test_files_of_a_folder_become_the_splits_they_are_named_for(
     files: list[str],
@@ -129,10 +126,7 @@ def test_a_folder_for_validation_gives_its_files_whatever_they_are_called(tmp_pa
 
 def test_a_folder_of_several_formats_needs_the_format_said(tmp_path: Path):
     fill(tmp_path, "rows/a.jsonl", "rows/b.jsonl", "rows/c.csv", "rows/README.txt")
-    assert refusal(tmp_path, "rows") == (
-        "FOLDER/rows: files of several formats: 1 csv, 2 jsonl"
-        "  (say which are the rows with training.dataset.format)"
-    )
+    assert refusal(tmp_path, "rows") == wording("files-several-formats-csv")
     source = train_of(tmp_path, "rows", format="jsonl")
     assert names(source, tmp_path) == ["rows/a.jsonl", "rows/b.jsonl"]
     assert values(source) == [{"from": "rows/a.jsonl"}, {"from": "rows/b.jsonl"}]
@@ -141,37 +135,23 @@ def test_a_folder_of_several_formats_needs_the_format_said(tmp_path: Path):
 def test_a_folder_without_training_files_is_refused(tmp_path: Path):
     (tmp_path / "empty").mkdir()
     fill(tmp_path, "held/test.jsonl")
-    fix = "put .jsonl, .csv, .parquet or other data files there"
-    assert refusal(tmp_path, "empty") == (
-        f"empty: the folder has no data files for 'train'  ({fix})"
-    )
-    assert refusal(tmp_path, "held") == f"held: the folder has no data files for 'train'  ({fix})"
-    assert refusal(tmp_path, "held::dev") == (
-        f"held::dev: the folder has no data files for 'dev'  ({fix})"
-    )
+    fix = wording("put-jsonl-csv-parquet")
+    assert refusal(tmp_path, "empty") == wording("empty-folder-has-no", fix=fix)
+    assert refusal(tmp_path, "held") == wording("held-folder-has-no", fix=fix)
+    assert refusal(tmp_path, "held::dev") == wording("folder-has-no-data", fix=fix)
 
 
 def test_a_path_that_is_not_there_is_refused_with_what_is(tmp_path: Path):
     fill(tmp_path, "datasets/train.jsonl")
-    assert refusal(tmp_path, "datasets/train.json1") == (
-        "datasets/train.json1: there is no FOLDER/datasets/train.json1"
-        "  (did you mean 'train.jsonl'?)"
-    )
-    assert refusal(tmp_path, "datasets/zzz.csv") == (
-        "datasets/zzz.csv: there is no FOLDER/datasets/zzz.csv  (check training.dataset.path)"
-    )
-    assert refusal(tmp_path, "nowhere/train.jsonl") == (
-        "nowhere/train.jsonl: there is no FOLDER/nowhere/train.jsonl"
-        "  (paths are relative to the folder of the manifest)"
-    )
+    assert refusal(tmp_path, "datasets/train.json1") == wording("no-did-you-mean")
+    assert refusal(tmp_path, "datasets/zzz.csv") == wording("there-is-no-check")
+    assert refusal(tmp_path, "nowhere/train.jsonl") == wording("no-paths-relative-to")
 
 
 def test_splits_of_a_file_and_a_data_set_without_a_path_are_refused(tmp_path: Path):
     fill(tmp_path, "train.jsonl")
-    assert refusal(tmp_path, "train.jsonl::test") == (
-        "train.jsonl::test: a file has no splits  (leave out what follows '::')"
-    )
-    assert refusal(tmp_path) == "training.dataset: it names no rows  (set path or tasks)"
+    assert refusal(tmp_path, "train.jsonl::test") == wording("file-has-no-splits")
+    assert refusal(tmp_path) == wording("names-no-rows-set")
 
 
 def test_tasks_keep_their_names_weights_and_files(tmp_path: Path):
@@ -199,9 +179,7 @@ def test_a_broken_row_of_a_source_keeps_its_own_file_and_line(tmp_path: Path):
     (tmp_path / "rows" / "b.jsonl").write_text('{"n": 1}\n\nnull\n', encoding="utf-8")
     found = list(iterate(train_of(tmp_path, "rows")))
     assert [type(row) for row in found] == [Row, Row, BadRow]
-    assert str(found[2]) == (
-        f"{tmp_path / 'rows' / 'b.jsonl'}:3: the line holds null, not a JSON object"
-    )
+    assert str(found[2]) == wording("line-holds-null", b=tmp_path / "rows" / "b.jsonl")
 
 
 def test_max_chars_is_spent_over_the_text_files_together(tmp_path: Path):
@@ -272,9 +250,7 @@ def test_hashing_a_file_that_went_away_is_refused(tmp_path: Path):
     (tmp_path / "a.jsonl").unlink()
     with pytest.raises(DataError) as caught:
         content_hash(source)
-    assert str(caught.value) == (
-        f"{tmp_path / 'a.jsonl'}: it cannot be read: No such file or directory"
-    )
+    assert str(caught.value) == wording("cannot-read-no-such", a=tmp_path / "a.jsonl")
 
 
 # ---- the split

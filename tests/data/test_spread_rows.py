@@ -10,6 +10,7 @@ import pytest
 from expert.data.read.spread_rows import SpreadRows, spread_rows
 from expert.data.records import BadRow, Row
 from expert.planning import survey
+from tests.wording import wording
 
 
 def jsonl(path: Path, words: list[int]) -> Path:
@@ -38,12 +39,7 @@ def test_few_rows_are_all_taken_and_counted_exactly(tmp_path):
 
 @pytest.mark.parametrize(
     "words",
-    [
-        list(range(2000)),
-        list(range(2000, 0, -1)),
-        [1, 100] * 1000,
-        [2] * 1990 + [5000] * 10,
-    ],
+    [list(range(2000)), list(range(2000, 0, -1)), [1, 100] * 1000, [2] * 1990 + [5000] * 10],
     ids=["sorted", "the longest first", "kinds that take turns", "ten rows that hold most of it"],
 )
 def test_words_are_told_within_three_percent_wherever_the_long_rows_are(tmp_path, words):
@@ -106,7 +102,7 @@ def test_of_large_files_parts_are_looked_at_that_lie_all_over_them(tmp_path, mon
     short = jsonl(tmp_path / "a.jsonl", [1] * 5000)
     long = jsonl(tmp_path / "b.jsonl", [20] * 5000)
     found = spread(short, long)
-    assert found.because == "lines of 0 MiB, spread over all of it"
+    assert found.because == wording("lines-mib-spread-over")
     # Of 14 % of the bytes, which are short rows, 2 of 16 parts tell: 12.5 %.
     assert found.lines == pytest.approx(10_000, rel=0.1)
     assert found.total(words_in(found)) == pytest.approx(105_000, rel=0.05)

@@ -17,6 +17,7 @@ from expert.data.feed.streaming import Place, Stream, StreamedRows, divided
 from expert.data.pack.pack import pack_best_fit
 from expert.data.records import BadRow, DataError, Row, Segment
 from expert.data.tokens.encoder import CharacterEncoder
+from tests.wording import wording
 
 ENCODER = CharacterEncoder("abcdefghijklmnopqrstuvwxyz0123456789 ")
 LENGTH = 64
@@ -50,7 +51,7 @@ def pack(store, seed):
 
 
 def a_stream(source: Source, workers: int = 0, **more) -> Stream:
-    streamed = StreamedRows(source, segments_of, ENCODER, window_rows=40)
+    streamed = StreamedRows(source, lambda: segments_of, ENCODER, window_rows=40)
     options = LoaderOptions(workers=workers)
     return Stream(streamed, pack, examples_per_update=10, seed=2, options=options, **more)
 
@@ -119,7 +120,7 @@ def test_a_total_stops_the_stream():
 
 
 def test_bad_rows_stop_the_stream_and_are_named():
-    with pytest.raises(DataError, match=r"(?s)a row of the stream .*rows\.jsonl:91: broken"):
+    with pytest.raises(DataError, match=wording("row-stream-broken")):
         seen(a_stream(Source(bad=90)))
 
 
@@ -129,13 +130,13 @@ def test_bad_rows_can_be_tolerated():
 
 
 def test_an_empty_stream_is_an_error():
-    with pytest.raises(DataError, match="no rows that can be used"):
+    with pytest.raises(DataError, match=wording("no-rows-can-used")):
         a_stream(Source(count=0))
 
 
 def test_a_stream_with_nothing_to_learn_is_an_error():
-    streamed = StreamedRows(Source(), lambda row: [Segment("abc", False)], Unlearnt())
-    with pytest.raises(DataError, match="nothing to learn"):
+    streamed = StreamedRows(Source(), lambda: lambda row: [Segment("abc", False)], Unlearnt())
+    with pytest.raises(DataError, match=wording("nothing-to-learn")):
         Stream(streamed, pack, examples_per_update=4, seed=0, options=LoaderOptions())
 
 
@@ -184,7 +185,7 @@ def test_a_window_of_which_nothing_is_learnt_makes_no_update():
         gone = np.arange(0 if first else len(store))
         return pack_best_fit(store.lengths, LENGTH, seed, unlearnt=gone)
 
-    streamed = StreamedRows(Source(), segments_of, ENCODER, window_rows=40)
+    streamed = StreamedRows(Source(), lambda: segments_of, ENCODER, window_rows=40)
     options = LoaderOptions()
     stream = Stream(
         streamed, nothing_after_the_first, examples_per_update=10, seed=2, options=options
@@ -198,7 +199,7 @@ def test_a_stream_whose_first_rows_teach_nothing_is_an_error():
     def nothing(store, seed):
         return pack_best_fit(store.lengths, LENGTH, seed, unlearnt=np.arange(len(store)))
 
-    streamed = StreamedRows(Source(), segments_of, ENCODER, window_rows=40)
-    words = "the first 40 rows of the stream: nothing that is learnt comes before max_seq_length 64"
+    streamed = StreamedRows(Source(), lambda: segments_of, ENCODER, window_rows=40)
+    words = wording("first-rows-stream-nothing")
     with pytest.raises(DataError, match=words):
         Stream(streamed, nothing, examples_per_update=4, seed=0, options=LoaderOptions())

@@ -10,6 +10,7 @@ from expert.data.template.chat_template import chat_template
 from expert.data.template.templates import TemplateError
 from tests.data.chat_templates import CHATML, as_transformers_does, exchange, family
 from tests.data.test_templates import ANSWER, USER, text_of
+from tests.wording import wording
 
 
 def test_the_filters_that_are_charged_do_what_jinjas_do():
@@ -27,30 +28,30 @@ def test_the_filters_that_are_charged_do_what_jinjas_do():
     assert chat_template(source + CHATML, eos="").prompt([USER]).startswith(expected)
 
 
-STOPPED = "the tokenizer's chat template was stopped: "
-UNSAFE = "the tokenizer's chat template is not safe to run: "
-UNREADABLE = "the tokenizer's chat template cannot be read: "
-TOO_MUCH = STOPPED + "it makes far more text than it is given"
+STOPPED = wording("tokenizers-chat-template-stopped")
+UNSAFE = wording("tokenizers-chat-template-not")
+UNREADABLE = wording("tokenizers-chat-template-cannot")
+TOO_MUCH = STOPPED + wording("makes-far-more-text")
 
 
 @pytest.mark.parametrize(
     ("hostile", "text"),
     [
-        ("{{ ''.__class__ }}", UNSAFE + "'__class__' of 'str' is out of its reach"),
-        ("{{ ''['__class__'] }}", UNSAFE + "'__class__' of 'str' is out of its reach"),
-        ("{{ '' | attr('__class__') }}", UNSAFE + "'__class__' of 'str' is out of its reach"),
+        ("{{ ''.__class__ }}", UNSAFE + wording("str-out-reach")),
+        ("{{ ''['__class__'] }}", UNSAFE + wording("str-out-reach")),
+        ("{{ '' | attr('__class__') }}", UNSAFE + wording("str-out-reach")),
         ("{{ [] | map(attribute='__class__') | list }}", None),
         ("{{ [''] | map(attribute='__class__') | list }}", UNSAFE),
         ("{{ namespace.__init__.__globals__ }}", UNSAFE),
         ("{{ raise_exception.__globals__ }}", UNSAFE),
         ("{{ strftime_now.__self__ }}", UNSAFE),
         ("{{ self.__init__ }}", UNSAFE),
-        ("{{ dict.fromkeys }}", UNSAFE + "'fromkeys' of 'type' is out of its reach"),
-        ("{{ messages.append(1) }}", UNSAFE + "'append' of 'list' is out of its reach"),
-        ("{{ '{0.__class__}'.format(1) }}", UNSAFE + "'format' of 'str' is out of its reach"),
-        ("{{ 'a'.ljust(9999999999) }}", UNSAFE + "'ljust' of 'str' is out of its reach"),
+        ("{{ dict.fromkeys }}", UNSAFE + wording("fromkeys-type-out-reach")),
+        ("{{ messages.append(1) }}", UNSAFE + wording("append-list-out-reach")),
+        ("{{ '{0.__class__}'.format(1) }}", UNSAFE + wording("format-str-out-reach")),
+        ("{{ 'a'.ljust(9999999999) }}", UNSAFE + wording("ljust-str-out-reach")),
         ("{{ (1).to_bytes(9999999999, 'big') }}", UNSAFE),
-        ("{{ '%9999999999d' % 1 }}", UNSAFE + "'%' is for numbers here"),
+        ("{{ '%9999999999d' % 1 }}", UNSAFE + wording("is-for-numbers-here")),
         (
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
             TOO_MUCH,
@@ -70,11 +71,11 @@ TOO_MUCH = STOPPED + "it makes far more text than it is given"
         ("{{ 'a' * 9999999999 }}", TOO_MUCH),
         ("{{ [1] * 9999999999 }}", TOO_MUCH),
         ("{{ 9999999999 * 'a' }}", TOO_MUCH),
-        ("{{ 10 ** (10 ** 10) }}", STOPPED + "it computes with enormous numbers"),
+        ("{{ 10 ** (10 ** 10) }}", STOPPED + wording("computes-with-enormous-numbers")),
         (
             "{% set ns = namespace(x=7) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}"
             "{% endfor %}",
-            STOPPED + "it computes with enormous numbers",
+            STOPPED + wording("computes-with-enormous-numbers"),
         ),
         *(
             (
@@ -96,24 +97,16 @@ TOO_MUCH = STOPPED + "it makes far more text than it is given"
         ("{{ ('a' * 90000) | replace('a', 'b' * 90000) }}", TOO_MUCH),
         ("{{ ('a' * 90000).join(['a'] * 9000) }}", TOO_MUCH),
         ("{{ ['a'] * 9000 | join('a' * 90000) }}", TOO_MUCH),
-        ("{{ 'a' | indent(9999999999) }}", STOPPED + "it indents by more than a line"),
-        ("{{ [1] | tojson(indent=9999999999) }}", STOPPED + "it indents by more than a line"),
+        ("{{ 'a' | indent(9999999999) }}", STOPPED + wording("indents-by-more-line")),
+        ("{{ [1] | tojson(indent=9999999999) }}", STOPPED + wording("indents-by-more-line")),
         ("{{ 'a' | center(9999999999) }}", UNREADABLE + "line 1: No filter named 'center'."),
         ("{{ range(9999999999) }}", "OverflowError"),
         ("{{ lipsum(9999) }}", "UndefinedError: 'lipsum' is undefined"),
         ("{% include 'secret' %}", "no loader"),
         ("{% if %}", UNREADABLE + "line 1: "),
         ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", UNREADABLE + "RecursionError"),
-        (
-            "x" * 200_000,
-            f"the tokenizer's chat template has {200_000 + len(CHATML):,} characters, more than "
-            "65,536",
-        ),
-        (
-            "{{ raise_exception('never') }}",
-            "the tokenizer's chat template refuses this conversation: never  (it is: user, "
-            "assistant)",
-        ),
+        ("x" * 200_000, wording("tokenizers-chat-template-has", value=200000 + len(CHATML))),
+        ("{{ raise_exception('never') }}", wording("the-tokenizers-chat-template")),
     ],
 )
 def test_a_hostile_template_is_refused_before_any_row(hostile, text):
@@ -138,7 +131,7 @@ def test_a_template_that_turns_hostile_on_some_row_stops_the_whole_data_set():
 
 def test_a_template_that_runs_too_long_is_stopped_by_the_clock(monkeypatch):
     monkeypatch.setattr(template_sandbox, "SECONDS", -1.0)
-    with pytest.raises(DataError, match="was stopped: it runs for more than -1 s"):
+    with pytest.raises(DataError, match=wording("stopped-runs-for-more")):
         chat_template(CHATML, eos="")
 
 
@@ -154,7 +147,4 @@ def test_long_rows_have_a_larger_allowance():
 def test_a_template_that_leaves_out_what_is_said_is_of_no_use(source, role):
     with pytest.raises(DataError) as caught:
         chat_template(source, eos="")
-    assert str(caught.value) == (
-        f"the tokenizer's chat template leaves out the {role} turn  "
-        "(set base_models[0].prompt_template: chatml)"
-    )
+    assert str(caught.value) == wording("tokenizers-chat-template-leaves", role=role)

@@ -21,7 +21,8 @@ from expert.data.template.templates import (
     plain_segments,
 )
 from expert.manifest.schema.manifest import PromptTemplate
-from tests.data.real_rows import REAL_FILES, real_examples
+from tests.data.real_rows import REAL_SAMPLES, real_examples
+from tests.wording import wording
 
 EOS, BOS = "</s>", "<s>"
 USER = Turn("user", "Q")
@@ -228,10 +229,7 @@ def test_a_template_can_be_sent_to_another_process(name):
 def test_an_unknown_template_is_refused_with_the_known_ones():
     with pytest.raises(DataError) as caught:
         named_template("vicuna", eos=EOS)
-    assert str(caught.value) == (
-        "unknown prompt template 'vicuna'  (known: alpaca, chatml, llama, mistral, phi, deepseek, "
-        "gemma)"
-    )
+    assert str(caught.value) == wording("unknown-prompt-template-vicuna")
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -241,23 +239,20 @@ def test_a_template_without_an_end_is_refused(name):
         return
     with pytest.raises(DataError) as caught:
         named_template(name, eos="")
-    assert str(caught.value) == (
-        f"the template {name!r} ends an answer with the tokenizer's end token, and this tokenizer "
-        "has none  (set base_models[0].prompt_template: chatml)"
-    )
+    assert str(caught.value) == wording("template-ends-answer-with", name=name)
 
 
 @pytest.mark.parametrize("turns", [[], [SYSTEM], [USER, ANSWER]])
 def test_nothing_is_generated_without_a_question(turns):
     with pytest.raises(TemplateError) as caught:
         named("chatml").prompt(turns)
-    assert str(caught.value) == "an answer can be generated only after a user turn, or a tool's"
+    assert str(caught.value) == wording("answer-can-generated-only")
 
 
-@pytest.mark.parametrize("file", REAL_FILES)
-def test_every_real_answer_is_learnt_exactly_once_by_every_template(file):
+@pytest.mark.parametrize(("file", "every"), REAL_SAMPLES)
+def test_every_real_answer_is_learnt_exactly_once_by_every_template(file, every):
     templates = [named(name) for name in LAYOUTS]
-    for _, example in real_examples(file):
+    for _, example in real_examples(file, every):
         answer = example.turns[-1].text
         for template in templates:
             segments = template.segments(example)

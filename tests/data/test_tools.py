@@ -14,6 +14,7 @@ from expert.data.template.templates import LAYOUTS, TemplateError, named_templat
 from tests.data.chat_templates import CHATML, as_transformers_does, family, qwen3_source
 from tests.data.examples import understand
 from tests.data.test_templates import shown
+from tests.wording import wording
 
 WEATHER = {
     "type": "function",
@@ -103,12 +104,12 @@ def test_rows_of_sharegpt_have_their_calls_and_tools_too():
 @pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "chatml"])
 def test_a_template_without_a_way_to_write_tools_refuses_them(name):
     template = named_template(name, eos="</s>")
-    with pytest.raises(TemplateError, match=r"no way to write tools.*prompt_template: chatml"):
+    with pytest.raises(TemplateError, match=wording("no-way-to-write")):
         template.segments(example(OPENAI))
 
 
 def test_a_models_own_template_that_leaves_tools_out_refuses_them():
-    with pytest.raises(TemplateError, match="does not write tools and their calls: 'get_weather'"):
+    with pytest.raises(TemplateError, match=wording("does-not-write-tools")):
         family(CHATML).segments(example(OPENAI))
 
 
@@ -117,7 +118,7 @@ def test_a_tool_whose_name_is_in_the_text_is_not_taken_for_a_call_that_was_writt
     row = json.loads(text)
     row["messages"][1]["content"] = "Will it rain?"
     assert "rain" in row["messages"][1]["content"]
-    with pytest.raises(TemplateError, match="does not write tools and their calls: the tools"):
+    with pytest.raises(TemplateError, match=wording("does-not-write")):
         family(CHATML).segments(example(row))
 
 
@@ -134,9 +135,9 @@ def test_a_call_of_no_weight_is_not_learnt():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"tools": "no json"}, "column 'tools': is no JSON"),
-        ({"tools": [{"a": 1}]}, "column 'tools': tool 1 has no name"),
-        ({"tools": {"name": "x"}}, "column 'tools': is no list of tools"),
+        ({"tools": "no json"}, wording("column-tools-no-json")),
+        ({"tools": [{"a": 1}]}, wording("column-tools-tool-has")),
+        ({"tools": {"name": "x"}}, wording("column-tools-no-list")),
     ],
 )
 def test_tools_that_cannot_be_read_are_refused(change, reason):
@@ -151,7 +152,7 @@ def test_arguments_that_are_no_object_are_refused():
     row = {"messages": [OPENAI["messages"][1], {"role": "assistant", "tool_calls": [call]}]}
     bad = example_of(Row(row, "rows.jsonl", 1), understand(list(row), row))
     assert isinstance(bad, BadRow)
-    assert bad.reason == "messages[2]: the arguments of f are no JSON object"
+    assert bad.reason == wording("arguments-f-no-json")
 
 
 def test_without_tools_the_older_field_for_one_call_is_read():
@@ -200,7 +201,7 @@ def test_what_asks_for_an_answer_is_what_stands_before_it_in_training(row):
 
 def test_a_template_without_a_way_to_write_tools_asks_for_no_answer_with_them():
     made = example(OPENAI)
-    with pytest.raises(TemplateError, match="no way to write tools"):
+    with pytest.raises(TemplateError, match=wording("no-way-to")):
         named_template("alpaca", eos="</s>").prompt(made.turns[:2], made.tools)
 
 
@@ -239,7 +240,4 @@ def test_words_beside_a_call_that_a_template_leaves_out_are_warned_of():
     ):
         made = example(given)
         split.note_silent_calls(made, template.segments(made), f"rows.jsonl:{line}")
-    assert split.warnings() == [
-        "train: 1 example with words beside a call, which the model's own template leaves out: "
-        "they are not learnt: rows.jsonl:1"
-    ]
+    assert split.warnings() == [wording("train-example-with-words")]

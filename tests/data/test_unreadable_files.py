@@ -13,19 +13,18 @@ import pytest
 from expert.data.read.rows import read_rows
 from expert.data.records import DataError, Row
 from tests.data.row_files import FILES, RIVERS, refusal, written, zst
+from tests.wording import wording
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
-    where = "paths are relative to the folder of the manifest"
+    where = wording("paths-relative-to-folder")
     for name in ("a.jsonl", "a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.arrow", "a.txt"):
-        assert refusal(tmp_path / name) == f"{name}: there is no such file  ({where})"
+        assert refusal(tmp_path / name) == wording("there-is-no-such-file", name=name, where=where)
 
 
 def test_a_folder_is_no_file(tmp_path: Path):
     (tmp_path / "a.jsonl").mkdir()
-    assert refusal(tmp_path / "a.jsonl") == (
-        "a.jsonl: this is a folder, not a file  (name a file in it)"
-    )
+    assert refusal(tmp_path / "a.jsonl") == wording("folder-not-file-name")
 
 
 def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -33,9 +32,7 @@ def test_a_file_that_may_not_be_read_is_refused(tmp_path: Path, monkeypatch: pyt
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("expert.data.read.rows.open_text", refuse)
-    assert refusal(tmp_path / "a.jsonl") == (
-        "a.jsonl: it may not be read  (give yourself permission to read it)"
-    )
+    assert refusal(tmp_path / "a.jsonl") == wording("may-not-read-give")
 
 
 def test_an_error_of_the_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -43,61 +40,49 @@ def test_an_error_of_the_disk_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("expert.data.read.rows.open_text", fail)
-    assert refusal(tmp_path / "a.jsonl") == (
-        "a.jsonl: it cannot be read: [Errno 5] Input/output error"
-        "  (check the disk, or copy the file again)"
-    )
+    assert refusal(tmp_path / "a.jsonl") == wording("cannot-read-errno-error")
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.txt", "a.parquet", "a.arrow"])
 def test_a_packed_file_that_was_cut_off_is_refused(name: str, tmp_path: Path):
     noise = os.urandom(200_000).hex().encode()
-    fix = "the file is cut off or damaged; copy or download it again"
+    fix = wording("file-cut-off-damaged")
     packed = gzip.compress(b'{"a": "' + noise + b'"}\n' * 3)
     path = written(tmp_path, f"{name}.gz", packed[: len(packed) // 2])
-    assert refusal(path) == (
-        f"{name}.gz: it cannot be unpacked: Compressed file ended before the end-of-stream "
-        f"marker was reached  ({fix})"
-    )
+    assert refusal(path) == wording("gz-cannot-unpacked-compressed", name=name, fix=fix)
     whole = zst(noise, tmp_path / "whole").read_bytes()
     path = written(tmp_path, f"{name}.zst", whole[: len(whole) // 2])
-    assert (
-        refusal(path) == f"{name}.zst: it cannot be unpacked: Truncated compressed stream  ({fix})"
-    )
+    assert refusal(path) == wording("zst-cannot-unpacked-truncated", name=name, fix=fix)
 
 
 def test_what_is_not_packed_at_all_is_refused(tmp_path: Path):
-    fix = "the file is cut off or damaged; copy or download it again"
+    fix = wording("file-cut-off-damaged")
     path = written(tmp_path, "a.jsonl.gz", b'{"a": 1}\n')
-    assert refusal(path) == (
-        f"a.jsonl.gz: it cannot be unpacked: Not a gzipped file (b'{{\"')  ({fix})"
-    )
+    assert refusal(path) == wording("cannot-unpacked-not-gzipped", fix=fix)
     assert refusal(written(tmp_path, "a.jsonl.zst", b'{"a": 1}\n')).startswith(
-        "a.jsonl.zst: it cannot be unpacked: ZSTD decompress failed"
+        wording("cannot-unpacked-zstd-decompress")
     )
     damaged = bytearray(gzip.compress(os.urandom(1000)))
     damaged[12:20] = b"\xff" * 8
     assert refusal(written(tmp_path, "a.jsonl.gz", bytes(damaged))).startswith(
-        "a.jsonl.gz: it cannot be unpacked: Error -3 while decompressing data"
+        wording("cannot-unpacked-error-while")
     )
 
 
 @pytest.mark.parametrize(
     ("name", "content", "start"),
     [
-        ("a.parquet", b"not parquet at all", "a.parquet: not a whole Parquet file: "),
-        ("a.parquet", b"", "a.parquet: not a whole Parquet file: "),
-        ("a.arrow", b"not arrow at all", "a.arrow: not a whole Arrow file: "),
-        ("a.arrow", b"", "a.arrow: not a whole Arrow file: "),
-        ("a.arrow", b"ARROW1\0\0and no more", "a.arrow: not a whole Arrow file: "),
+        ("a.parquet", b"not parquet at all", wording("not-whole-parquet-file")),
+        ("a.parquet", b"", wording("not-whole-parquet-file")),
+        ("a.arrow", b"not arrow at all", wording("not-whole-arrow-file")),
+        ("a.arrow", b"", wording("not-whole-arrow-file")),
+        ("a.arrow", b"ARROW1\0\0and no more", wording("not-whole-arrow-file")),
     ],
 )
 def test_a_file_of_another_format_is_refused(name: str, content: bytes, start: str, tmp_path: Path):
     text = refusal(written(tmp_path, name, content))
     assert text.startswith(start)
-    assert text.endswith(
-        "  (the file is cut off, damaged or of another format; write or download it again)"
-    )
+    assert text.endswith(wording("file-cut-off"))
 
 
 @pytest.mark.parametrize("name", ["rivers.parquet", "rivers.arrow", "rivers_file.arrow"])
@@ -116,21 +101,14 @@ def test_a_table_cut_off_at_any_place_is_refused_or_loses_nothing(name: str, tmp
 
 def test_utf16_without_a_mark_and_lfs_pointers_are_told_for_what_they_are(tmp_path: Path):
     path = written(tmp_path, "a.jsonl", '{"a": 1}\n'.encode("utf-16-le"))
-    assert refusal(path) == (
-        "a.jsonl: the text looks like UTF-16 without its mark  (save it as UTF-8)"
-    )
+    assert refusal(path) == wording("text-looks-like-without")
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-    assert refusal(written(tmp_path, "a.csv", pointer)) == (
-        "a.csv: only the Git LFS pointer is here, not the data  (run 'git lfs pull')"
-    )
+    assert refusal(written(tmp_path, "a.csv", pointer)) == wording("only-git-lfs-pointer")
 
 
 def test_a_format_that_cannot_be_told_or_is_unknown_is_refused(tmp_path: Path):
     formats = "jsonl, json, csv, tsv, txt, parquet, arrow, excel"
-    assert refusal(written(tmp_path, "rows", "")) == (
-        "rows: the name does not tell the format"
-        f"  (set training.dataset.format to one of {formats})"
-    )
+    assert refusal(written(tmp_path, "rows", "")) == wording("rows-name-does-not", formats=formats)
     assert refusal(written(tmp_path, "a.jsonl", ""), format="xml") == (
         f"a.jsonl: unknown format 'xml'  (one of {formats})"
     )

@@ -13,6 +13,7 @@ import pytest
 from expert.data.read.spread_rows import spread_rows
 from expert.planning.survey import survey_file
 from tests.data.row_files import RIVERS, good, outline, refusal, written, xlsx
+from tests.wording import wording
 
 HEADER = list(RIVERS[0])
 SHEET: list[list[Any]] = [HEADER, *([row[name] for name in HEADER] for row in RIVERS)]
@@ -29,7 +30,7 @@ def test_an_array_in_a_file_of_json_lines_is_read_as_the_rows_it_holds(tmp_path,
 
 def test_lines_that_hold_arrays_are_still_bad_rows(tmp_path):
     path = written(tmp_path, "rows.jsonl", '[1]\n{"a": 1}\n')
-    assert outline(path) == [(1, "the line holds an array, not a JSON object"), (2, {"a": 1})]
+    assert outline(path) == [(1, wording("line-holds-array-not")), (2, {"a": 1})]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
@@ -51,9 +52,7 @@ def test_a_text_and_a_csv_in_utf16_are_read(tmp_path):
 
 def test_utf16_that_is_cut_off_is_refused(tmp_path):
     content = '{"a": "x"}\n'.encode("utf-16")[:-1]
-    assert refusal(written(tmp_path, "a.jsonl", content)) == (
-        "a.jsonl: broken UTF-16: truncated data  (save it as UTF-8)"
-    )
+    assert refusal(written(tmp_path, "a.jsonl", content)) == wording("broken-truncated-data-save")
 
 
 @pytest.mark.parametrize("name", ["rows.xlsx", "rows.xlsx.gz"])
@@ -75,18 +74,16 @@ def test_cells_of_a_spreadsheet_are_what_a_person_sees(tmp_path):
 
 def test_several_sheets_with_rows_are_refused_and_empty_ones_are_not(tmp_path):
     assert good(xlsx(tmp_path / "a.xlsx", SHEET, [])) == RIVERS
-    assert "several sheets have rows: S1 (4 rows), S2 (4 rows)" in refusal(
-        xlsx(tmp_path / "b.xlsx", SHEET, SHEET)
-    )
+    assert wording("several-sheets-have-rows") in refusal(xlsx(tmp_path / "b.xlsx", SHEET, SHEET))
 
 
 def test_what_is_not_a_spreadsheet_or_cannot_be_read_here_is_refused(tmp_path, monkeypatch):
     path = written(tmp_path, "a.xlsx", b"PK")
-    assert "it cannot be read as a spreadsheet" in refusal(path)
+    assert wording("cannot-read-spreadsheet") in refusal(path)
     twice = xlsx(tmp_path / "b.xlsx", [["a", "a"], ["x", "y"]])
-    assert "two columns are named 'a'" in refusal(twice)
+    assert wording("two-columns-named") in refusal(twice)
     monkeypatch.setitem(sys.modules, "python_calamine", None)
-    assert "needs the package 'python-calamine'" in refusal(twice)
+    assert wording("needs-the-package-python-calamine") in refusal(twice)
 
 
 def test_a_spreadsheet_beside_rows_is_not_read(tmp_path: Path):

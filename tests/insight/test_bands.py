@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from expert.insight.step.bands import Band, MeasuredCase, expected_band, measured_cases
+from tests.wording import wording
 
 ROOT = Path(__file__).parents[2]
 PEAK = 1e15
@@ -84,7 +85,7 @@ def test_models_much_smaller_than_any_measured_one_have_no_band():
 @pytest.mark.parametrize(
     ("rate", "word"),
     [
-        (499, "something is wrong"),
+        (499, wording("something-is-wrong")),
         (501, "slow"),
         (1001, "acceptable"),
         (1500, "good"),

@@ -10,6 +10,7 @@ from expert.insight.ladder.doubts import crowded, doubts_of
 from expert.insight.ladder.ladder import Ladder
 from expert.insight.ladder.pairs import in_turns
 from tests.insight.ladders import ladder, measured, rung
+from tests.wording import wording
 
 
 def on(cores: int, others: float, **more: Any) -> Any:
@@ -20,16 +21,13 @@ def on(cores: int, others: float, **more: Any) -> Any:
     ("seen", "words"),
     [
         (on(2, 0.2, threads=2), ""),
-        (on(2, 0.4, threads=2), "other processes used 0.4 of 2 cores meanwhile"),
+        (on(2, 0.4, threads=2), wording("other-processes-used")),
         (on(2, 1.2, threads=1), ""),
-        (on(2, 1.4, threads=1), "other processes used 1.4 of 2 cores meanwhile"),
+        (on(2, 1.4, threads=1), wording("other-processes-used-1")),
         (on(16, 12.0), ""),  # a card needs two cores of its host
-        (on(16, 14.5), "other processes used 14.5 of 16 cores meanwhile"),
+        (on(16, 14.5), wording("other-processes-used-14")),
         (measured(100.0), ""),  # of older results nobody knows
-        (
-            on(2, 0.0, threads=1, lowered=True),
-            "other processes use so much of the 2 cores that 1 thread had to do",
-        ),
+        (on(2, 0.0, threads=1, lowered=True), wording("other-processes-use-much")),
     ],
 )
 def test_neighbours_are_in_the_way_when_there_is_more_to_do_than_cores(seen, words):
@@ -50,11 +48,11 @@ def climbed(*others: float, spread: float = 0.0, gain: float = 2.0) -> Ladder:
     [
         (climbed(0.0, 0.1, 0.2), []),
         (climbed(0.0, 0.1, 1.2), []),  # one rung of three: the pairs see to that
-        (climbed(0.0, 0.9, 1.1), ["other processes used 0.9 of 2 cores meanwhile"]),
+        (climbed(0.0, 0.9, 1.1), [wording("other-processes-used-0")]),
         (climbed(0.0, 0.0, spread=26.0), ["windows of 'rung 1' are 26% apart"]),
         (
             climbed(0.0, 0.0, gain=1.0),
-            ["what won cannot be told from the baseline: 1.01x ± 0.01"],
+            [wording("what-won-cannot-told")],
         ),
     ],
 )

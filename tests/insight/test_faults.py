@@ -21,6 +21,7 @@ from tests.insight.records import (
     record,
     step_events,
 )
+from tests.wording import wording
 
 ALARMS = ("error", "warning")
 FP32 = {"kernels__precision": "fp32"}
@@ -59,7 +60,7 @@ def growing(name: str, each: float, **changes: Any) -> list[dict[str, Any]]:
         (
             "launch-bound",
             record(finished_events(step_events(ran_dry=1.0, gpu_utilization=85.0))),
-            "ran dry in 100 %",
+            wording("ran-dry-in"),
         ),
         (
             "other-process",
@@ -135,7 +136,7 @@ def growing(name: str, each: float, **changes: Any) -> list[dict[str, Any]]:
         (
             "slow-copies",
             record(finished_events(step_events(time_copy=3.0, time_forward=0.3, seconds=3.0))),
-            "the device waits 375 ms of 600 ms",
+            wording("device-waits-ms-ms"),
         ),
         (
             "plain-optimizer",
@@ -266,13 +267,9 @@ def test_recomputing_is_left_alone_where_memory_is_short():
     plan = planned(("kernels.checkpointing",), **FULL, memory__parts=parts)
     assert "needless-recomputing" not in found_in(record(finished_events(steps), plan))
     # The planner knows the shape: where it said before the run that all would fit, it is believed.
-    plan["remarks"] = [
-        {"kind": "advice", "path": "kernels.checkpointing", "text": "16 at once fit"}
-    ]
-    assert (
-        "16 at once fit"
-        in found_in(record(finished_events(steps), plan))["needless-recomputing"].evidence
-    )
+    plan["remarks"] = [{"kind": "advice", "path": "kernels.checkpointing", "text": "16-fit"}]
+    found = found_in(record(finished_events(steps), plan))["needless-recomputing"]
+    assert "16-fit" in found.evidence
 
 
 def test_a_card_at_its_power_limit_is_a_note_only():
@@ -305,7 +302,7 @@ def test_what_a_run_learnt_by_heart_is_told(last, kept, severity):
     best = [{"event": "took_best", "step": 1}] if kept else []
     found = found_in(record(finished_events(steps, *evals, *best)))
     assert (found["loss-stays"].severity, found["overfits"].severity) == ("note", severity)
-    assert ("the best weights were kept" in found["overfits"].evidence) is kept
+    assert (wording("best-weights-kept") in found["overfits"].evidence) is kept
 
 
 def test_a_run_whose_every_step_is_clipped_is_told_and_a_few_are_not():
@@ -313,9 +310,7 @@ def test_a_run_whose_every_step_is_clipped_is_told_and_a_few_are_not():
     found = found_in(record(finished_events(step_events(20, grad_norm=3.2)), plan))
     clipped = found["always-clipped"]
     assert clipped.severity == "note"
-    assert clipped.evidence == (
-        "20 of 20 log lines have a gradient norm above max_grad_norm 1; the median is 3.2"
-    )
+    assert clipped.evidence == wording("log-lines-have-gradient")
     assert clipped.overrides == ("training.config.max_grad_norm=6",)
     far = found_in(record(finished_events(step_events(20, grad_norm=32.0)), plan))
     assert far["always-clipped"].severity == "warning"
@@ -356,7 +351,7 @@ def test_other_holders_are_named_as_the_start_saw_them():
     card = {**H200, "holders": {"value": holders, "source": "NVML"}}
     steps = step_events(gpu_memory_bytes=60 * GIB)
     found = found_in(record(finished_events(steps), gpus=(card,)))["other-process"]
-    assert found.evidence.endswith("at the start: blender (pid 99)")
+    assert found.evidence.endswith(wording("at-start-blender-pid"))
 
 
 @pytest.mark.parametrize(
@@ -424,10 +419,10 @@ def test_threads_that_share_their_cores_with_others_are_told():
     run = crowded_run(2, 0.4)
     finding = found_in(run)["busy-cores"]
     assert finding.severity == "warning"
-    assert finding.evidence == "2 threads on 2 cores, of which others used 0.8 (40 %)"
+    assert finding.evidence == wording("threads-on-cores-others")
     assert finding.fix.startswith("OMP_NUM_THREADS=1 expert train")
     verdict = judge(evidence(run))
-    assert verdict.sentence.startswith("compute-bound, on crowded cores.")
+    assert verdict.sentence.startswith(wording("compute-bound-on-crowded-cores"))
     assert verdict.fix == finding.fix
 
 
@@ -445,12 +440,12 @@ def test_a_single_thread_whose_core_is_taken_is_told_and_nobody_calls_that_good(
     """80 % of two cores in others' hands was once called good."""
     run = crowded_run(1, 0.8)
     finding = found_in(run)["busy-cores"]
-    assert finding.evidence == "1 thread on 2 cores, of which others used 1.6 (80 %)"
+    assert finding.evidence == wording("thread-on-cores-others")
     assert "OMP_NUM_THREADS" not in finding.fix
-    assert finding.fix.startswith("end what else is running")
+    assert finding.fix.startswith(wording("end-what-else-running"))
     verdict = judge(evidence(run))
     assert "good" not in verdict.sentence
-    assert "while others used 1.6 of 2 cores" in verdict.sentence
+    assert wording("while-others-used-cores") in verdict.sentence
 
 
 def test_neighbours_are_named_where_the_run_has_looked():
@@ -463,7 +458,7 @@ def test_neighbours_are_named_where_the_run_has_looked():
     gone = {"gpu_utilization": None, "gpu_memory_bytes": None, "gpu_process_memory_bytes": None}
     steps = step_events(cpu_others=0.75, mfu=None, **gone)
     run = record(finished_events(steps, told, named), planned(**ON_CPU), gpus=())
-    who = "most of all python3 (pid 77, 1.1 cores), rustc (pid 8, 0.4 cores)"
+    who = wording("most-all-pid-cores")
     assert found_in(run)["busy-cores"].evidence.endswith(who)
     assert who in judge(evidence(run)).sentence
 
@@ -473,7 +468,7 @@ def test_beside_a_gpu_cores_that_are_all_taken_are_told(dry, severity):
     steps = step_events(cpu_others=0.99, ran_dry=dry, gpu_utilization=60.0 if dry else 99.0)
     finding = found_in(record(finished_events(steps)))["busy-cores"]
     assert finding.severity == severity
-    assert "the device waits where the host has no core" in finding.consequence
+    assert wording("device-waits-where-host") in finding.consequence
     free = record(finished_events(step_events(cpu_others=0.5)))
     assert "busy-cores" not in found_in(free)
 
@@ -481,7 +476,7 @@ def test_beside_a_gpu_cores_that_are_all_taken_are_told(dry, severity):
 def test_a_device_that_computes_padding_is_not_called_good():
     run = record(finished_events(step_events(padding=0.45)), planned(data__packing="none"))
     verdict = judge(evidence(run))
-    assert verdict.sentence.startswith("compute-bound, but 45 % of what is computed is padding.")
+    assert verdict.sentence.startswith(wording("compute-bound-but-what-computed"))
     assert verdict.fix == "training.config.packing: true"
     healthy = judge(evidence(record(finished_events(step_events()))))
     assert healthy.sentence.startswith("compute-bound: good.")

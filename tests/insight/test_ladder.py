@@ -19,6 +19,7 @@ from expert.insight.ladder.ladder import (
 from expert.insight.ladder.pairs import Paired, in_turns
 from expert.insight.ladder.table import COLUMNS, as_markdown, headline, how_measured, table_rows
 from tests.insight.ladders import ladder, measured, rung
+from tests.wording import wording
 
 CLIMBED = ladder(
     rung("baseline", 100.0, cumulative=1.0),
@@ -48,12 +49,7 @@ FASTER = paired(1.5, 1.5, 1.5)
             "no gain",
             "1.01x ± 0.02 of 'packing', and it needs 2 GiB",
         ),
-        (
-            (0.9, 0.9, 0.91, 0.92, 0.92),
-            "",
-            "slower",
-            "0.91x ± 0.02 as fast as 'packing', the last that stays",
-        ),
+        ((0.9, 0.9, 0.91, 0.92, 0.92), "", "slower", wording("fast-packing-last-stays")),
     ],
 )
 def test_speed_decides_beyond_the_spread_and_what_costs_nothing_stays_within_it(
@@ -67,17 +63,9 @@ def test_speed_decides_beyond_the_spread_and_what_costs_nothing_stays_within_it(
     ("here", "status", "words"),
     [
         (measured(150.0, loss=2.0019), "kept", ""),
-        (
-            measured(150.0, loss=2.0021),
-            "disagrees",
-            "the loss differs by +0.10%, allowed is 0.1%",
-        ),
-        (measured(150.0, loss=1.99), "disagrees", "the loss differs by -0.50%, allowed is 0.1%"),
-        (
-            measured(150.0, loss=float("nan")),
-            "disagrees",
-            "the loss on the held-out rows is not a number",
-        ),
+        (measured(150.0, loss=2.0021), "disagrees", wording("loss-differs-by-allowed")),
+        (measured(150.0, loss=1.99), "disagrees", wording("loss-differs-by")),
+        (measured(150.0, loss=float("nan")), "disagrees", wording("loss-on-held-out-rows")),
     ],
 )
 def test_a_rung_holds_only_when_its_loss_agrees(here, status, words):
@@ -99,10 +87,10 @@ def test_a_result_is_read_back_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "no result of expert benchmark"),
-        ("[]", "no result of expert benchmark: the whole"),
-        ('{"format": 99}', "is of format 99, newer than 3"),
-        ('{"format": 1, "kind": "song"}', "no result of expert benchmark: kind"),
+        ("{", wording("no-result-expert")),
+        ("[]", wording("no-result-expert-benchmark-whole")),
+        ('{"format": 99}', wording("format-newer")),
+        ('{"format": 1, "kind": "song"}', wording("no-result-expert-benchmark-kind")),
     ],
 )
 def test_what_is_no_result_is_refused_in_words(tmp_path, text, words):
@@ -141,21 +129,19 @@ def test_rungs_held_to_themselves_share_a_footnote_by_the_reason():
     row = dict(zip(COLUMNS, table_rows(shown)[1], strict=True))
     assert row["off by"] == "itself -0.09%* (±0.1%)"
     one, two = [line for line in how_measured(shown) if line.startswith("* ")]
-    assert one.startswith("* packing: other rows share an update, so the weights are others")
+    assert one.startswith(wording("packing-other-rows-share"))
     assert one.endswith("at most 0.09% apart")
-    assert two.startswith("* attention, fused loss: dropout draws other numbers, so")
+    assert two.startswith(wording("attention-fused-loss-dropout"))
     assert two.endswith("at most 0.02% apart")
 
 
 def test_it_is_said_how_the_gain_over_the_baseline_was_got():
     direct = in_turns("baseline", [(100.0, 240.0), (100.0, 250.0), (100.0, 260.0)])
     words = "\n".join(how_measured(ladder(*_pair(), against_baseline=direct)))
-    how = "measured directly against the baseline at the end (in turns, 3 pairs, 2.50x ± 0.10)"
+    how = wording("measured-directly-against-baseline")
     assert how in words
-    assert "the gains of the rungs that were faster, multiplied" in "\n".join(
-        how_measured(ladder(*_pair()))
-    )
-    assert "from the baseline, measured first" in "\n".join(how_measured(CLIMBED))
+    assert wording("gains-rungs-faster-multiplied") in "\n".join(how_measured(ladder(*_pair())))
+    assert wording("from-baseline-measured-first") in "\n".join(how_measured(CLIMBED))
 
 
 def test_a_product_of_gains_that_nobody_held_against_the_baseline_is_told_as_a_range():
@@ -169,12 +155,12 @@ def test_a_product_of_gains_that_nobody_held_against_the_baseline_is_told_as_a_r
         rung("packing", 260.0, cumulative=3.0, below="baseline", paired=gained("baseline")),
         rung("compile", 600.0, cumulative=9.0, below="packing", paired=gained("packing")),
     ]
-    assert "600 tokens/s, 6.0 to 9.0 times the baseline" in headline(ladder(*rungs))
-    assert "260 tokens/s, 3.0 times the baseline" in headline(ladder(*rungs[:2]))
+    assert wording("to-times-the-baseline") in headline(ladder(*rungs))
+    assert wording("times-the-baseline") in headline(ladder(*rungs[:2]))
     direct = in_turns("baseline", [(100.0, 700.0)] * 2)
     rungs[-1] = rungs[-1].model_copy(update={"cumulative": 7.0})
     told = headline(ladder(*rungs, against_baseline=direct))
-    assert "600 tokens/s, 7.0 times the baseline" in told
+    assert wording("times-baseline") in told
 
 
 def test_what_cannot_be_told_from_the_baseline_is_not_called_so_many_times_as_fast():
@@ -184,7 +170,7 @@ def test_what_cannot_be_told_from_the_baseline_is_not_called_so_many_times_as_fa
         rung("the rest", 150.0, "no difference", gain=1.49, cumulative=1.0, paired=unclear),
     ]
     told = headline(ladder(*rungs, against_baseline=unclear))
-    assert "150 tokens/s, not to be told from the baseline (1.49x ± 0.49)" in told
+    assert wording("not-to-told-from") in told
 
 
 def test_a_loss_that_cannot_be_compared_is_not_said_to_agree():
@@ -192,12 +178,10 @@ def test_a_loss_that_cannot_be_compared_is_not_said_to_agree():
         return rung(name, 250.0, own_difference=0.0, loss_difference=0.2)
 
     rungs = [rung("baseline", 100.0, cumulative=1.0), own("packing"), own("attention")]
-    alone = "; all 2 rungs that stayed compute their own loss right"
+    alone = wording("all-rungs-stayed-compute")
     assert headline(ladder(*rungs)).endswith(alone)
     both = headline(ladder(*rungs, rung("fused loss", 270.0, loss_difference=0.0)))
-    agrees = (
-        "; the loss agrees on the rung that can be compared, and 2 more compute their own right"
-    )
+    agrees = wording("loss-agrees-on-rung")
     assert both.endswith(agrees)
 
 
@@ -221,12 +205,9 @@ def test_a_result_of_the_format_before_is_still_read():
 
 
 def test_the_headline_is_the_last_rung_that_held():
-    assert headline(CLIMBED) == (
-        "demo on Test CPU: 250 tokens/s, 2.5 times the baseline; the loss agrees on the rung that "
-        "stayed"
-    )
+    assert headline(CLIMBED) == wording("demo-on-test")
     nothing = ladder(rung("baseline", None, "failed"))
-    assert headline(nothing) == "demo on Test CPU: nothing could be measured"
+    assert headline(nothing) == wording("demo-on-test-cpu-nothing")
 
 
 def test_a_name_cannot_break_out_of_the_markdown_table():
@@ -261,7 +242,7 @@ def test_two_runs_are_compared_by_their_settled_steps(tmp_path):
         text = "".join(json.dumps({"time": 0.0, **line}) + "\n" for line in lines)
         (tmp_path / name / "events.jsonl").write_text(text, encoding="utf-8")
     found = {row[0]: row[1:] for row in compare(tmp_path / "one", tmp_path / "two")}
-    assert found["tokens per second"] == (100.0, 150.0, 1.5)
+    assert found[wording("tokens-per-second")] == (100.0, 150.0, 1.5)
     assert found["training loss"] == (2.0, 2.0, 1.0)
     assert found["seconds"] == (4.0, 4.0, 1.0)
 
@@ -279,14 +260,14 @@ def test_the_test_loss_of_two_runs_is_compared_apart_from_their_validation_loss(
         (tmp_path / name / "events.jsonl").write_text(text, encoding="utf-8")
     found = {row[0]: row[1:3] for row in compare(tmp_path / "one", tmp_path / "two")}
     assert found["validation loss"] == (1.5, 2.5)
-    assert found["best validation loss"] == (1.0, 2.0)
+    assert found[wording("best-validation-loss")] == (1.0, 2.0)
     assert found["test loss"] == (4.0, 5.0)
     assert found["steps per second"] == (2.0, 4.0)
 
 
 def test_a_run_is_not_compared_with_a_result(tmp_path):
     (tmp_path / "events.jsonl").write_text("", encoding="utf-8")
-    with pytest.raises(NoLadder, match="are not of one kind"):
+    with pytest.raises(NoLadder, match=wording("not-one-kind")):
         compare(tmp_path, tmp_path / "ladder.json")
 
 
@@ -301,11 +282,7 @@ def test_a_rung_whose_steps_hold_rows_of_one_length_does_not_hold(comparable):
         for here in (mixed, sorted_rows)
     ]
     assert found[0] == ("kept", "")
-    assert found[1] == (
-        "disagrees",
-        "rows of one length share a step: their mean length varies 15.3 times as much as by "
-        "chance, and less is learnt from such steps",
-    )
+    assert found[1] == ("disagrees", wording("rows-one-length-share"))
 
 
 def test_few_steps_are_unlike_each_other_by_chance():

@@ -22,6 +22,7 @@ from tests.insight.pages import (
     write_run,
 )
 from tests.insight.records import evidence, finished_events, record, step_events
+from tests.wording import wording
 
 
 def steps_of(losses: list[Any]) -> list[dict[str, Any]]:
@@ -40,12 +41,12 @@ def outcome(losses: list[Any], *more: dict[str, Any]):
 FALLING = [2.0 * 0.9**n for n in range(50)]
 
 
-def test_a_run_that_learnt_its_rows_by_heart_is_overfitted():
+def test_a_run_that_memorised_its_rows_is_overfitted():
     found = outcome([1.2 * 0.9**n for n in range(50)], *evals_of(1.01, 1.4, 1.8))
     assert found.kind == "overfitted"
-    assert found.sentence.startswith("The validation loss rose from the first evaluation on: ")
+    assert found.sentence.startswith(wording("validation-loss-rose-from"))
     assert "1.0100 → 1.8000 at step 30" in found.sentence
-    assert found.sentence.endswith("The final weights are the last ones, not the best.")
+    assert found.sentence.endswith(wording("final-weights-last-ones"))
     assert found.fix.startswith("training.config.load_best_model_at_end: true; ")
     assert not found.is_good
 
@@ -54,7 +55,7 @@ def test_a_run_that_kept_its_best_weights_is_overfitted_and_none_the_worse():
     best = {"event": "took_best", "step": 20}
     found = outcome(FALLING, *evals_of(2.0, 1.0, 1.8), best)
     assert (found.kind, found.is_good) == ("overfitted", True)
-    assert "The weights of step 20 were kept." in found.sentence
+    assert wording("weights-step-kept") in found.sentence
 
 
 def test_two_evaluations_are_enough_to_see_it_and_noise_is_not():
@@ -69,7 +70,7 @@ def test_two_evaluations_are_enough_to_see_it_and_noise_is_not():
 def test_a_loss_that_stays_is_not_learning(losses, evals):
     found = outcome(losses, *evals_of(*evals))
     assert found.kind == "not learning"
-    assert "did not fall: 2.0" in found.sentence
+    assert wording("did-not-fall") in found.sentence
     assert not found.is_good
 
 
@@ -80,7 +81,7 @@ def test_a_loss_that_stays_is_not_learning(losses, evals):
         [*FALLING[:20], "nan"],
     ],
 )
-def test_a_loss_that_rises_far_or_is_no_number_has_diverged(losses):
+def test_a_loss_that_rises_far_or_is_not_a_number_has_diverged(losses):
     assert outcome(losses).kind == "diverged"
 
 
@@ -93,29 +94,29 @@ def test_a_loss_near_zero_may_double():
     assert outcome([*FALLING, *([0.02] * 10)]).kind == "learning"
 
 
-def test_a_run_that_learns_says_from_where_to_where():
+def test_a_run_that_learns_shows_from_where_to_where():
     found = outcome(FALLING, *evals_of(1.5, 0.9, 0.8))
     assert found.kind == "learning"
-    assert found.sentence.startswith("The validation loss fell from 1.5000 to 0.8000 (training")
+    assert found.sentence.startswith(wording("validation-loss-fell-from"))
     alone = outcome(FALLING)
-    assert "No rows were held out" in alone.sentence
+    assert wording("no-rows-held-out") in alone.sentence
 
 
-def test_a_validation_loss_far_above_the_training_loss_is_told():
+def test_a_validation_loss_far_above_the_training_loss_is_reported():
     found = outcome([1.2 * 0.8**n for n in range(50)], *evals_of(1.80))
     assert found.kind == "learning"
-    assert "is far above the training loss" in found.sentence
+    assert wording("far-above-training-loss") in found.sentence
 
 
-def test_early_stopping_is_told():
+def test_early_stopping_is_reported():
     ended = {"event": "finished", "step": 50, "early": True}
     events = finished_events(steps_of(FALLING), *evals_of(1.5, 1.0, 1.01))
     run = record([*(event for event in events if event["event"] != "finished"), ended])
-    assert "Early stopping ended it" in judge_learning(evidence(run)).sentence
+    assert wording("early-stopping-ended-it") in judge_learning(evidence(run)).sentence
 
 
 @pytest.mark.parametrize("lines", [0, 1, 9])
-def test_too_few_lines_say_nothing(lines):
+def test_too_few_lines_are_not_judged(lines):
     assert outcome(FALLING[:lines]).kind == "unknown"
 
 
@@ -132,21 +133,21 @@ def overfitted_run(folder: Path, **files: Any) -> Path:
 def test_the_head_of_an_overfitted_run_is_about_learning_and_nowhere_good(tmp_path: Path):
     page = page_of(overfitted_run(tmp_path / "run"))
     assert (page.kind, page.tone) == ("overfitted", "warning")
-    assert page.verdict.startswith("The validation loss rose")
+    assert page.verdict.startswith(wording("the-validation-loss-rose"))
     assert "Good." not in page.verdict
     assert page.reasons.startswith("Speed: compute-bound. ")
-    assert "What to do: training.config.load_best_model_at_end: true" in page.reasons
+    assert wording("what-to-do-true") in page.reasons
 
 
-def test_a_stopped_run_says_so_before_all_else(tmp_path: Path):
+def test_a_stopped_run_is_reported_before_all_else(tmp_path: Path):
     stop = {"event": "stopped", "time": START + 40, "step": 30, "reason": "SIGINT"}
     page = page_of(write_run(tmp_path / "run", [*usual()[:-1], stop]))
     assert (page.kind, page.tone) == ("stopped early", "warning")
-    assert page.verdict == "The run ended after step 30 of 30."
-    assert "Learning: The training loss fell" in page.reasons
+    assert page.verdict == wording("run-ended-after-step")
+    assert wording("learning-training-loss") in page.reasons
 
 
-def test_answers_right_and_wrong_come_right_behind_the_numbers(tmp_path: Path):
+def test_answers_right_and_wrong_come_right_after_the_numbers(tmp_path: Path):
     cases = [
         {"id": n, "prompt": f"p{n}", "answer": f"a{n}", "passed": n % 2 == 0} for n in range(12)
     ]
@@ -155,14 +156,11 @@ def test_answers_right_and_wrong_come_right_behind_the_numbers(tmp_path: Path):
     assert [section.name for section in page.sections][:2] == ["numbers", "validation"]
     folds = [b for b in page.sections[1].inside if isinstance(b, Folded)]
     opened = [fold for fold in folds if fold.shown]
-    assert [fold.title for fold in opened] == [
-        "Answers that are wrong: 3 of 6",
-        "Answers that are right: 3 of 6",
-    ]
+    assert [fold.title for fold in opened] == ["Wrong answers: 3 of 6", "Correct answers: 3 of 6"]
     assert all(isinstance(block, Example) for fold in opened for block in fold.inside)
     assert [f.title for f in folds if not f.shown] == [
-        "3 more answers are wrong",
-        "3 more answers are right",
+        "3 more wrong answers",
+        "3 more correct answers",
     ]
 
 
@@ -170,7 +168,9 @@ def test_values_on_the_curves_can_be_read_without_a_script(tmp_path: Path):
     html = page_html(page_of(overfitted_run(tmp_path / "run")))
     assert "<script" not in html
     # Below the pointer, or where a finger taps.
-    assert re.search(r"<b>step 30\n(loss .*|training.*)\n(training.*\n)?validation 1\.8</b>", html)
+    assert re.search(
+        r"<b>step 30\n((?:logged )?loss .*|training.*)\n(training.*\n)?validation 1\.8</b>", html
+    )
     assert 'class="tip late"' in html
     # In the legend.
     assert "validation: 1.8, lowest 1.01 at step 10" in html

@@ -12,9 +12,9 @@ import pytest
 from expert.insight.findings.finding import Finding
 from expert.insight.page.blocks import Example, Folded, LineChart
 from expert.insight.page.contents import ladder_page, make_page
+from expert.insight.page.environment import FIRST_EDGE
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
-from expert.insight.page.prepared import FIRST_EDGE
 from expert.insight.step.bound import Verdict
 from expert.jobs.report import gather
 from tests.insight.pages import (
@@ -40,6 +40,7 @@ from tests.insight.pages import (
 )
 from tests.jobs.trained_runs import finished as finished_run
 from tests.jobs.trained_runs import finished_characters
+from tests.wording import wording
 
 # --- what stands on it ---------------------------------------------------------------------------
 
@@ -55,7 +56,7 @@ def test_a_real_run_has_every_figure_of_a_cpu_its_data_and_its_hashes():
     listed = json.loads((finished_run("lora") / "final" / "DONE").read_text(encoding="utf-8"))
     assert {row[0]: row[2] for row in hashes.rows} == {n: f["sha256"] for n, f in listed.items()}
     assert page.kind
-    assert "The run finished." in page.reasons
+    assert wording("the-run-finished") in page.reasons
 
 
 def test_a_run_of_a_character_model_has_its_page_too():
@@ -64,21 +65,21 @@ def test_a_run_of_a_character_model_has_its_page_too():
     check_harmless(page_html(page))
 
 
-def test_a_cpu_run_leaves_out_what_a_gpu_would_tell_and_says_why(tmp_path: Path):
+def test_a_cpu_run_leaves_out_what_a_gpu_would_show_and_shows_why(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", usual()))
     assert not GPU_FIGURES & set(figures_of(page))
-    assert not {"GPU utilisation", "MFU", "Memory peak"} & set(cards_of(page))
-    assert "GPU utilisation: the run had no GPU" in words_of(page)
-    assert "MFU: the peak of this processor is not known" in words_of(page)
+    assert not {"GPU utilization", "MFU", "Peak memory"} & set(cards_of(page))
+    assert wording("gpu-utilisation-run-had") in words_of(page)
+    assert wording("mfu-peak-processor-not") in words_of(page)
 
 
 def test_a_gpu_run_has_utilisation_memory_and_power(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", usual(gpu=True), gpu=True))
     assert set(figures_of(page)) >= FIGURES | GPU_FIGURES
     cards = cards_of(page)
-    assert cards["GPU utilisation"].value == "93 %"
+    assert cards["GPU utilization"].value == "93 %"
     assert cards["MFU"].value == "40 %"
-    assert cards["Memory peak"].value == "8.0 GiB"
+    assert cards["Peak memory"].value == "8.0 GiB"
 
 
 def test_the_usual_speed_is_shown_with_the_mean_after_the_warm_up(tmp_path: Path):
@@ -86,19 +87,19 @@ def test_the_usual_speed_is_shown_with_the_mean_after_the_warm_up(tmp_path: Path
     lines += [step_event(20, tokens=5000, seconds=0.5)]
     cards = cards_of(page_of(write_run(tmp_path / "run", [started(), *lines, finished(20)])))
     # Three updates warm up; then 16 × 1,000 and 5,000 tokens in 17 half seconds.
-    speed = cards["Tokens a second"]
+    speed = cards[wording("tokens-second")]
     assert speed.value == "2,000"
     mean = f"mean {21_000 / 8.5:,.0f}, stalls included"
-    assert speed.note == f"median of the log lines; {mean}; 1,900 over the whole run"
-    assert cards["Updates"].value == "20"
-    assert "of 30" in cards["Updates"].note
+    assert speed.note == wording("median-log-lines-over", mean=mean)
+    assert cards["Steps"].value == "20"
+    assert "of 30" in cards["Steps"].note
 
 
-def test_a_finished_run_has_all_its_updates_though_the_last_line_came_before(tmp_path: Path):
+def test_a_finished_run_has_all_its_steps_though_the_last_line_came_before(tmp_path: Path):
     lines = [step_event(number) for number in (10, 20)]
     epoch = {"event": "epoch", "time": START + 30, "step": 30, "epoch": 1, "tokens": 31_000}
     events = [started(), *lines, epoch, finished(30)]
-    card = cards_of(page_of(write_run(tmp_path / "run", events)))["Updates"]
+    card = cards_of(page_of(write_run(tmp_path / "run", events)))["Steps"]
     assert (card.value, card.note) == ("30", "of 30, 1 epoch, 31,000 tokens")
 
 
@@ -111,34 +112,31 @@ def test_the_loss_is_that_of_the_last_line_and_the_last_validation_is_named_wher
         for at, loss in ((20, 1.1), (50, 1.5))
     ]
     cards = cards_of(page_of(write_run(tmp_path / "run", [started(), *lines, *evals])))
-    assert (cards["Loss"].value, cards["Loss"].note) == (
-        "1.0000",
-        "the last line, at step 50, began at 1.9800",
-    )
-    assert cards["Validation loss"].note.startswith("best, at step 20, last 1.5000")
+    assert (cards["Loss"].value, cards["Loss"].note) == ("1.0000", wording("last-line-at"))
+    assert cards["Validation loss"].note.startswith(wording("best-at-step-last"))
 
 
 def test_missing_numbers_are_never_shown_as_zero(tmp_path: Path):
     bare = [started(), {"event": "step", "step": 1, "time": START, "loss": "nan"}]
     page = page_of(write_run(tmp_path / "run", bare))
-    assert set(cards_of(page)) <= {"Duration", "Updates"}
+    assert set(cards_of(page)) <= {"Duration", "Steps"}
     text = words_of(page)
-    assert "loss: no finite loss was logged" in text
-    assert "validation loss: nothing was evaluated" in text
-    assert "tokens a second: no update was timed" in text
+    assert wording("loss-no-finite-loss") in text
+    assert wording("validation-loss-nothing-evaluated") in text
+    assert wording("tokens-second-no-update") in text
 
 
-def test_the_smoothed_loss_is_drawn_over_the_single_updates_and_evaluations_beside(tmp_path: Path):
+def test_the_smoothed_loss_is_drawn_over_the_single_steps_and_evaluations_beside(tmp_path: Path):
     chart = figures_of(page_of(write_run(tmp_path / "run", usual())))["loss"].chart
     assert isinstance(chart, LineChart)
     assert [(line.name, line.look) for line in chart.series] == [
-        ("loss as it was logged", "faint"),
+        ("logged loss", "faint"),
         ("training, smoothed", "line"),
         ("validation", "dots"),
     ]
 
 
-def test_of_an_update_taken_twice_the_second_is_drawn(tmp_path: Path):
+def test_of_an_step_taken_twice_the_second_is_drawn(tmp_path: Path):
     again = [step_event(n, loss=9.0) for n in range(5, 11)]
     back = {"event": "rolled_back", "time": START, "step": 4, "from_step": 10, "to_step": 4}
     events = [started(), *(step_event(n) for n in range(1, 11)), back, *again, finished(10)]
@@ -149,10 +147,10 @@ def test_of_an_update_taken_twice_the_second_is_drawn(tmp_path: Path):
     assert [x for x, _ in points] == list(range(1, 11))
     assert {y for x, y in points if x >= 5} == {9.0}
     [told] = [row for grid in grids_of(page, "story") for row in grid.rows if "rolled back" in row]
-    assert told[3] == "from step 10 back to 4"
+    assert told[3] == "rolled back from step 10 to 4"
 
 
-def test_an_update_that_was_undone_and_passed_over_draws_no_tooth_into_the_rate(tmp_path: Path):
+def test_an_step_that_was_undone_and_skipped_draws_no_tooth_into_the_rate(tmp_path: Path):
     before = [step_event(n, rate=1e-3) for n in range(1, 11)]
     back = {"event": "rolled_back", "time": START, "step": 4, "from_step": 10, "to_step": 4}
     after = [step_event(n, rate=1e-4) for n in range(5, 13) if n not in (8, 9)]
@@ -179,23 +177,23 @@ def test_a_pause_before_a_resume_takes_no_place_on_the_time_line(tmp_path: Path)
     assert cards_of(page)["Duration"].value == "30 s"
 
 
-def test_fallbacks_and_warnings_are_told_with_their_reasons(tmp_path: Path):
+def test_fallbacks_and_warnings_are_reported_with_their_reasons(tmp_path: Path):
     change = {"path": "batch.micro_batch", "value": 2, "because": "b", "source": "fallback"}
     fell = {"event": "fell_back", "time": START + 5, "step": 3, "failure": "OutOfMemory"}
     fell |= {"reason": "1 GiB too much", "changes": [change]}
     warned = {"event": "warning", "time": START + 6, "text": "the disk is nearly full"}
     page = page_of(write_run(tmp_path / "run", [*usual()[:5], fell, warned, finished(9)]))
     texts = [row[3] for grid in grids_of(page, "story") for row in grid.rows]
-    assert "OutOfMemory – 1 GiB too much – batch.micro_batch = 2" in texts
-    assert "the disk is nearly full" in texts
+    assert "fell back: OutOfMemory: 1 GiB too much – batch.micro_batch = 2  (b)" in texts
+    assert f"warning: {warned['text']}" in texts
     assert "No fallback" not in words_of(page)
 
 
-def test_decisions_stand_in_groups_and_defaults_are_apart(tmp_path: Path):
+def test_decisions_are_in_groups_and_defaults_are_apart(tmp_path: Path):
     page = page_of(write_run(tmp_path / "run", usual()))
     folded = [block.title for block in blocks_of(page) if isinstance(block, Folded)]
     assert "Kernels: device cpu" in folded
-    assert "1 at their defaults or without meaning here" in folded
+    assert wording("at-defaults-without-meaning") in folded
     first, defaults = grids_of(page, "plan")
     assert first.rows == (("kernels.device", "cpu", "no GPU", "machine"),)
     assert defaults.rows == (("optim.seed", "42", "the default", "preset"),)
@@ -208,7 +206,7 @@ def test_validation_shows_its_accuracy_and_the_wrong_answers_first(tmp_path: Pat
     ]
     facts = {"accuracy": 0.5, "interval": [0.1, 0.9], "cases": cases, "odd": {"x": 1}}
     page = page_of(write_run(tmp_path / "run", usual(), validation=facts))
-    card = cards_of(page)["Answers right"]
+    card = cards_of(page)["Correct answers"]
     assert (card.value, card.note) == ("50.0%", "10.0% to 90.0%")
     examples = [block for block in blocks_of(page) if isinstance(block, Example)]
     assert [example.passed for example in examples] == [False, True]
@@ -221,18 +219,18 @@ def test_cases_without_an_oracle_are_shown_as_neither_right_nor_wrong(tmp_path: 
         "accuracy": 0.5,
         "cases": cases,
         "wins": ["0"],
-        "gate": {"passed": False, "reasons": ["2 of 4 cases have no oracle"]},
+        "gate": {"passed": False, "reasons": [wording("cases-have-no-oracle")]},
         "baseline": {"accuracy": 0.25},
     }
     text = html_of(write_run(tmp_path / "run", usual(), validation=facts))
-    assert "Answers that are right: 1" in text
-    assert "2 answers without an oracle, neither right nor wrong" in text
-    assert "1 answers that the baseline had wrong" in text
-    assert "The quality gate is not passed: 2 of 4 cases have no oracle." in text
+    assert "Correct answers: 1" in text
+    assert wording("answers-without-oracle-neither") in text
+    assert wording("answers-baseline-had-wrong") in text
+    assert wording("quality-gate-not-passed") in text
     assert "25.0%" in text
 
 
-def test_a_page_on_plain_text_shows_the_loss_and_says_that_nothing_could_be_judged(tmp_path: Path):
+def test_a_page_on_plain_text_shows_the_loss_and_shows_that_nothing_could_be_judged(tmp_path: Path):
     facts: dict[str, Any] = {
         "gate": {"passed": None, "reasons": []},
         "cases": [],
@@ -240,9 +238,9 @@ def test_a_page_on_plain_text_shows_the_loss_and_says_that_nothing_could_be_judg
         "rows": {"loss": 1.25, "tokens": 900},
     }
     text = html_of(write_run(tmp_path / "run", usual(), validation=facts))
-    assert "The rows are plain text: there is no answer to judge." in text
-    assert "Loss on the rows" in text
-    assert "answers right: the rows are plain text, which has none" in text
+    assert wording("rows-plain-text-no") in text
+    assert "Loss" in text
+    assert wording("answers-right-rows-plain") in text
 
 
 @pytest.mark.parametrize("facts", [{}, {"accuracy": "x", "cases": "y"}, {"cases": [1, None]}])
@@ -271,17 +269,17 @@ def test_a_relative_data_folder_is_found_from_where_the_run_was_started(tmp_path
     page = page_of(run)
     chart: Any = figures_of(page)["row-lengths"].chart
     assert (chart.labels, chart.counts) == (("≤32", "≤64", "≤128"), (3, 0, 2))
-    assert cards_of(page)["Tokens that are learnt"].note == "25.0% of all"
-    assert cards_of(page)["Rows left out"].value == "2"
+    assert cards_of(page)[wording("tokens-that-are-learnt")].note == "25.0% of all"
+    assert cards_of(page)[wording("rows-left-out")].value == "2"
     assert "why: &lt;i&gt;bad&lt;/i&gt;" in page_html(page)
 
 
-def test_data_that_is_gone_is_said_to_be_gone(tmp_path: Path):
+def test_data_that_is_gone_is_reported_as_gone(tmp_path: Path):
     run = write_run(tmp_path / "run", [started(), data_event("/no/such/folder"), *usual()[1:]])
-    assert "/no/such/folder is no longer there" in words_of(page_of(run))
+    assert wording("is-no-longer-there") in words_of(page_of(run))
 
 
-def test_a_page_says_first_how_good_the_expert_is_and_then_how_fast_it_was_trained(tmp_path: Path):
+def test_a_page_shows_first_how_good_the_expert_is_and_then_how_fast_it_was_trained(tmp_path: Path):
     facts = {
         "accuracy": 0.9,
         "interval": [0.7, 0.97],
@@ -292,20 +290,16 @@ def test_a_page_says_first_how_good_the_expert_is_and_then_how_fast_it_was_train
         "partial": {"test_set": "rows", "of": 60},
     }
     page = page_of(write_run(tmp_path / "run", usual(), validation=facts))
-    assert page.kind == "gate not passed"
-    assert page.verdict == (
-        "90.0% of 20 answers are right (95 % interval 70.0% to 97.0%); the baseline: 10.0%; "
-        "4 of 20 cases were also in the training rows; without them 87.5% are right; only 20 of 60 "
-        "cases were judged."
-    )
-    assert page.reasons.startswith("Learning: The training loss fell from 2.1850 to 1.0075. ")
+    assert page.kind == "gate fails"
+    assert page.verdict == wording("answers-right-interval-to")
+    assert page.reasons.startswith(wording("learning-training-loss-fell-from"))
     assert " Speed: compute-bound. Good. " in page.reasons
     assert page.tone == "warning"
-    card = cards_of(page)["Answers right"]
-    assert next(iter(cards_of(page))) == "Answers right"
+    card = cards_of(page)["Correct answers"]
+    assert next(iter(cards_of(page))) == "Correct answers"
     assert (card.value, card.note) == ("90.0%", "70.0% to 97.0%")
     without = page_of(write_run(tmp_path / "other", usual()))
-    assert "Nobody judged its answers yet: expert validate does." in without.reasons
+    assert wording("nobody-judged-answers-yet") in without.reasons
 
 
 def test_every_part_of_the_data_has_its_name_above_it(tmp_path: Path):
@@ -322,8 +316,8 @@ def test_every_part_of_the_data_has_its_name_above_it(tmp_path: Path):
     assert titles == ["Data: train", "Data: validation", "Data: test"]
     rows = {row[0]: row[1] for row in grids_of(page, "data")[0].rows}
     assert rows["columns"] == "instruction: ask, response: say"
-    assert rows["prompts are learnt"] == "no"
-    assert "checks of the rows" not in rows
+    assert rows[wording("prompts-are-learnt")] == "no"
+    assert "row checks" not in rows
 
 
 def test_markdown_has_no_words_on_colours_no_double_bullets_and_no_empty_reasons(tmp_path: Path):
@@ -335,20 +329,20 @@ def test_markdown_has_no_words_on_colours_no_double_bullets_and_no_empty_reasons
     )
     (run / "ladder.json").write_text(made.model_dump_json(), encoding="utf-8")
     text, html = markdown_of(run), page_html(page_of(run))
-    for word in ("Faint", "Grey rungs", "- ·", "\\`", "reason:"):
+    for word in ("Faint", "Grey settings", "- ·", "\\`", "reason:"):
         assert word not in text
-    assert "Faint: the log lines, each the mean since the one before." in html
-    assert "Grey rungs were left out" in html
+    assert wording("faint-log-lines-each") in html
+    assert wording("grey-rungs-left-out") in html
     assert "- answer: (empty)" in text
 
 
-def test_a_ladder_beside_a_run_says_with_how_many_threads_each_was_measured(tmp_path: Path):
-    because = "other processes use 1.3 of 2 cores"
+def test_a_ladder_beside_a_run_shows_with_how_many_threads_each_was_measured(tmp_path: Path):
+    because = wording("other-processes-use-cores")
     threads = {"event": "threads", "time": START, "threads": 1, "cores": 2, "because": because}
     run = write_run(tmp_path / "run", [usual()[0], threads, *usual()[1:]])
     made = ladder().model_copy(update={"environment": {"threads": 2}})
     (run / "ladder.json").write_text(made.model_dump_json(), encoding="utf-8")
-    words = f"The run itself: 2,000 tokens/s, with 1 thread ({because}); the ladder had 2."
+    words = wording("run-itself-with-thread", because=because)
     assert words in words_of(page_of(run))
 
 
@@ -371,13 +365,13 @@ def test_compared_runs_share_their_axes_and_differ_in_a_table(tmp_path: Path):
     assert [line.points[-1][0] for line in by_time.series] == [15.0, 30.0, 15.0]
     numbers, plans = grids_of(page, "comparison")
     rows = {row[0]: row[1:] for row in numbers.rows}
-    assert rows["tokens a second, mean"] == ("2,000", "1,000", "0.50×", "2,000", "1.00×")
+    assert rows[wording("tokens-a-second-mean")] == ("2,000", "1,000", "0.50×", "2,000", "1.00×")
     assert ("optim.learning_rate", "0.0001", "5e-05", "0.0001") in plans.rows
     assert all(row[0] == "optim.learning_rate" for row in plans.rows)
     check_harmless(page_html(page))
 
 
-def test_compared_runs_have_the_updates_and_tokens_that_their_own_pages_tell(tmp_path: Path):
+def test_compared_runs_have_the_steps_and_tokens_that_their_own_pages_show(tmp_path: Path):
     def epoch(number: int, step: int) -> dict[str, Any]:
         return {"event": "epoch", "time": START + step, "step": step, "epoch": number, "tokens": 70}
 
@@ -392,10 +386,10 @@ def test_compared_runs_have_the_updates_and_tokens_that_their_own_pages_tell(tmp
     ]
     one, two = write_run(tmp_path / "one", first), write_run(tmp_path / "two", longer)
     rows = {row[0]: row[1:3] for row in grids_of(page_of(one, two), "comparison")[0].rows}
-    assert rows["updates"] == ("33", "66")
+    assert rows["steps"] == ("33", "66")
     assert rows["tokens"] == ("70", "140")
-    assert rows["duration, without pauses"] == ("33 s", "53 s")
-    card = cards_of(page_of(two))["Updates"]
+    assert rows[wording("duration-without-pauses")] == ("33 s", "53 s")
+    card = cards_of(page_of(two))["Steps"]
     assert (card.value, card.note) == ("66", "of 66, 2 epochs, 140 tokens")
 
 
@@ -414,16 +408,16 @@ def test_a_ladder_in_the_run_folder_is_drawn_as_bars(tmp_path: Path):
 def test_a_ladder_alone_makes_a_page(tmp_path: Path):
     page = ladder_page(ladder(), made=START)
     check_harmless(page_html(page))
-    assert "demo on a card: 100 tokens/s" in page_markdown(page)
+    assert wording("demo-on-a-card") in page_markdown(page)
 
 
 def test_a_ladder_in_doubt_warns(tmp_path: Path):
     doubted = ladder().model_copy(update={"doubts": ["others used 1.4 of 2 cores"]})
     assert (ladder_page(ladder()).tone, ladder_page(doubted).tone) == ("good", "warning")
-    assert "not to be relied on: others used 1.4 of 2 cores" in page_markdown(ladder_page(doubted))
+    assert wording("not-to-relied-on") in page_markdown(ladder_page(doubted))
 
 
-def test_a_head_that_warns_calls_nothing_good_and_says_of_what_it_warns(tmp_path: Path):
+def test_a_head_that_warns_calls_nothing_good_and_shows_of_what_it_warns(tmp_path: Path):
     report = gather(write_run(tmp_path / "run", usual()), now=START)
     verdict = Verdict(kind="compute-bound", sentence="compute-bound: good. The CPU computes.")
     slow = Finding(name="x", severity="warning", title="slower than before", evidence="", fix="")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from expert.insight.ladder.pairs import in_turns, one_after_the_other, spread_of
+from tests.wording import wording
 
 
 def test_the_spread_is_the_distance_of_the_quartiles():
@@ -44,7 +45,7 @@ def test_a_difference_is_told_only_beyond_the_spread(ratios, difference):
 
 def test_windows_of_different_minutes_carry_the_drift_between_them_into_the_spread():
     steady = one_after_the_other("below", [100.0, 101.0], [110.0, 111.0])
-    assert (steady.how, steady.difference) == ("one after the other", "faster")
+    assert (steady.how, steady.difference) == (wording("one-after-the-other"), "faster")
     drifted = one_after_the_other("below", [100.0, 101.0, 130.0, 131.0], [110.0, 111.0])
     assert len(drifted.ratios) == 8
     assert drifted.difference == "none"

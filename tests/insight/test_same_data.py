@@ -10,6 +10,7 @@ import pytest
 from expert.insight.ladder.ladder import doubts_about
 from expert.insight.page.html import page_html
 from tests.insight.pages import page_of, usual, words_of, write_run
+from tests.wording import wording
 
 
 def trained_on(
@@ -43,10 +44,7 @@ def test_runs_of_different_files_are_told_apart(tmp_path: Path):
     one = trained_on(tmp_path / "one", "a.jsonl", 1200)
     other = trained_on(tmp_path / "other", "/home/me/b.jsonl", 300)
     [text] = doubts(one, other)
-    assert text.startswith(
-        "These runs were trained on different data (one: a.jsonl (1,200 rows); other: b.jsonl "
-        "(300 rows)): "
-    )
+    assert text.startswith(wording("these-runs-trained-on"))
 
 
 def test_the_rows_decide_and_not_the_name_of_their_file(tmp_path: Path):
@@ -66,7 +64,10 @@ def test_the_same_file_with_more_rows_is_other_data(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"validation": "val.jsonl"}, "validated on different rows"), ({"base": "x"}, "bases")],
+    [
+        ({"validation": "val.jsonl"}, wording("validated-on-different-rows")),
+        ({"base": "x"}, "bases"),
+    ],
 )
 def test_other_validation_rows_and_other_bases_are_told(tmp_path: Path, change, words):
     one = trained_on(tmp_path / "one", "a.jsonl", 100, told="aa")

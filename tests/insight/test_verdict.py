@@ -7,6 +7,7 @@ import pytest
 from expert.insight.findings.verdict import feeding_verdict, judge, judge_step
 from expert.insight.step.anatomy import StepAnatomy
 from tests.insight.records import CPU, evidence, finished_events, planned, record, step_events
+from tests.wording import wording
 
 
 def judged(events, plan=None):
@@ -19,13 +20,10 @@ def test_tokenising_late_without_overlap_is_the_case_of_the_notes():
     found = feeding_verdict(step)
     assert found is not None
     assert found.kind == "data-bound"
-    assert found.sentence == (
-        "data-bound: the device computes 50 ms of an update's 280 ms and is idle 82 % of the time; "
-        "the feeding made it wait 200 ms for tokenising and 30 ms for copying."
-    )
+    assert found.sentence == wording("data-bound-device-computes-ms")
     assert [str(gain) for gain in found.gains] == [
         "pre-tokenise: 3.5x (280 ms / 80 ms)",
-        "and copies beside the computation, up to: 5.6x (280 ms / 50 ms)",
+        wording("copies-beside-computation-up"),
     ]
     assert found.gain == pytest.approx(5.6)
     assert "training.config.tokenize: ahead" in found.fix
@@ -40,10 +38,7 @@ def test_little_waiting_is_no_verdict():
 def test_a_healthy_run_is_compute_bound_with_its_share_of_the_peak():
     found = judged(finished_events(step_events()))
     assert found.kind == "compute-bound"
-    assert found.sentence == (
-        "compute-bound: good. The GPU computes 100 % of an update's 299 ms at 108,997 tokens/s, "
-        "which is 29 % of the peak of NVIDIA H200 (MFU); the peak is 3.4x away."
-    )
+    assert found.sentence == wording("compute-bound-good-gpu")
     assert (found.fix, found.gains) == ("", ())
 
 
@@ -86,10 +81,7 @@ def test_copies_without_a_pause_set_the_pace_wherever_the_device_stands_still():
     found = feeding_verdict(step)
     assert found is not None
     assert found.kind == "copy-bound"
-    assert found.sentence == (
-        "copy-bound: copying batches takes 1.0 s an update, and the device stands still for 580 ms "
-        "of its 1.0 s."
-    )
+    assert found.sentence == wording("copy-bound-copying-batches-takes")
     assert found.gain == pytest.approx(1.0 / 0.42)
     assert "dataloader_pin_memory: true" in found.fix
     narrow = feeding_verdict(step, pinned=True)
@@ -106,7 +98,7 @@ def test_reads_from_the_device_make_a_run_sync_bound():
     syncs = {"event": "syncs", "step": 4, "count": 3, "places": ["step.py:40", "step.py:41"]}
     found = judged(finished_events(step_events(ran_dry=1.0, gpu_utilization=50.0), syncs))
     assert found.kind == "sync-bound"
-    assert "3 times an update" in found.sentence
+    assert wording("times-an-update") in found.sentence
     assert "step.py:40, step.py:41" in found.fix
     assert found.gain == pytest.approx(2.0)
 
@@ -176,14 +168,12 @@ def test_a_run_without_an_update_says_how_it_ended():
     events = [{"event": "started"}, {"event": "failed", "error": "OSError: no such file"}]
     found = judged(events)
     assert found.kind == "unknown"
-    assert found.fix == "the run ended with: OSError: no such file"
+    assert found.fix == wording("run-ended-with-oserror")
 
 
 def test_a_run_without_a_log_line_says_so():
     found = judged([{"event": "started", "step": 0}, {"event": "saved", "step": 4}])
-    assert found.sentence == (
-        "unknown: 4 steps were made, but no log line tells how long they took: logging_steps is 5."
-    )
+    assert found.sentence == wording("unknown-steps-made-but")
     assert found.overrides == ("training.config.logging_steps=1",)
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.data.row_files import xlsx
+from tests.wording import wording
 
 Rows = Sequence[dict[str, Any]]
 Said = list[tuple[str, str]]
@@ -166,15 +167,12 @@ INSTRUCTIONS = {
         "a.jsonl",
         jsonl([{**row, "text": "### Instruction: …"} for row in ALPACA]),
         BOTH,
-        warned="not trained on: text",
+        warned=wording("not-trained-on-text"),
     ),
     "alpaca with system and history": Shape(
         "a.json",
         array([{**ALPACA[0], "system": "Be brief.", "history": [["Hi.", "Hello."]]}, ALPACA[1]]),
-        (
-            [("system", "Be brief."), ("user", "Hi."), ("assistant", "Hello."), *BOTH[0]],
-            BOTH[1],
-        ),
+        ([("system", "Be brief."), ("user", "Hi."), ("assistant", "Hello."), *BOTH[0]], BOTH[1]),
     ),
     "alpaca as parquet": Shape("a.parquet", parquet(ALPACA), BOTH),
     "alpaca packed": Shape("a.jsonl.gz", packed(jsonl(ALPACA)), BOTH),
@@ -285,9 +283,7 @@ CHATS = {
         (exchange(ASK, ANSWER, "S."),) * 2,
     ),
     "sharegpt that begins with an answer": Shape(
-        "a.jsonl",
-        jsonl([{"conversations": [gpt(ANSWER)]}] * 2),
-        refused="an answer to no user turn",
+        "a.jsonl", jsonl([{"conversations": [gpt(ANSWER)]}] * 2), refused=wording("answer-to-no")
     ),
     "sharegpt with tools": Shape(
         "a.json",
@@ -311,7 +307,7 @@ CHATS = {
         "a.jsonl",
         jsonl([{"prompt": ASK, "prompt_id": "1", "messages": TALK}] * 2),
         TALK_SAID * 2,
-        warned="not trained on: prompt",
+        warned=wording("not-trained-on-prompt"),
     ),
     "openai": Shape("a.jsonl", jsonl([{"messages": TALK}] * 2), TALK_SAID * 2),
     "openai with weights": Shape(
@@ -366,9 +362,7 @@ CHATS = {
         ),
     ),
     "messages as JSON in a table": Shape(
-        "a.csv",
-        table([{"id": n, "messages": json.dumps(TALK)} for n in (1, 2)]),
-        TALK_SAID * 2,
+        "a.csv", table([{"id": n, "messages": json.dumps(TALK)} for n in (1, 2)]), TALK_SAID * 2
     ),
     "a conversation in a column of its own name": Shape(
         "a.jsonl", jsonl([{"dialog": TALK}] * 2), TALK_SAID * 2, ("--map", "messages=dialog")
@@ -376,7 +370,7 @@ CHATS = {
     "messages of a tree": Shape(
         "a.jsonl",
         jsonl([{"message_id": "1", "parent_id": None, "text": ASK, "role": "prompter"}] * 2),
-        refused="a single message of a tree",
+        refused=wording("single-message-tree"),
     ),
     "chatml in text": Shape(
         "a.jsonl",
@@ -487,12 +481,12 @@ PREFERENCES = {
         (BOTH[0],) * 2,
         PREFERRED,
     ),
-    "kto": Shape("a.jsonl", jsonl(KTO), refused="says of each answer whether it is good"),
+    "kto": Shape("a.jsonl", jsonl(KTO), refused=wording("says-each-answer-whether")),
     "kto with mapped columns": Shape(
         "a.jsonl",
         jsonl(KTO),
         options=("--map", "instruction=prompt", "--map", "response=completion"),
-        refused="says of each answer whether it is good",
+        refused=wording("says-each-answer-whether"),
     ),
     "kto, preferred": Shape("a.jsonl", jsonl(KTO), PLAIN_BOTH, PREFERRED),
     "kto as a table, preferred": Shape("a.csv", table(KTO), PLAIN_BOTH, PREFERRED),
@@ -550,19 +544,19 @@ QUERIES = {
     "calls as answers": Shape(
         "a.json",
         array([{"query": ASK, "tools": "[]", "answers": '[{"name": "weather"}]'}] * 2),
-        refused="no column holds the answer",
+        refused=wording("no-column-holds"),
     ),
     "calls as answers, mapped": Shape(
         "a.json",
         array([{"query": ASK, "tools": "[{}]", "answers": '[{"name": "weather"}]'}] * 2),
         (exchange(ASK, '[{"name": "weather"}]'),) * 2,
         ("--map", "response=answers"),
-        warned="not trained on: tools",
+        warned=wording("not-trained-on-tools"),
     ),
     "squad": Shape(
         "a.jsonl",
         jsonl([{"context": INPUT, "question": ASK, "answers": {"text": ["x"], "start": [0]}}] * 2),
-        refused="no column holds the answer",
+        refused=wording("no-column-holds"),
     ),
 }
 
@@ -605,7 +599,7 @@ TABLES = {
     "csv in cp1252": Shape(
         "a.csv",
         table([{"question": "was?", "answer": "grün"}] * 2, encoding="cp1252"),
-        refused="save the file as UTF-8",
+        refused=wording("save-the-file-as"),
     ),
     "a spreadsheet": Shape("a.xlsx", sheet(ALPACA), BOTH),
 }
@@ -634,12 +628,12 @@ MEDIA = {
     "speech": Shape(
         "a.parquet",
         parquet([{"audio": {"path": "1.wav", "bytes": b"x"}, "text": ASK}]),
-        refused="the column 'audio' holds images, video or audio",
+        refused=wording("column-audio-holds-images"),
     ),
     "parts with images": Shape(
         "a.jsonl",
         jsonl([{"messages": [{"role": "user", "content": [{"type": "image_url"}]}, TALK[1]]}] * 2),
-        refused="a part of type 'image_url'",
+        refused=wording("a-part-of-type"),
     ),
 }
 

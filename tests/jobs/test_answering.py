@@ -17,12 +17,13 @@ from expert.jobs.validate import answering
 from expert.jobs.validate.answering import answer_all
 from expert.jobs.validate.row_losses import row_losses
 from expert.model import fixed_cache
-from expert.run.choose_checkpoint import BASE, NothingTrained, choose
-from expert.run.trained import load_base, load_trained, read_plan
+from expert.run.stored.choose_checkpoint import BASE, NothingTrained, choose
+from expert.run.stored.load import load_base, load_trained, read_plan
 from expert.training import evaluation
 from tests.jobs.runs import WORDS
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.parallel.again import Again
+from tests.wording import wording
 
 CPU = torch.device("cpu")
 PROMPTS = [f"say {word} {number} {'please ' * (number % 5)}" for number, word in enumerate(WORDS)]
@@ -176,7 +177,7 @@ def test_where_cudnns_kernel_fails_answers_and_losses_come_from_others(monkeypat
     torch.backends.cuda.enable_cudnn_sdp(True)
     assert row_losses(loaded("lora"), rows, note=told.append) == losses
     assert [text.partition(":")[0] for text in told] == [
-        "cuDNN's attention kernel failed to run"
+        wording("cudnns-attention-kernel-failed")
     ] * 2
 
 
@@ -240,10 +241,7 @@ def test_a_step_that_cannot_be_recorded_is_run_and_told_of(monkeypatch):
     monkeypatch.setattr(answer_steps, "recorder_of", lambda device: refuses)
     notes: list[str] = []
     assert answer_all(loaded("lora"), LENGTHS, GREEDY, rows=3, note=notes.append) == expected
-    assert notes == [
-        "answers took longer than they might, as a step cannot be recorded: operation not "
-        "permitted when stream is capturing"
-    ]
+    assert notes == [wording("answers-took-longer-might")]
 
 
 def test_a_sample_tells_once_that_its_steps_cannot_be_recorded(monkeypatch):
@@ -253,7 +251,7 @@ def test_a_sample_tells_once_that_its_steps_cannot_be_recorded(monkeypatch):
     monkeypatch.setattr(answer_steps, "recorder_of", lambda device: refuses)
     given = {name: getattr(GREEDY, name) for name in Decoding.__annotations__}
     done = sample(finished("lora"), PROMPTS[:3], plain=False, seed=0, device="cpu", decoding=given)
-    told = [note for note in done.notes if "a step cannot be recorded" in note]
+    told = [note for note in done.notes if wording("step-cannot-recorded") in note]
     assert len(told) == 1
 
 
@@ -287,7 +285,7 @@ def test_a_prompt_that_fills_the_context_is_refused_and_the_others_are_answered(
     config = loaded("lora").loaded.causal_lm.config
     prompts = ["say cat " * config.max_position_embeddings, PROMPTS[0]]
     long, short = answer_all(loaded("lora"), [question(p) for p in prompts], GREEDY)
-    assert (long.refused, long.text) == ("the prompt fills the context", "")
+    assert (long.refused, long.text) == (wording("prompt-fills-context"), "")
     assert (short.text, short.tokens, short.ended) == asked("lora", GREEDY)[0]
 
 
@@ -313,5 +311,5 @@ def test_the_base_of_a_run_has_nothing_of_what_was_learnt():
 
 def test_the_character_model_has_no_base():
     plan = read_plan(RunFolder(Path(finished_characters())))
-    with pytest.raises(NothingTrained, match="is trained from scratch, it has no base"):
+    with pytest.raises(NothingTrained, match=wording("trained-from-scratch-has")):
         load_base(plan, device=CPU)

@@ -22,6 +22,7 @@ from tests.jobs.climbs import Heard, asked
 from tests.jobs.rigs import BRISK, be_brisk
 from tests.jobs.runs import base_model, events_of, write_expert
 from tests.jobs.trained_runs import CORPUS
+from tests.wording import wording
 
 NAMES = [rung.name for rung in (BASELINE, *RUNGS)]
 
@@ -57,7 +58,7 @@ def test_the_ladder_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     ) | {name: "not here" for name in ("batch size",) if name in passed}
     assert heard.begun == [name for name in NAMES if name not in passed]
     # "starting" only where no test has started it before
-    assert {"opening the data", "loading the model", "training"} <= heard.doing
+    assert {wording("opening-the-data"), wording("loading-the-model"), "training"} <= heard.doing
     for rung in found.kept[1:]:
         held = rung.loss_difference if rung.own_difference is None else rung.own_difference
         assert rung.tolerance is not None
@@ -113,7 +114,7 @@ def test_packing_that_sorts_rows_by_length_does_not_hold(tmp_path, base, monkeyp
             climbed = benchmark(asked(path, only=("packing",)), folder=tmp_path / f"{name}-out")
         [found[name]] = [rung for rung in climbed.rungs if rung.name == "packing"]
     assert found["sorted"].status == "disagrees"
-    assert "rows of one length share a step" in found["sorted"].because
+    assert wording("rows-one-length") in found["sorted"].because
     assert found["mixed"].status != "disagrees"
     assert found["mixed"].measured is not None
     assert found["mixed"].measured.clumping < 2
@@ -137,8 +138,8 @@ def test_the_character_model_has_a_ladder_too(tmp_path):
     by = {rung.name: rung for rung in found.rungs}
     assert by["baseline"].status == "kept"
     assert by["attention"].measured is not None
-    assert by["pre-tokenised"].because == "a corpus of characters needs no tokenizer"
-    assert by["packing"].because == "a corpus of characters is cut into blocks"
+    assert by["pre-tokenised"].because == wording("corpus-characters-needs-no")
+    assert by["packing"].because == wording("corpus-characters-cut-into")
     assert found.examples_per_update == 16
     assert found.held_out_rows == BRISK.held_out  # blocks of the corpus, not its one document
     assert not (tmp_path / "home").exists()
@@ -146,7 +147,7 @@ def test_the_character_model_has_a_ladder_too(tmp_path):
 
 def test_a_stream_cannot_be_climbed_on(tmp_path, base):
     path = write_expert(tmp_path / "expert", base, {}, dataset={"streaming": True})
-    with pytest.raises(CannotClimb, match="a stream has no rows that every rung could see again"):
+    with pytest.raises(CannotClimb, match=wording("stream-has-no-rows")):
         benchmark(asked(path), folder=tmp_path / "out")
 
 
@@ -164,7 +165,7 @@ def test_a_model_that_cannot_be_loaded_fails_every_rung_and_the_first_says_why(t
             (broken / file.name).write_bytes(file.read_bytes())
     (broken / "model.safetensors").write_bytes(b"not weights")
     path = write_expert(tmp_path / "expert", broken, {})
-    with pytest.raises(NothingMeasured, match="no rung could be measured: "):
+    with pytest.raises(NothingMeasured, match=wording("no-rung-could-measured")):
         benchmark(asked(path, only=("pre-tokenised",)), folder=tmp_path / "out")
 
 

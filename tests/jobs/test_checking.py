@@ -13,9 +13,10 @@ from expert.jobs.diagnose.check import Check, check
 from expert.manifest.reader import read_manifest
 from expert.planning.machine.host import unknown
 from expert.planning.machine.machine import Fact, describe_machine
-from expert.run.prepare import prepare
+from expert.run.open import prepare
 from tests.jobs.runs import ROWS, write_expert
 from tests.planning.fake_nvml import FakeNvml
+from tests.wording import wording
 
 
 def checked(manifest: Path, **more: Any) -> dict[str, Finding]:
@@ -40,7 +41,7 @@ def test_rows_that_are_not_prepared_are_tried_and_then_counted(tmp_path):
     manifest = write_expert(tmp_path, "tiny", {})
     before = checked(manifest)
     assert before["cache"].severity == "note"
-    assert "nothing was prepared yet" in before["cache"].evidence
+    assert wording("nothing-was-prepared-yet") in before["cache"].evidence
     assert not (tmp_path / "datasets_optimized").exists()
     prepare(manifest)
     after = checked(manifest)
@@ -70,7 +71,7 @@ def test_rows_that_the_checks_leave_out_are_counted(tmp_path):
     dataset = {"validation": {"min_length": 7}}
     found = checked(write_expert(tmp_path, "tiny", {}, dataset=dataset))["rows-left-out"]
     short = sum(len(row["response"]) < 7 for row in ROWS)
-    assert found.evidence.startswith(f"{short} by the manifest's checks")
+    assert found.evidence.startswith(wording("by-the-manifests-checks", short=short))
 
 
 def test_data_that_is_missing_is_an_error(tmp_path):
@@ -97,7 +98,7 @@ def test_rows_without_answers_are_an_error(tmp_path):
     rows = [{"messages": [{"role": "user", "content": "hello"}]}] * 8
     found = checked(write_expert(tmp_path, "tiny", {}, rows=rows))["bad-rows"]
     assert found.severity == "error"
-    assert "there is no assistant turn" in found.evidence
+    assert wording("no-assistant-turn") in found.evidence
 
 
 def test_a_disk_that_is_too_small_is_an_error(tmp_path):
@@ -127,7 +128,7 @@ def test_a_named_card_is_checked_without_trials_and_gets_a_band(tmp_path):
     manifest = write_expert(tmp_path, "Qwen/Qwen3-0.6B", {"rank": 16})
     found = whole(manifest, gpu="rtx-4090")
     names = {each.name: each for each in found.findings}
-    assert "not this machine's card" in names["kernels-not-tried"].evidence
+    assert wording("not-this-machines-card") in names["kernels-not-tried"].evidence
     assert "no-gpu" not in names
     assert found.band is not None
     assert not found.band.measured
@@ -148,7 +149,7 @@ def test_a_card_of_this_machine_is_looked_at_through_nvml(tmp_path):
     machine = describe_machine(tmp_path, nvml=nvml, environ={})
     manifest = write_expert(tmp_path, "tiny", {"logging_steps": 10})
     found = checked(manifest, machine=machine, memory=gpu_memory(nvml))
-    assert found["gpu"].title == "there is a GPU: NVIDIA H100 80GB HBM3"
+    assert found["gpu"].title == wording("gpu-nvidia")
 
 
 def test_everything_found_is_json(tmp_path):

@@ -18,11 +18,12 @@ from expert.jobs.benchmark.minutes import ClimbTime
 from expert.jobs.benchmark.rungs import THOROUGH
 from expert.planning.choose.sequences import Packing
 from expert.planning.ladder import BASELINE, RUNGS, Rung
-from expert.planning.memory.measurements import read_rates
+from expert.planning.measurements import read_rates
 from tests.insight.ladders import measured
 from tests.jobs.climbs import Heard, PlayedRig, asked, climbed, rising
 from tests.jobs.rigs import be_brisk
 from tests.jobs.runs import base_model, write_expert
+from tests.wording import wording
 
 NAMES = [rung.name for rung in (BASELINE, *RUNGS)]
 
@@ -53,7 +54,7 @@ def test_rungs_that_fail_are_slower_or_disagree_are_left_out_of_those_above(tmp_
 
     found, rig, _ = climbed(path, tmp_path / "out", answer)
     by = {rung.name: rung for rung in found.rungs}
-    assert (by["loader"].status, by["loader"].because) == ("failed", "out of memory")
+    assert (by["loader"].status, by["loader"].because) == ("failed", wording("out-of-memory"))
     assert by["attention"].status == "slower"
     assert by["fused loss"].status == "disagrees"
     top = rig.plans["no-checkpointing"]
@@ -89,7 +90,7 @@ def test_a_rung_with_other_rows_is_held_to_itself(tmp_path, base):
     right, wrong = climb(3.0, "right"), climb(3.1, "wrong")
     assert (right.status, right.loss_difference, right.own_difference) == ("kept", 0.5, 0.0)
     assert wrong.status == "disagrees"
-    assert "when it is computed in this way" in wrong.because
+    assert wording("when-computed-in-way") in wrong.because
 
 
 def test_an_end_that_is_asked_for_waits_for_no_window(tmp_path, base):
@@ -212,7 +213,9 @@ def test_where_memory_holds_not_both_a_doubt_has_the_one_below_timed_again(
 
     found, rig, _ = climbed(path, tmp_path / "out", answer)
     by = {rung.name: rung for rung in found.rungs}
-    assert {rung.paired.how for rung in found.rungs if rung.paired} == {"one after the other"}
+    assert {rung.paired.how for rung in found.rungs if rung.paired} == {
+        wording("one-after-the-other")
+    }
     # Clearly faster is believed; slower than minutes ago is not, before the other was timed again.
     assert [begun[:2] for begun in rig.begun[:4]] == [
         ("baseline", False),
@@ -221,7 +224,7 @@ def test_where_memory_holds_not_both_a_doubt_has_the_one_below_timed_again(
         ("pre-tokenised", True),
     ]
     assert (by["pre-tokenised"].status, by["loader"].status) == ("kept", "slower")
-    assert by["loader"].because.endswith("as fast as 'pre-tokenised', the last that stays")
+    assert by["loader"].because.endswith(wording("fast-pre-tokenised-last-stays"))
 
 
 def time_for(rungs: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,7 +245,7 @@ def test_rungs_for_which_there_is_no_time_are_named_and_climbed_together(
     for name in ("packing", "attention", "fused loss", "batch size", "no checkpointing"):
         assert (by[name].status, by[name].measured) == ("no time", None)
         assert name in by["the rest"].adds
-    assert "without --quick there is more time" in by["packing"].because
+    assert wording("without-more-time") in by["packing"].because
     assert by["compile"].status == "not here"  # on a CPU, however much time there is
     rest = by["the rest"]
     assert (rest.status, rest.below) == ("kept", "loader")
@@ -281,7 +284,7 @@ def test_a_climb_that_tried_nothing_by_itself_says_that_plans_stay_as_they_are(
     found = benchmark(asked(path), folder=tmp_path / "out", watcher=heard)
     assert found.winner is not None
     assert found.winner.name == "the rest"
-    assert "no setting was tried by itself" in heard.forgotten
+    assert wording("no-setting-tried-by") in heard.forgotten
     assert not (tmp_path / "home" / "measurements.json").exists()
 
 
@@ -315,7 +318,7 @@ def test_a_rest_that_fails_leaves_the_climb_where_it_stood(tmp_path, base, monke
 
     found, _, _ = climbed(path, tmp_path / "out", answer)
     by = {rung.name: rung for rung in found.rungs}
-    assert (by["the rest"].status, by["the rest"].because) == ("failed", "out of memory")
+    assert (by["the rest"].status, by["the rest"].because) == ("failed", wording("out-of-memory"))
     assert found.winner is not None
     assert found.winner.name == "pre-tokenised"
 
@@ -349,7 +352,7 @@ def test_a_first_rung_on_crowded_cores_is_measured_again_with_fewer_threads(
         ("loader", 1),
     ]
     assert heard.warned == [
-        "other processes use so much of the 2 cores that 2 threads had to do"  # as was played
+        wording("other-processes-use")  # as was played
     ]
     assert found.doubts == heard.warned
 
@@ -362,7 +365,7 @@ def test_what_won_on_a_busy_machine_is_not_remembered_and_it_is_said_why(
     rig = PlayedRig(lambda name, plan: measured(rate(name), others=1.4, cores=2, threads=1))
     monkeypatch.setattr("expert.jobs.benchmark.rig.Rig", lambda **_: nullcontext(rig))
     found = benchmark(asked(path), folder=tmp_path / "out", watcher=heard)
-    assert heard.forgotten == "other processes used 1.4 of 2 cores meanwhile"
+    assert heard.forgotten == wording("other-processes-used-1")
     assert found.doubts == [heard.forgotten]
     assert not (tmp_path / "home" / "measurements.json").exists()
 
@@ -382,7 +385,7 @@ def test_an_update_that_packs_to_other_rows_is_told(tmp_path, base, monkeypatch)
     path = write_expert(tmp_path / "expert", base, {"batch_size": 2, "max_seq_length": 128})
     climb = Climb(asked(path), Watcher())
     assert climb.footing.examples > 2
-    assert any("rows and not the 2 of the manifest" in note for note in climb.footing.notes)
+    assert any(wording("rows-not-manifest") in note for note in climb.footing.notes)
 
 
 def test_without_held_out_rows_some_are_held_out_and_it_is_said(tmp_path, base):
@@ -390,7 +393,7 @@ def test_without_held_out_rows_some_are_held_out_and_it_is_said(tmp_path, base):
     path = write_expert(tmp_path / "expert", base, {}, dataset=dataset)
     climb = Climb(asked(path), Watcher())
     assert "training.dataset.validation_split=0.1" in climb.footing.overrides
-    assert climb.footing.notes[0].startswith("the manifest holds no rows out: 10% were")
+    assert climb.footing.notes[0].startswith(wording("manifest-holds-no-rows"))
 
 
 def test_the_result_is_written_as_data_words_and_a_page(tmp_path, base):

@@ -12,11 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from expert.data.inspect import check_rows as job
 from expert.data.inspect.audit import SAME, SAME_PROMPT
+from expert.data.inspect.check_rows import DatasetReport
 from expert.data.records import DataError
-from expert.jobs.datasets import datasets as job
-from expert.jobs.datasets.datasets import DatasetReport, check_dataset
-from expert.jobs.datasets.finding import (
+from expert.jobs.datasets.check import check_dataset
+from expert.jobs.datasets.find import (
     FoundDataset,
     count_rows,
     datasets_cache,
@@ -24,12 +25,13 @@ from expert.jobs.datasets.finding import (
     hub_cache,
     read_users,
 )
-from expert.jobs.datasets.gathering import consolidate
+from expert.jobs.datasets.gather import consolidate
 from expert.jobs.datasets.hub_copies import Caches
 from expert.jobs.pretokenize import manifests_below
-from expert.run.prepare import prepare
+from expert.run.open import prepare
 from tests.data.test_tools import OPENAI, SILENT
 from tests.jobs.test_preparing import ROWS, an_expert, lines
+from tests.wording import wording
 
 
 def write(path: Path, content: str) -> Path:
@@ -85,14 +87,11 @@ def test_bad_rows_are_listed_and_are_a_problem_beyond_what_is_tolerated(tmp_path
     train = by_name(report)["train"]
     assert (train.rows, train.bad_rows, train.empty_answers) == (22, 2, 1)
     assert train.first_bad_rows[0].startswith(f"{tmp_path / 'train.jsonl'}:21: ")
-    assert train.first_bad_rows[1] == (
-        f"{tmp_path / 'train.jsonl'}:22: column 'output': the answer is empty"
+    assert train.first_bad_rows[1] == wording(
+        "column-output-answer", train=tmp_path / "train.jsonl"
     )
-    assert report.problems == [
-        "train train.jsonl: 2 bad rows, and training.dataset.max_bad_rows tolerates 0  (mend the "
-        "data, or --set training.dataset.max_bad_rows=2)"
-    ]
-    assert report.warnings() == ["train: 1 row without an answer"]
+    assert report.problems == [wording("train-bad-rows-tolerates")]
+    assert report.warnings() == [wording("train-row-without-answer")]
     tolerant = check_dataset(file, overrides=("training.dataset.max_bad_rows=2",))
     assert tolerant.problems == []
 
@@ -100,10 +99,7 @@ def test_bad_rows_are_listed_and_are_a_problem_beyond_what_is_tolerated(tmp_path
 def test_nothing_to_learn_is_a_problem(tmp_path):
     dataset = {"path": "train.jsonl", "validation": {"min_length": 1000}}
     report = check_dataset(an_expert(tmp_path, dataset=dataset))
-    assert report.problems == [
-        "train train.jsonl: there is nothing to learn: 0 examples, no token of them is an answer  "
-        "(check training.dataset.field_mapping and training.dataset.validation)"
-    ]
+    assert report.problems == [wording("train-nothing-to-learn")]
 
 
 def test_rows_of_other_splits_that_training_sees_are_found(tmp_path):
@@ -126,7 +122,7 @@ def test_rows_that_repeat_too_much_to_be_kept_apart_are_told(tmp_path):
     write(tmp_path / "train.jsonl", lines(ROWS[:2] * 100))
     report = check_dataset(file)
     assert by_name(report)["validation"].lengths["examples"] == 20
-    words = "the rows repeat so much that 20 of 20 rows held out for validation are learnt as well"
+    words = wording("rows-repeat-much-rows")
     assert report.doubts[0].startswith(words)
     assert [doubt.text for doubt in prepare(file).doubts] == [report.doubts[0]]
 
@@ -163,10 +159,11 @@ def test_words_beside_a_call_that_the_models_template_leaves_out_are_warned_of(t
     settings.write_text(json.dumps({**given, "chat_template": SILENT}), encoding="utf-8")
     row = json.loads(json.dumps(OPENAI))
     row["messages"][2]["content"] = "Let me see."
+    row["messages"][1]["content"] += " Please."
     write(tmp_path / "train.jsonl", lines([OPENAI, row]))
     options = ("base_models[0].prompt_template=tokenizer", "max_seq_length=512")
     (warning,) = check_dataset(file, overrides=options).warnings()
-    assert warning.startswith("train: 1 example with words beside a call, which the model's own")
+    assert warning.startswith(wording("train-example-with"))
     assert warning.endswith("train.jsonl:2")
 
 
@@ -346,7 +343,7 @@ def test_a_manifest_that_does_not_read_is_passed_over_and_told(tmp_path):
 def test_a_folder_that_is_not_there_is_told(tmp_path):
     with pytest.raises(DataError) as told:
         found_in(tmp_path, tmp_path / "absent")
-    assert str(told.value) == f"{tmp_path / 'absent'}: there is no such folder"
+    assert str(told.value) == wording("there-is-no-such-folder", absent=tmp_path / "absent")
 
 
 def two_tasks(tmp_path: Path) -> Path:
@@ -386,10 +383,11 @@ def test_gathering_again_copies_nothing_and_a_different_file_stays(tmp_path):
     (tmp_path / "fast" / "counter" / "one" / "train.jsonl").unlink()
     with pytest.raises(DataError) as told:
         consolidate(users, tmp_path / "fast")
-    assert str(told.value) == (
-        f"{tmp_path / 'fast'}: nothing was copied, no file is ever overwritten\n"
-        f"  - {target}: is there and differs from {tmp_path / 'a' / 'two' / 'train.jsonl'}\n"
-        "  (remove what is old, or name another folder with --consolidate)"
+    assert str(told.value) == wording(
+        "nothing-copied-no-file",
+        fast=tmp_path / "fast",
+        target=target,
+        train=tmp_path / "a" / "two" / "train.jsonl",
     )
     assert list(files_below(tmp_path / "fast")) == [str(target)]
     assert target.read_text(encoding="utf-8") == "mine\n"
@@ -403,7 +401,7 @@ def test_two_experts_of_one_name_with_different_files_are_refused(tmp_path):
     target = tmp_path / "fast" / "counter" / "train.jsonl"
     with pytest.raises(DataError) as told:
         consolidate(users, tmp_path / "fast")
-    assert f"  - {target}: two manifests name different files for it: {other}\n" in str(told.value)
+    assert wording("two-manifests-name-different", target=target, other=other) in str(told.value)
     assert not (tmp_path / "fast").exists()
 
 
@@ -417,10 +415,7 @@ def test_folders_are_gathered_whole_and_what_stays_is_told_with_its_reason(tmp_p
     folder = tmp_path / "my fast disk" / "counter" / "rows"
     assert (folder / "train" / "x.jsonl").is_file()
     assert gathered.set_options == f"--set 'training.dataset.path={folder}::train'"
-    assert gathered.left == (
-        "training.dataset.validation_path: org/set is a hub id; the hub's cache holds it",
-        "training.dataset.test_path: gone.jsonl is not there",
-    )
+    assert gathered.left == (wording("hub-id-hubs-cache"), wording("is-not-there"))
 
 
 def caches_in(tmp_path: Path) -> Caches:
@@ -492,10 +487,10 @@ def test_what_datasets_has_cached_is_opened_by_that_package_too(tmp_path):
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        ("org/other", "is not in a cache here"),
-        ("org/my-set::validation", "has no split 'validation'"),
-        ("org/my-set::train[:10]", "names a slice of a split"),
-        ("org/my-set::train::a/b", "that no folder may be called"),
+        ("org/other", wording("not-in-cache-here")),
+        ("org/my-set::validation", wording("has-no-split-validation")),
+        ("org/my-set::train[:10]", wording("names-slice-split")),
+        ("org/my-set::train::a/b", wording("no-folder-may-called")),
     ],
 )
 def test_rows_of_the_hub_that_cannot_be_gathered_are_told_with_the_reason(tmp_path, path, why):
@@ -518,9 +513,7 @@ def test_a_token_folder_that_a_manifest_names_is_gathered(tmp_path):
 
 
 def test_manifests_are_found_at_any_depth_and_what_runs_and_tools_keep_is_not(tmp_path):
-    wanted = [
-        *("manifest.json", "a/manifest.yaml", "a/b/c/d/manifest.json", "z/e/config.yaml"),
-    ]
+    wanted = [*("manifest.json", "a/manifest.yaml", "a/b/c/d/manifest.json", "z/e/config.yaml")]
     for name in wanted:
         write(tmp_path / name, "{}")
     for name in (
@@ -548,16 +541,14 @@ def test_a_manifest_of_another_tool_is_passed_over_and_told(tmp_path):
     other = write(tmp_path / "web" / "public" / "manifest.json", '{"short_name": "app"}')
     users, unread = read_users(tmp_path)
     assert [user.name for user in users] == ["counter"]
-    assert unread == [f"{other}: not read: it names neither a model nor rows to train on"]
+    assert unread == [wording("not-read-names-neither", other=other)]
 
 
 def test_a_named_corpus_is_not_copied(tmp_path):
     data = {"name": "bard", "dataset": "python-stdlib", "model": {"block_size": 32, "n_layer": 1}}
     write(tmp_path / "a" / "manifest.json", json.dumps(data))
     [gathered] = consolidate(read_users(tmp_path / "a")[0], tmp_path / "fast")
-    assert gathered.left == (
-        "training.dataset.path: python-stdlib is a corpus with a name, not a file",
-    )
+    assert gathered.left == (wording("python-stdlib-corpus-with-name"),)
     assert (gathered.copies, gathered.set_options) == ((), "")
 
 
@@ -571,10 +562,7 @@ def test_a_copy_that_differs_is_refused_and_removed(tmp_path, monkeypatch, kept)
     target = tmp_path / "fast" / "counter" / "one" / "train.jsonl"
     with pytest.raises(DataError) as told:
         consolidate(users, tmp_path / "fast")
-    assert str(told.value) == (
-        f"{target}: the copy differs from {source}  (the file changed meanwhile, or the disk is "
-        "faulty: copy again)"
-    )
+    assert str(told.value) == wording("copy-differs-from-file", target=target, source=source)
     assert files_below(tmp_path / "fast") == {}
 
 
@@ -585,8 +573,8 @@ def test_bad_rows_of_one_kind_stand_together(tmp_path):
     split = check_dataset(file).splits[0]
     told = split.bad_row_lines()
     assert len(told) == 7
-    assert told[0].endswith("train.jsonl:121: column 'output': the answer is empty")
-    assert told[5].startswith("… and 25 more of this kind, at 126, 127, ")
+    assert told[0].endswith(wording("train-jsonl-121-column"))
+    assert told[5].startswith(wording("and-25-more-of"))
     assert "is missing" in told[6]
 
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from expert.core.rundir import RunFolder
-from expert.data.pack import index_name, pack
-from expert.data.pack.index_name import IndexName
+from expert.data.pack import pack
+from expert.data.pack.pack_index import IndexName
 from expert.jobs.validate.held_out import CannotBeTold, draw_again
 from expert.manifest.reader import read_manifest
 from expert.planning.run_plan import RunPlan
-from expert.run import checkpoints
-from expert.run.prepare import prepare
-from expert.run.trained_rows import learnt_rows
+from expert.run.open import prepare
+from expert.run.session import checkpoints
+from expert.run.stored.trained_rows import learnt_rows
 from expert.training.checkpoint import CheckpointError
 from tests.jobs.runs import base_model, copied, events_of, losses_of, plan_of, run, write_expert
+from tests.wording import wording
 
 SETTINGS = {"epochs": 1, "save_steps": 1, "save_total_limit": None, "batch_size": 4}
 
@@ -108,10 +110,7 @@ def test_a_run_whose_own_index_is_gone_is_refused_in_words_and_goes_on_when_told
     last = str(copied(folder, tmp_path / "copy") / "checkpoints" / "step-000002")
     with pytest.raises(CheckpointError) as told:
         run(manifest, resume=last)
-    assert (
-        "its rows were packed otherwise, as by an earlier version of Expert, and the index it was "
-        f"begun with, {name}, is not there any more"
-    ) in str(told.value)
+    assert wording("rows-packed-otherwise-by", name=name) in str(told.value)
     assert "data.index: was" not in str(told.value)
     assert run(manifest, resume=last, allow_changed=True).steps > 2
 
@@ -141,9 +140,7 @@ def test_a_stream_that_an_earlier_version_packed_is_refused_in_words(tmp_path, b
             resume=str(folder / "checkpoints" / "step-000002"),
             overrides=("training.config.max_steps=3",),
         )
-    assert "  - an earlier version of Expert packed the rows of the stream, longest first\n" in str(
-        told.value
-    )
+    assert wording("earlier-version-expert-packed") in str(told.value)
 
 
 def test_steps_that_an_earlier_version_grouped_by_length_are_refused_in_words(tmp_path, base):
@@ -152,9 +149,7 @@ def test_steps_that_an_earlier_version_grouped_by_length_are_refused_in_words(tm
         folder = run(manifest).folder
     with pytest.raises(CheckpointError) as told:
         run(manifest, resume=str(folder / "checkpoints" / "step-000001"))
-    assert "an earlier version of Expert made its steps, each of rows of one length" in str(
-        told.value
-    )
+    assert wording("earlier-version-expert-made") in str(told.value)
 
 
 def test_the_name_an_index_had_is_found_with_whatever_length_was_chosen():
@@ -170,6 +165,6 @@ def test_the_name_an_index_had_is_found_with_whatever_length_was_chosen():
         most_rows=None,
         leaves_out=False,
     )
-    old = index_name.replace(named, length=384, most_rows=17)._file(None)
+    old = replace(named, length=384, most_rows=17)._file(None)
     assert named.before({old, "index-train-x.arrow"}, longest=512, most=32) == old
-    assert index_name.replace(named, seed=2).before({old}, longest=512, most=32) is None
+    assert replace(named, seed=2).before({old}, longest=512, most=32) is None

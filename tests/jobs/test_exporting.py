@@ -21,9 +21,10 @@ from expert.jobs.export.comparison import checked_ids, logits_of_trained
 from expert.jobs.export.export import UNHARMED_SPREADS, Exported, export
 from expert.jobs.export.model_card import Known, model_card
 from expert.model.export_check import TOLERANCE, compare, logits_of
-from expert.run.choose_checkpoint import NothingTrained, choose
-from expert.run.trained import Trained, load_trained, pick_device, read_plan
+from expert.run.stored.choose_checkpoint import NothingTrained, choose
+from expert.run.stored.load import Trained, load_trained, pick_device, read_plan
 from tests.jobs.trained_runs import finished, finished_characters
+from tests.wording import wording
 
 
 def trained(run: Path, **more: Any) -> Trained:
@@ -94,7 +95,7 @@ def test_the_guide_says_how_far_an_export_may_be_off():
     guide = Path(__file__).parents[2] / "docs" / "TRAINING_GUIDE.md"
     text = " ".join(guide.read_text(encoding="utf-8").split())
     fp32, fp16, bf16 = (f"{100 * TOLERANCE[name]:g} %" for name in ("fp32", "fp16", "bf16"))
-    said = f"{fp32} of their spread in float32, {fp16} in float16 and {bf16} in bfloat16"
+    said = wording("spread-in-in-in", fp32=fp32, fp16=fp16, bf16=bf16)
     assert said in text
     assert UNHARMED_SPREADS == 4
     assert "an adapter on that moves them by four of their spreads" in text
@@ -148,7 +149,7 @@ def test_a_quantised_base_is_merged_unquantised_and_the_distance_is_told(tmp_pat
     assert done.share < 1e-4
     assert done.quantised_share is not None
     assert 1e-3 < done.quantised_share < 0.5
-    assert "the base was quantised in training and is not in the export" in done.warnings()[0]
+    assert wording("base-quantised-in-training") in done.warnings()[0]
 
 
 def test_rounding_that_outweighs_the_adapter_is_a_warning():
@@ -167,7 +168,7 @@ def test_rounding_that_outweighs_the_adapter_is_a_warning():
         quantised_share=None,
     )
     [warning] = done.warnings()
-    assert warning.startswith("rounding to bf16 moves the logits by 8.0% of their spread, the ")
+    assert warning.startswith(wording("rounding-to-moves-logits"))
 
 
 # --- what lies in it -----------------------------------------------------------------------------
@@ -179,7 +180,7 @@ def test_an_export_is_sealed_and_has_tokenizer_generation_config_and_card(tmp_pa
     assert damage(out) == ""
     assert (out / "tokenizer.json").is_file()
     generation = json.loads((out / "generation_config.json").read_text())
-    assert (generation["do_sample"], generation["max_new_tokens"]) == (False, 512)
+    assert (generation["do_sample"], generation["max_new_tokens"]) == (False, 12)
     assert generation["eos_token_id"] == [2]
     assert json.loads((out / "config.json").read_text())["use_cache"] is True
 
@@ -193,10 +194,10 @@ def test_the_card_tells_base_data_settings_losses_and_how_to_load(tmp_path):
     assert "| data | train.jsonl, " in card
     assert "| trained | lora, rank 4, alpha 8, dropout 0 |" in card
     finish = json.loads((run / "events.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    assert f"| training loss, mean | {finish['loss']:.4f} |" in card
-    assert f"| validation loss, best | {finish['eval_loss']:.4f} |" in card
-    assert f"on {done.texts} texts: the largest difference is " in card
-    assert ", 0.00% of their spread" in card
+    assert wording("training-loss-mean", loss=finish["loss"]) in card
+    assert wording("validation-loss-best-2", eval_loss=finish["eval_loss"]) in card
+    assert wording("on-texts-largest-difference", texts=done.texts) in card
+    assert wording("of-their-spread") in card
 
 
 def test_a_card_names_what_it_does_not_know(tmp_path):
@@ -208,7 +209,7 @@ def test_a_card_names_what_it_does_not_know(tmp_path):
     (run / "environment.json").unlink()
     exported(run, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "| training loss, mean | unknown |" in card
+    assert wording("training-loss-mean-unknown") in card
     assert "| with | unknown |" in card
 
 
@@ -220,7 +221,7 @@ def test_an_export_that_says_something_else_is_refused_and_leaves_nothing(tmp_pa
 
     # What a merge that forgets the adapter would give.
     monkeypatch.setattr(PeftModel, "merge_and_unload", lambda self: self.unload(), raising=False)
-    with pytest.raises(CannotExport, match=r"does not say what the trained model says: its logits"):
+    with pytest.raises(CannotExport, match=wording("does-not-say-what")):
         exported(finished("lora"), tmp_path / "out", kind="merged")
     assert list(tmp_path.iterdir()) == []
 
@@ -231,7 +232,7 @@ def test_an_adapter_that_says_something_else_is_refused_with_what_else_there_is(
     from peft import PeftModel
 
     monkeypatch.setattr(PeftModel, "from_pretrained", lambda base, folder, **how: base)
-    with pytest.raises(CannotExport, match=r"nothing was written  \(try --merged --dtype fp32\)"):
+    with pytest.raises(CannotExport, match=wording("nothing-was-written-try")):
         exported(finished("lora"), tmp_path / "out", kind="adapter")
 
 
@@ -245,7 +246,7 @@ def test_logits_that_are_no_numbers_are_never_let_pass():
 def test_nothing_is_overwritten_but_an_empty_folder_will_do(tmp_path):
     (tmp_path / "empty").mkdir()
     exported(finished("lora"), tmp_path / "empty")
-    with pytest.raises(CannotExport, match=r"empty: is there already  \(name a new folder"):
+    with pytest.raises(CannotExport, match=wording("empty-already-name-new")):
         exported(finished("lora"), tmp_path / "empty")
 
 
@@ -256,7 +257,7 @@ def test_a_disk_that_fills_while_writing_is_told_by_the_name_the_user_gave(tmp_p
     monkeypatch.setattr("expert.jobs.export.export._Export.write", full)
     with pytest.raises(CannotExport) as told:
         exported(finished("lora"), tmp_path / "out")
-    assert str(told.value).startswith(f"{tmp_path / 'out'}: cannot be written: No space left")
+    assert str(told.value).startswith(wording("cannot-written-no-space", out=tmp_path / "out"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -274,9 +275,9 @@ def test_a_base_that_cannot_be_read_is_not_called_a_place_that_cannot_be_written
 def test_the_folder_that_one_is_in_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    monkeypatch.setattr("expert.run.trained.load_trained", None)
+    monkeypatch.setattr("expert.run.stored.load.load_trained", None)
     for place in (Path(), Path.cwd()):
-        with pytest.raises(CannotExport, match="is the folder you are in, which cannot be repl"):
+        with pytest.raises(CannotExport, match=wording("folder-you-in-cannot")):
             exported(finished("lora"), place)
     assert (tmp_path / "empty").is_dir()
 
@@ -291,11 +292,11 @@ def test_an_empty_folder_stays_where_an_export_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "flags", "text"),
     [
-        ("full", {"kind": "merged"}, "--merged: the model was trained whole, it has no adapter"),
-        ("full", {"kind": "adapter"}, "--adapter: the model was trained whole"),
-        ("soft", {"kind": "merged"}, "--merged: soft prompts cannot be merged into weights"),
-        ("lora", {"dtype": "bf16"}, "--dtype: an adapter is exported as it was trained"),
-        ("characters", {"dtype": "bf16"}, "--dtype: the character model is float32"),
+        ("full", {"kind": "merged"}, wording("model-trained-whole-has")),
+        ("full", {"kind": "adapter"}, wording("model-trained-whole")),
+        ("soft", {"kind": "merged"}, wording("soft-prompts-cannot-merged")),
+        ("lora", {"dtype": "bf16"}, wording("adapter-exported-trained")),
+        ("characters", {"dtype": "bf16"}, wording("the-character-model-is")),
     ],
 )
 def test_what_a_run_cannot_give_is_told(kind, flags, text, tmp_path):
@@ -320,13 +321,13 @@ def test_a_finished_expert_with_other_bytes_or_a_link_is_not_exported(tmp_path):
     settings = run / "final" / "adapter_config.json"
     whole = settings.read_bytes()
     settings.write_bytes(whole.replace(b"  ", b" \n", 1))
-    with pytest.raises(CannotExport, match=r"adapter_config\.json has other bytes than DONE lists"):
+    with pytest.raises(CannotExport, match=wording("has-other-bytes-done-lists")):
         exported(run, tmp_path / "out")
     elsewhere = tmp_path / "elsewhere.json"
     elsewhere.write_bytes(whole)
     settings.unlink()
     settings.symlink_to(elsewhere)
-    with pytest.raises(LinkRefused, match=r"adapter_config\.json: is a link to"):
+    with pytest.raises(LinkRefused, match=wording("adapter-config-json-is")):
         exported(run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -340,7 +341,7 @@ def test_the_card_of_tiny_is_that_of_a_transformers_model(kind, tmp_path):
     asking = Asking("{question}", plain=True)
     card = model_card(plan.model_copy(update={"model": tiny}), done, Known(asking=asking))
     assert f"library_name: {'peft' if kind == 'adapter' else 'transformers'}\n" in card
-    assert "from transformers import AutoModelForCausalLM, AutoTokenizer" in card
+    assert wording("from-transformers-import") in card
     assert "load_char_gpt" not in card
 
 

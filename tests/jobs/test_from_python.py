@@ -12,6 +12,7 @@ from expert.jobs.sample.sample import CannotSample
 from expert.jobs.sample.sample import sample as sample_job
 from tests.jobs.runs import ROWS, base_model, write_expert
 from tests.jobs.trained_runs import finished, place
+from tests.wording import wording
 
 GUIDE = Path(__file__).parents[2] / "docs" / "TRAINING_GUIDE.md"
 
@@ -25,7 +26,7 @@ def test_an_answer_is_a_text():
 def test_a_setting_of_decoding_that_there_is_not_is_refused_with_those_there_are():
     with pytest.raises(CannotSample) as told:
         expert.sample(finished("lora"), "say cat 2", heat=0.5)
-    assert str(told.value).startswith("heat: is no setting of decoding  (known: temperature,")
+    assert str(told.value).startswith(wording("heat-no-setting-decoding"))
 
 
 def test_an_export_is_the_folder_it_wrote(tmp_path):

@@ -9,6 +9,7 @@ import pynvml
 
 from expert.jobs.gpu_memory import gpu_memory
 from tests.planning.fake_nvml import GIB, NO_SUCH_PID, FakeNvml
+from tests.wording import wording
 
 
 def holder(pid: int, gibibytes: float | None) -> SimpleNamespace:
@@ -19,7 +20,7 @@ def holder(pid: int, gibibytes: float | None) -> SimpleNamespace:
 def test_a_machine_without_a_card_has_nothing_to_free():
     found = gpu_memory(FakeNvml(broken={"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}))
     assert found.cards == ()
-    assert "driver is not installed" in found.note
+    assert wording("driver-is-not-installed") in found.note
     assert found.freed_bytes == 0
 
 
@@ -60,4 +61,4 @@ def test_a_driver_that_lists_no_processes_is_told_with_the_reason():
     lists = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
     [card] = gpu_memory(FakeNvml(broken=dict.fromkeys(lists, code))).cards
     assert card.holders is None
-    assert "this user may not read it" in card.note
+    assert wording("user-may-not-read") in card.note

@@ -14,6 +14,7 @@ from expert.jobs.benchmark.rig import Begun, RungLost, Seen
 from expert.jobs.benchmark.rung_windows import Window
 from expert.jobs.benchmark.rungs import QUICK, Work
 from tests.insight.ladders import measured
+from tests.wording import wording
 
 
 def plan_on(device: str, peak: int) -> Any:
@@ -122,7 +123,7 @@ def test_what_does_not_fit_is_timed_one_after_the_other():
     rig, old, new = Rig(), timed("old", peak=60), timed("new", peak=50)
     _, paired = held(rig, old, new)
     assert rig.begun == [("old", False, False, False), ("new", False, True, False)]
-    assert (paired.how, paired.gain) == ("one after the other", 2.0)
+    assert (paired.how, paired.gain) == (wording("one-after-the-other"), 2.0)
 
 
 @pytest.mark.parametrize("mood", ["fails_beside", "falls_back_beside"])
@@ -131,13 +132,13 @@ def test_on_a_card_one_that_has_no_room_beside_another_is_measured_alone(mood):
     seen, paired = held(rig, old, new)
     assert [beside for _, beside, _, _ in rig.begun] == [False, True, False]
     assert seen.measured.fallbacks == []
-    assert paired.how == "one after the other"
+    assert paired.how == wording("one-after-the-other")
     assert not old.alive
 
 
 def test_on_a_cpu_a_rung_that_fails_fails_once():
     rig, old, new = Rig(fails_beside=True), timed("old", "cpu"), timed("new", "cpu")
-    with pytest.raises(RungLost, match="out of memory"):
+    with pytest.raises(RungLost, match=wording("out-of-memory")):
         held(rig, old, new)
     assert len(rig.begun) == 2
     assert old.alive

@@ -11,6 +11,7 @@ import torch
 from expert.jobs.diagnose import kernel_runs
 from expert.jobs.diagnose.kernel_arithmetic import TRIALS, difference
 from expert.jobs.diagnose.kernel_trials import try_kernels
+from tests.wording import wording
 
 CPU = torch.device("cpu")
 
@@ -85,15 +86,15 @@ def test_a_kernel_that_ends_its_process_is_a_result_and_the_rest_go_on(stand_in)
         ("exit", "crashed"),
         ("c", "works"),
     ]
-    assert found.tried[1].because == "the process was ended by SIGSEGV"
-    assert found.tried[3].because == "the process ended with code 7: illegal memory access"
+    assert found.tried[1].because == wording("process-ended-by-sigsegv")
+    assert found.tried[3].because == wording("process-ended-with-code")
     assert found.torch == {"version": "9"}
 
 
 def test_a_kernel_that_hangs_is_too_slow_and_the_rest_go_on(stand_in):
     found = try_kernels("cpu", ["hang", "b"], command=stand_in, seconds=1.0)
     assert [each.state for each in found.tried] == ["too slow", "works"]
-    assert found.tried[0].because == "not done after 1 s"
+    assert found.tried[0].because == wording("not-done-after-s")
 
 
 def test_trials_that_do_not_start_say_why():

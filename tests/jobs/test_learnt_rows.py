@@ -15,6 +15,7 @@ from expert.jobs.validate.validate import validate
 from tests.jobs.runs import ROWS as RUN_ROWS
 from tests.jobs.runs import run, write_expert
 from tests.jobs.validated_runs import ROWS, TESTS, YES, own_run, written
+from tests.wording import wording
 
 
 def append_a_row(folder: Path) -> None:
@@ -26,11 +27,11 @@ def test_rows_are_not_held_out_of_data_that_changed_since_the_run(tmp_path):
     folder = own_run(tmp_path)
     assert validate(folder, device="cpu", min_accuracy=0.0).reached.rows.examples == 5
     append_a_row(tmp_path)
-    words = r"held out of train.jsonl.*: the data changed since the run  \(.*--test-set FILE"
+    words = wording("held-out-data-changed")
     with pytest.raises(NoTestSet, match=words):
         validate(folder, device="cpu")
     (tmp_path / "datasets_optimized").rename(tmp_path / "elsewhere")
-    with pytest.raises(NoTestSet, match="the data, or how its rows are read, changed since"):
+    with pytest.raises(NoTestSet, match=wording("data-how-rows-read")):
         validate(folder, device="cpu")
     # The refusal comes before anything is prepared from the other rows.
     assert not list(tmp_path.glob("datasets_optimized/tokens-*"))
@@ -39,18 +40,18 @@ def test_rows_are_not_held_out_of_data_that_changed_since_the_run(tmp_path):
 def test_rows_that_are_read_otherwise_than_in_the_run_are_told_from_changed_data(
     tmp_path, monkeypatch
 ):
-    from expert.run.prepare import Builder
+    from expert.data import line
 
     folder = own_run(tmp_path)
 
-    recipe_of = Builder.recipe_of
+    recipe_of = line.recipe_of
 
-    def with_other_columns(builder: Builder, source: Any, name: str) -> Any:
-        recipe, place = recipe_of(builder, source, name)
+    def with_other_columns(*asked: Any) -> Any:
+        recipe, place = recipe_of(*asked)
         return replace(recipe, columns="others"), place
 
-    monkeypatch.setattr(Builder, "recipe_of", with_other_columns)
-    with pytest.raises(NoTestSet, match="those it learnt: the columns changed since the run"):
+    monkeypatch.setattr(line, "recipe_of", with_other_columns)
+    with pytest.raises(NoTestSet, match=wording("those-learnt-columns-changed")):
         validate(folder, device="cpu")
 
 
@@ -78,7 +79,7 @@ def test_a_run_that_went_on_with_other_rows_has_held_none_out(tmp_path):
     text = manifest.read_text(encoding="utf-8").replace('"max_steps": 2', '"max_steps": 4')
     manifest.write_text(text, encoding="utf-8")
     run(manifest, resume=str(folder), allow_changed=True)
-    with pytest.raises(NoTestSet, match="went on with other rows than it began with"):
+    with pytest.raises(NoTestSet, match=wording("went-on-with-other")):
         validate(folder, device="cpu")
 
 
@@ -93,11 +94,11 @@ def test_what_was_learnt_is_known_by_the_events_or_by_the_checkpoints(tmp_path, 
         assert len(others) < len(lines)
         (folder / "events.jsonl").write_text("\n".join(others) + "\n", encoding="utf-8")
     if kept == "neither":
-        with pytest.raises(NoTestSet, match="does not tell which rows were learnt"):
+        with pytest.raises(NoTestSet, match=wording("does-not-tell-rows")):
             validate(folder, device="cpu")
     else:
         done = validate(folder, device="cpu", min_accuracy=0.0)
-        assert done.test_set == "rows held out of train.jsonl"
+        assert done.test_set == wording("rows-held-out-of")
 
 
 def test_a_run_of_an_earlier_version_is_known_by_the_folder_of_its_tokens(tmp_path):
@@ -110,9 +111,9 @@ def test_a_run_of_an_earlier_version_is_known_by_the_folder_of_its_tokens(tmp_pa
     lines = "".join(json.dumps(event) + "\n" for event in events)
     (folder / "events.jsonl").write_text(lines, encoding="utf-8")
     done = validate(folder, device="cpu", min_accuracy=0.0)
-    assert done.test_set == "rows held out of train.jsonl"
+    assert done.test_set == wording("rows-held-out-of")
     append_a_row(tmp_path)
-    with pytest.raises(NoTestSet, match="the data changed since the run"):
+    with pytest.raises(NoTestSet, match=wording("data-changed-since-run")):
         validate(folder, device="cpu")
 
 
@@ -121,10 +122,7 @@ def test_a_run_of_an_earlier_version_is_known_by_the_folder_of_its_tokens(tmp_pa
 
 def test_a_baseline_that_held_out_other_rows_is_refused_with_how_many_it_has_learnt(tmp_path):
     folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", seed=7)
-    words = (
-        r"b.*: the baseline has learnt (\d) of the 5 rows it would be judged by \(rows held out of "
-        r"train.jsonl\)  \(name rows that neither run has learnt with --test-set FILE, or compare"
-    )
+    words = wording("b-baseline-has-learnt")
     with pytest.raises(NoTestSet, match=words):
         validate(folder, baseline=other, device="cpu")
     (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, TESTS)), encoding="utf-8")
@@ -157,16 +155,13 @@ def test_a_row_that_is_there_twice_is_no_reason_where_the_run_has_learnt_it_too(
 def test_a_baseline_whose_rows_are_no_more_as_they_were_is_refused_as_the_run_itself(tmp_path):
     folder, other = own_run(tmp_path / "a"), own_run(tmp_path / "b", seed=7)
     append_a_row(tmp_path / "b")
-    words = (
-        r"b.*: the baseline may have learnt the rows it would be judged by \(rows held out of "
-        r"train.jsonl\): the data changed since the run  \(.*--test-set FILE, or put the data back"
-    )
+    words = wording("b-baseline-may-have")
     with pytest.raises(NoTestSet, match=words):
         validate(folder, baseline=other, device="cpu")
     (tmp_path / "b").rename(tmp_path / "c")
     (tmp_path / "c" / "train.jsonl").unlink()
     (moved,) = (tmp_path / "c" / "runs").iterdir()
-    with pytest.raises(NoTestSet, match=r"may have learnt .*: its data is not where it was"):
+    with pytest.raises(NoTestSet, match=wording("may-have-learnt-data")):
         validate(folder, baseline=moved, device="cpu")
 
 
@@ -187,17 +182,15 @@ NEW = [{"instruction": f"sing {n}", "output": YES} for n in range(10)]
 
 
 def test_cases_that_were_learnt_are_told_and_the_gate_is_judged_without_them(tmp_path):
-    from expert.cli.validate_view import gate_lines
+    from expert.cli.validate import gate_lines
 
     folder = own_run_without_validation(tmp_path)
     done = judged_by(folder, [*ROWS[:12], *NEW])
     assert [each.learnt for each in done.reached.cases] == [True] * 12 + [False] * 10
     assert done.reached.standing.score.cases == 10
     [(words, style)] = [line for line in gate_lines(done) if "training rows" in line[0]]
-    assert words.startswith(
-        "⚠ 12 of 22 cases were also in the training rows; accuracy without them "
-    )
-    assert words.endswith(" of 10), by which the gate is judged")
+    assert words.startswith(wording("cases-also-in-training"))
+    assert words.endswith(wording("by-gate-judged"))
     assert style == "yellow"
     found = written(folder)
     assert (found["learnt"]["cases"], found["learnt"]["others"]) == (12, 10)
@@ -209,10 +202,8 @@ def test_with_too_few_other_cases_the_gate_is_judged_by_all_and_says_so(tmp_path
     folder = own_run_without_validation(tmp_path)
     done = judged_by(folder, [*ROWS[:12], *NEW[:3]])
     assert done.reached.standing.score.cases == 15
-    assert done.learnt_remark().endswith("too few for the gate, which is judged by all")
-    assert judged_by(folder, ROWS[:3]).learnt_remark() == (
-        "3 of 3 cases were also in the training rows: what was learnt by heart passes"
-    )
+    assert done.learnt_remark().endswith(wording("too-few-for-gate"))
+    assert judged_by(folder, ROWS[:3]).learnt_remark() == wording("cases-also-in")
     assert judged_by(folder, NEW[:3]).learnt_remark() == ""
 
 
@@ -220,16 +211,11 @@ def test_where_it_cannot_be_told_which_cases_were_learnt_a_note_says_why(tmp_pat
     folder = own_run_without_validation(tmp_path)
     append_a_row(tmp_path)
     notes = judged_by(folder, NEW[:2]).notes
-    assert any(
-        note.startswith(
-            "whether cases were learnt cannot be told: the data and the columns changed"
-        )
-        for note in notes
-    )
+    assert any(note.startswith(wording("whether-cases-learnt-cannot")) for note in notes)
     write_expert(tmp_path, "unused", {}, rows=ROWS)
     shutil.rmtree(tmp_path / "datasets_optimized")
     notes = judged_by(folder, NEW[:2]).notes
-    assert "whether cases were learnt cannot be told: the prepared rows are gone" in notes
+    assert wording("whether-cases-learnt") in notes
     assert not list(tmp_path.glob("datasets_optimized/tokens-*"))
 
 

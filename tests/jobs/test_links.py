@@ -8,9 +8,10 @@ import pytest
 
 from expert.core.links import LinkRefused
 from expert.jobs.train import train
-from expert.run.prepare import prepare
+from expert.run.open import prepare
 from tests.jobs.runs import base_model, events_of, write_expert
 from tests.jobs.trained_runs import place
+from tests.wording import wording
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="links need a privilege on Windows")
 
@@ -34,10 +35,10 @@ def test_checkpoints_that_become_a_link_while_training_are_not_followed(tmp_path
             (run / "checkpoints").rename(tmp_path / "kept")
             (run / "checkpoints").symlink_to(outside)
 
-    with pytest.raises(LinkRefused, match="checkpoints: is a link to"):
+    with pytest.raises(LinkRefused, match=wording("checkpoints-link-to")):
         train(manifest, progress=swap)
     [run] = (tmp_path / "own" / "runs").iterdir()
-    assert "is a link to" in events_of(run, "failed")[0]["error"]
+    assert wording("is-a-link-to-2") in events_of(run, "failed")[0]["error"]
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step-000002"]
 
 
@@ -45,7 +46,7 @@ def test_checkpoints_that_become_a_link_while_training_are_not_followed(tmp_path
 def test_the_python_api_follows_no_link_in_the_folder_of_an_expert(tmp_path, outside, name):
     manifest = write_expert(tmp_path / "own", base_model(place() / "models"), {"max_steps": 1})
     (tmp_path / "own" / name).symlink_to(outside)
-    with pytest.raises(LinkRefused, match=f"{name}: is a link to"):
+    with pytest.raises(LinkRefused, match=wording("is-a-link-to-4", name=name)):
         train(manifest)
     if name == "datasets_optimized":
         with pytest.raises(LinkRefused):

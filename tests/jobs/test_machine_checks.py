@@ -14,6 +14,7 @@ from expert.jobs.diagnose.machine_checks import built_for, check_gpus, check_ker
 from expert.jobs.gpu_memory import gpu_memory
 from expert.planning.machine.machine import Fact, describe_machine
 from tests.planning.fake_nvml import GIB, NO_SUCH_PID, FakeNvml
+from tests.wording import wording
 
 FACTS: dict[str, Any] = {
     "version": "2.11.0",
@@ -48,7 +49,7 @@ def test_a_free_card_is_good_and_nothing_else_is_said():
 def test_a_machine_without_a_card_is_told_with_the_reason():
     found = found_on(FakeNvml(broken={"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}))
     assert found["no-gpu"].severity == "warning"
-    assert "driver is not installed" in found["no-gpu"].evidence
+    assert wording("driver-is-not-installed") in found["no-gpu"].evidence
 
 
 def test_another_process_on_the_card_is_named():
@@ -67,7 +68,7 @@ def test_somebody_in_another_container_is_seen_by_memory_or_use(free, busy):
         total=80 * GIB, free=free * GIB
     )
     nvml.answers["nvmlDeviceGetUtilizationRates"] = lambda handle: SimpleNamespace(gpu=busy)
-    assert "cannot be seen" in found_on(nvml)["other-process"].title
+    assert wording("cannot-be-seen") in found_on(nvml)["other-process"].title
 
 
 def test_of_several_cards_one_is_used():
@@ -141,4 +142,4 @@ def test_a_kernel_that_failed_is_a_finding_with_its_reason():
 
 def test_without_trials_the_reason_is_told():
     [found] = check_kernels(Trials(device="cuda", tried=(), note="torch is not installed"), None)
-    assert (found.severity, found.evidence) == ("note", "torch is not installed")
+    assert (found.severity, found.evidence) == ("note", wording("torch-is-not-installed"))

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from expert.jobs.new.new_expert import CannotMake, new_expert
-from expert.jobs.new.templates import TEMPLATES
+from expert.jobs.new.starters import STARTERS
 from expert.manifest.reader import read_manifest
-from expert.run.plan import plan
+from expert.run.open import plan
+from tests.wording import wording
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -19,9 +20,9 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("template", sorted(TEMPLATES))
+@pytest.mark.parametrize("template", sorted(STARTERS))
 def test_every_template_reads_strictly_plans_and_its_data_has_nothing_wrong(template, tmp_path):
-    from expert.jobs.datasets.datasets import check_dataset
+    from expert.jobs.datasets.check import check_dataset
 
     made = new_expert("mine", template=template, into=tmp_path)
     read = read_manifest(made.manifest, strict=True)
@@ -119,7 +120,7 @@ def test_nothing_is_replaced(tmp_path):
     (tmp_path / "mine").mkdir()
     new_expert("mine", into=tmp_path)  # an empty folder is none
     before = (tmp_path / "mine" / "manifest.json").read_bytes()
-    with pytest.raises(CannotMake, match=r"mine: is there already  \(choose another name"):
+    with pytest.raises(CannotMake, match=wording("mine-already-choose-another")):
         new_expert("mine", template="sql", into=tmp_path)
     assert (tmp_path / "mine" / "manifest.json").read_bytes() == before
 
@@ -127,10 +128,10 @@ def test_nothing_is_replaced(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"name": "../up"}, r"'\.\./up': is no name for an expert"),
-        ({"name": "a", "template": "perl"}, r"--template perl: is not known  \(known: json, sql"),
-        ({"name": "a", "data": Path("none.jsonl")}, "--from none.jsonl: there is no such file"),
-        ({"name": "a", "mapping": ("instruction=q",)}, "name a file with --from"),
+        ({"name": "../up"}, wording("no-name-for-expert")),
+        ({"name": "a", "template": "perl"}, wording("perl-not-known-known")),
+        ({"name": "a", "data": Path("none.jsonl")}, wording("from-none-jsonl-there")),
+        ({"name": "a", "mapping": ("instruction=q",)}, wording("name-a-file-with")),
         ({"name": "a", "mapping": ("question",)}, r"--map question: is not PART=COLUMN"),
     ],
 )
@@ -143,7 +144,7 @@ def test_what_cannot_be_made_is_told_and_leaves_nothing_behind(arguments, words,
 def test_a_file_of_no_known_format_is_told_which_there_are(tmp_path):
     file = tmp_path / "notes.pdf"
     file.write_bytes(b"%PDF")
-    words = r"notes.pdf: its name tells no format .*one of jsonl, json, csv, .*excel"
+    words = wording("name-tells-no-format")
     with pytest.raises(CannotMake, match=words) as told:
         new_expert("mine", data=file, into=tmp_path)
     assert "--map" not in str(told.value)
@@ -152,16 +153,16 @@ def test_a_file_of_no_known_format_is_told_which_there_are(tmp_path):
 def test_a_file_that_cannot_be_read_keeps_its_own_remedy(tmp_path):
     file = tmp_path / "rows.csv"
     file.write_text("a,a\n1,2\n", encoding="utf-8")
-    with pytest.raises(CannotMake, match=r"names 'a' twice  \(rename one of the columns\)$"):
+    with pytest.raises(CannotMake, match=wording("names-twice-rename-one")):
         new_expert("mine", data=file, into=tmp_path)
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", r"no row can be read: it is empty  \(put rows into it; without --from there are some"),
-        ("not json\n", "no row can be read: .*JSON"),
-        ('{"prompt": "a", "completion": ""}\n', "no row can be trained on: .*the answer is empty"),
+        ("", wording("no-row-can-read")),
+        ("not json\n", wording("no-row-can")),
+        ('{"prompt": "a", "completion": ""}\n', wording("no-row-can-trained")),
     ],
 )
 def test_a_file_without_rows_to_learn_from_is_refused(text, words, tmp_path):
@@ -179,9 +180,8 @@ def test_columns_that_the_rows_have_not_are_told_with_those_they_have(tmp_path):
             "mine", data=rows, into=tmp_path, mapping=["instruction=custmer said", "response=x"]
         )
     assert str(caught.value).splitlines() == [
-        f"--map instruction=custmer said: {rows} has no such column  "
-        "(did you mean 'customer said'?)",
-        f"--map response=x: {rows} has no such column",
+        wording("said-has-no-such", rows=rows),
+        wording("has-no-such-column", rows=rows),
         "  columns found: customer said, we answered",
     ]
 
@@ -198,10 +198,7 @@ def test_a_folder_of_rows_is_taken_without_the_experts_that_lie_in_it(tmp_path, 
     (tmp_path / "more.csv").write_text("question,answer\na,b\n")
     with pytest.raises(CannotMake) as caught:
         new_expert("other", data=Path())
-    assert str(caught.value) == (
-        "--from .: files of several formats: 1 csv, 1 jsonl  (name one of the files, or a folder "
-        "with files of one format)"
-    )
+    assert str(caught.value) == wording("files-several-formats")
 
 
 def test_a_new_folder_inside_the_saved_data_set_it_is_made_from_is_refused(tmp_path):
@@ -209,7 +206,7 @@ def test_a_new_folder_inside_the_saved_data_set_it_is_made_from_is_refused(tmp_p
 
     saved = tmp_path / "saved"
     Dataset.from_list([{"question": "a", "answer": "b"}]).save_to_disk(str(saved))
-    with pytest.raises(CannotMake, match=r"would lie inside of it  \(--output says where it goes"):
+    with pytest.raises(CannotMake, match=wording("would-lie-inside-says")):
         new_expert("mine", data=saved, into=saved)
     assert new_expert("mine", data=saved, into=tmp_path).columns["response"] == "answer"
 
@@ -270,7 +267,7 @@ def test_a_column_that_promises_a_part_of_what_is_said_and_is_not_read_is_warned
     file.write_text(json.dumps({"question": "a", "answer": "d"}) + "\n" + json.dumps(row) + "\n")
     made = new_expert("one", data=file, into=tmp_path)
     assert made.columns["input"] == "context"
-    assert made.warning.startswith("not trained on: schema (filled in 1 of 2 rows)")
+    assert made.warning.startswith(wording("not-trained-on-schema"))
 
 
 def test_a_parsed_structure_is_not_preferred_to_a_text(tmp_path):
@@ -293,7 +290,7 @@ def test_a_parsed_structure_is_not_preferred_to_a_text(tmp_path):
 def test_a_file_that_is_not_utf8_is_told_with_the_line_and_what_to_do(tmp_path):
     file = tmp_path / "rows.csv"
     file.write_bytes("question,answer\nwas,gr\u00fcn\n".encode("latin-1"))
-    words = r"rows.csv:2: invalid UTF-8: byte 0xfc at character 7; save the file as UTF-8"
+    words = wording("rows-csv-2-invalid")
     with pytest.raises(CannotMake, match=words):
         new_expert("one", data=file, into=tmp_path)
 
@@ -337,7 +334,7 @@ def test_settings_made_for_tiny_are_written_for_tiny_alone(model, settings, tmp_
     warned = [each for each in plan(made.manifest, gpu="rtx-4090").remarks if "tiny" in each.text]
     assert warned == []
     readme = (made.folder / "README.md").read_text(encoding="utf-8")
-    assert ("The settings are for `tiny`" in readme) == (model == "tiny")
+    assert (wording("settings-for-tiny") in readme) == (model == "tiny")
 
 
 def test_a_manifest_of_tiny_on_another_base_is_warned_of_wherever_it_is_looked_at(tmp_path):
@@ -347,14 +344,8 @@ def test_a_manifest_of_tiny_on_another_base_is_warned_of_wherever_it_is_looked_a
     other = ("base_models[0].name=Qwen/Qwen3-0.6B", "training.config.learning_rate=2e-3")
     remarks = plan(made.manifest, overrides=other, gpu="rtx-4090").remarks
     warned = {each.path: each.text for each in remarks if each.kind == "warning"}
-    assert warned["adapter.alpha"] == (
-        "alpha 512 with rank 32 multiplies the adapter by 16, as is right for the built-in tiny; "
-        "on Qwen/Qwen3-0.6B it is likely to wreck the model  (--set alpha=64, twice the rank)"
-    )
-    assert warned["optim.learning_rate"] == (
-        "0.002 is a learning rate for the built-in tiny; usual for lora on Qwen/Qwen3-0.6B is "
-        "0.0005  (--set learning_rate=0.0005)"
-    )
+    assert warned["adapter.alpha"] == wording("alpha-with-rank-multiplies")
+    assert warned["optim.learning_rate"] == wording("learning-rate-for-built-in")
     [checked] = check_manifests([made.manifest], overrides=other)
     assert [each.path for each in checked.doubts if "tiny" in each.text] == [
         "base_models[0].adapters[0].alpha",
@@ -368,9 +359,9 @@ def test_a_manifest_of_tiny_on_another_base_is_warned_of_wherever_it_is_looked_a
 
 
 def test_a_base_model_that_nobody_knows_or_that_needs_no_manifest_is_refused(tmp_path):
-    with pytest.raises(CannotMake, match=r"--model qwen3-0.7b: is not on this machine.*did you"):
+    with pytest.raises(CannotMake, match=wording("not-on-you")):
         new_expert("mine", into=tmp_path, model="qwen3-0.7b")
-    with pytest.raises(CannotMake, match=r"--model char-gpt: needs no manifest  \(expert train"):
+    with pytest.raises(CannotMake, match=wording("char-gpt-needs-no-manifest")):
         new_expert("mine", into=tmp_path, model="char-gpt")
     assert not list(tmp_path.iterdir())
 
@@ -401,7 +392,7 @@ def test_the_length_is_the_smallest_usual_one_that_cuts_nearly_nothing(words, le
 
 
 def test_what_shorter_lengths_would_cut_is_told_and_holds_in_a_check(tmp_path):
-    from expert.jobs.datasets.datasets import check_dataset
+    from expert.jobs.datasets.check import check_dataset
 
     rows = [*long_rows(40, 20), *long_rows(60, 700)]
     made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
@@ -422,12 +413,9 @@ def test_a_context_that_is_too_short_is_named_as_what_cuts(tmp_path):
     made = new_expert("mine", data=write_rows(tmp_path / "rows.jsonl", rows), into=tmp_path)
     assert made.length is not None
     assert made.length.length == 1024
-    assert made.length.bound == "the model sees 1,024 tokens"
+    assert made.length.bound == wording("the-model-sees-tokens")
     assert (made.length.cuts[0].rows, made.length.cuts[0].answers) == (1.0, 1.0)
-    assert made.length.cuts[0].words() == (
-        "1024: cuts 100% of the rows and 100% of the answers; 100% of the rows lose their whole "
-        "answer"
-    )
+    assert made.length.cuts[0].words() == wording("cuts-rows-answers-rows")
     wider = new_expert("wide", data=tmp_path / "rows.jsonl", into=tmp_path, model="Qwen/Qwen3-0.6B")
     assert wider.length is not None
     assert wider.length.length == 4096
@@ -445,5 +433,5 @@ def test_rows_of_a_json_file_are_measured_too_and_text_is_split(tmp_path):
     text = new_expert("text", data=book, into=tmp_path).length
     assert text is not None
     assert (text.length, text.cuts) == (1024, ())
-    assert "plain text is split" in text.because
+    assert wording("plain-text-is-split") in text.because
     assert new_expert("begin", into=tmp_path).length is None

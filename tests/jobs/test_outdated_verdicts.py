@@ -12,6 +12,7 @@ from expert.jobs.report import report
 from expert.jobs.validate.validate import validate
 from tests.jobs.runs import run
 from tests.jobs.validated_runs import own_run, written
+from tests.wording import wording
 
 
 def go_on(folder: Path) -> None:
@@ -23,23 +24,20 @@ def go_on(folder: Path) -> None:
 
 @pytest.mark.parametrize("least", [0.0, 0.95])
 def test_a_verdict_on_a_run_that_went_on_since_counts_as_none(tmp_path, least):
-    from expert.cli.runs import exported_lines
+    from expert.cli.export import exported_lines
 
     folder = own_run(tmp_path / "own")
     passed = validate(folder, device="cpu", min_accuracy=least).gate.passed
     assert passed is (least == 0.0)
     if not passed:
-        with pytest.raises(CannotExport, match="the gate is not passed"):
+        with pytest.raises(CannotExport, match=wording("gate-not-passed")):
             export(folder, tmp_path / "refused", device="cpu")
     go_on(folder)
     done = export(folder, tmp_path / "out", device="cpu")
-    assert done.warnings() == [
-        f"{folder}/validation.json is of other weights: the run went on since  "
-        f"(expert validate --expert {folder})"
-    ]
+    assert done.warnings() == [wording("other-weights-run", folder=folder)]
     assert "not validated" in exported_lines(done)[2][0]
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "| not judged: the validation is of other weights: the run went on since |" in card
+    assert wording("not-judged-validation-other") in card
     assert "quality gate" not in card
     validate(folder, device="cpu", min_accuracy=0.0)
     again = export(folder, tmp_path / "again", device="cpu")
@@ -55,9 +53,9 @@ def test_the_report_of_a_run_that_went_on_since_shows_its_validation_as_out_of_d
     assert "ut of date" not in before
     go_on(folder)
     after = report(folder).markdown.read_text(encoding="utf-8")
-    assert "Validation, out of date" in after
-    assert "is of other weights: the run went on since" in after
-    for judged in ("gate passed", "gate is passed", "Nobody judged"):
+    assert wording("validation-out-of-date") in after
+    assert wording("other-weights-run-went") in after
+    for judged in ("gate passed", wording("gate-is-passed"), "Nobody judged"):
         assert judged not in after
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from expert.jobs.datasets.datasets import check_dataset
+from expert.jobs.datasets.check import check_dataset
 from expert.manifest.reader import read_manifest
-from expert.run.plan import plan
-from expert.run.prepare import prepare
+from expert.run.open import plan, prepare
 from tests.jobs.test_preparing import ROWS, an_expert, lines
+from tests.wording import wording
 
 WORDS = " ".join(f"word{n}" for n in range(400))
 
@@ -47,12 +47,12 @@ def test_long_texts_are_learnt_to_their_end(tmp_path, rows):
 @pytest.mark.parametrize(
     ("rows", "config", "settled", "because"),
     [
-        (None, {}, "split", "plain text: every part of it is learnt"),
+        (None, {}, "split", wording("plain-text-every-part")),
         ([{"text": WORDS}], {}, "split", "plain text"),
         ([{"text": "<|user|>\na\n<|end|><|assistant|>\nb\n<|end|>"}], {}, "cut", "with answers"),
-        (ROWS[:3], {}, "cut", "rows with answers"),
-        (None, {"overlong": "cut"}, "cut", "set in the manifest"),
-        (ROWS[:3], {"overlong": "split"}, "split", "set in the manifest"),
+        (ROWS[:3], {}, "cut", wording("rows-with-answers")),
+        (None, {"overlong": "cut"}, "cut", wording("set-in-the-manifest")),
+        (ROWS[:3], {"overlong": "split"}, "split", wording("set-in-the-manifest")),
         ([{"text": WORDS}], {"tokenize": "late", "packing": False}, "cut", "tokenised late"),
     ],
 )
@@ -67,7 +67,7 @@ def test_rows_that_are_not_here_yet_are_cut_for_now(tmp_path):
     manifest = an_expert(tmp_path, dataset={"path": "someone/rows", "type": "huggingface"})
     decisions = {each.path: each for each in plan(manifest).decisions}
     assert decisions["data.overlong"].value == "cut"
-    assert "when they are here" in decisions["data.overlong"].because
+    assert wording("when-they-are-here") in decisions["data.overlong"].because
 
 
 def test_a_manifest_that_names_what_happens_is_read_as_before(tmp_path):

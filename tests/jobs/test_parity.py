@@ -15,10 +15,11 @@ from expert.jobs.diagnose.parity import NoParity, Parity, parity
 from expert.manifest.reader import read_manifest
 from expert.model import attention
 from expert.model.load import LoadedModel
-from expert.run.plan import plan
+from expert.run.open import plan
 from tests.jobs.runs import base_model, write_expert
+from tests.wording import wording
 
-LEAK = "packed = unpacked", "documents are isolated"
+LEAK = "packed = unpacked", wording("documents-are-isolated")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def test_a_packed_plan_holds_every_claim(tmp_path, base):
     assert states(found) == {
         "accumulated = whole": "equal",
         "packed = unpacked": "equal",
-        "documents are isolated": "equal",
+        wording("documents-are-isolated"): "equal",
         "sdpa attention = eager attention": "equal",
         "compiled = eager": "left out",
         "fused loss = plain loss": "equal",
@@ -56,12 +57,12 @@ def test_a_packed_plan_holds_every_claim(tmp_path, base):
 def test_a_padded_plan_is_compared_with_each_row_alone(tmp_path, base):
     found = states(compared(tmp_path, base, {"packing": False}))
     assert found["padded = alone"] == "equal"
-    assert found["documents are isolated"] == "left out"
+    assert found[wording("documents-are-isolated")] == "left out"
 
 
 def test_streamed_rows_are_refused(tmp_path, base):
     manifest = write_expert(tmp_path, base, {"max_steps": 2}, dataset={"streaming": True})
-    with pytest.raises(NoParity, match="streamed rows cannot be looked at twice"):
+    with pytest.raises(NoParity, match=wording("streamed-rows-cannot-looked")):
         parity(read_manifest(manifest))
 
 

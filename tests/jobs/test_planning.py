@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 import expert
+from expert.data.splits import data_order
 from expert.planning.run_plan import RunPlan
-from expert.run.feed import data_order
 from tests.jobs.test_preparing import ROWS, an_expert, lines
+from tests.wording import wording
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "expert-json" / "manifest.json"
 
@@ -27,14 +28,14 @@ def test_overrides_count_for_a_path():
 
 def test_overrides_for_a_manifest_that_was_read_come_too_late():
     read = expert.read_manifest(EXAMPLE)
-    with pytest.raises(ValueError, match="overrides belong to read_manifest"):
+    with pytest.raises(ValueError, match=wording("overrides-belong-to")):
         expert.plan(read, overrides=("epochs=9",))
 
 
 def test_the_package_shows_what_it_has_and_nothing_else():
     for name in expert.__all__:
         assert getattr(expert, name)
-    with pytest.raises(AttributeError, match="module 'expert' has no attribute 'nonsense'"):
+    with pytest.raises(AttributeError, match=wording("module-expert-has-no")):
         expert.nonsense  # noqa: B018
 
 
@@ -66,7 +67,7 @@ def _reason(plan: RunPlan, path: str) -> str:
 def test_tokens_are_counted_on_a_sample_where_a_tokenizer_is_at_hand(tmp_path):
     path = _expert(tmp_path, 5000)
     plan = expert.plan(path)
-    assert _reason(plan, "length.tokens_per_epoch") == "counted on a sample of 300 rows"
+    assert _reason(plan, "length.tokens_per_epoch") == wording("counted-on-sample-rows")
     exact = expert.prepare(path).train.index.statistics().tokens
     # Samples of real data were off by 3.3 % at most; these rows are more like each other.
     assert plan.length.tokens_per_epoch == pytest.approx(exact, rel=0.03)
@@ -98,7 +99,7 @@ def test_max_samples_is_planned_and_prepared_alike(tmp_path):
     whole = expert.prepare(path)
     limited = ("max_samples=250",)
     plan = expert.plan(path, overrides=limited)
-    assert _reason(plan, "length.tokens_per_epoch") == "counted on the first 250 rows"
+    assert _reason(plan, "length.tokens_per_epoch") == wording("counted-on-first-rows")
     made = expert.prepare(path, overrides=limited)
     assert (whole.train.index.examples, made.train.index.examples) == (2000, 250)
     assert plan.length.tokens_per_epoch == made.train.index.statistics().tokens
@@ -109,7 +110,7 @@ def test_rows_of_csv_over_several_lines_are_told_by_the_first_ones(tmp_path):
     cells = '"Add\n2 and 3?",5\n' * 400
     (tmp_path / "rows.csv").write_text(f"instruction,response\n{cells}", encoding="utf-8")
     plan = expert.plan(path, overrides=("training.dataset.path=rows.csv",))
-    assert _reason(plan, "length.tokens_per_epoch") == "counted on the first 300 rows"
+    assert _reason(plan, "length.tokens_per_epoch") == wording("counted-on-first")
 
 
 def test_a_plan_writes_nothing_but_the_hash_of_the_data(tmp_path):
@@ -160,7 +161,7 @@ def test_rows_that_changed_after_they_were_prepared_are_sampled_again(tmp_path):
 def test_a_model_that_is_not_here_leaves_the_bytes_to_go_by(tmp_path):
     path = _expert(tmp_path, 20)
     plan = expert.plan(path, gpu="rtx-4090", overrides=("base_models[0].name=some/model",))
-    assert _reason(plan, "length.tokens_per_epoch").startswith("from bytes: 3.8 of the file")
+    assert _reason(plan, "length.tokens_per_epoch").startswith(wording("from-bytes-file"))
 
 
 def test_data_that_cannot_be_read_leaves_a_plan_all_the_same(tmp_path):
@@ -192,9 +193,7 @@ def test_a_plan_says_that_the_epochs_end_before_max_steps(tmp_path, epochs, word
             expert.prepare(manifest)
         plan, told = planned(600)
         total = plan.length.total_steps
-        assert told == [
-            f"{words} after {total} updates, before the 600 of max_steps  (more epochs for more)"
-        ]
+        assert told == [wording("after-updates-before-more", words=words, total=total)]
         assert total is not None
         assert planned(total)[1] == planned(total - 1)[1] == []
 
@@ -230,7 +229,7 @@ def test_more_rows_than_are_read_are_told_by_their_bytes_or_their_footer(tmp_pat
     import pyarrow as pa
     import pyarrow.parquet
 
-    monkeypatch.setattr("expert.run.count.MOST_READ", 50)
+    monkeypatch.setattr("expert.data.count.MOST_READ", 50)
     (tmp_path / "rows.json").write_text(json.dumps(ROWS), encoding="utf-8")
     made = expert.plan(an_expert(tmp_path, dataset={"path": "rows.json"}))
     assert made.length.rows == pytest.approx(108, rel=0.1)
@@ -240,8 +239,7 @@ def test_more_rows_than_are_read_are_told_by_their_bytes_or_their_footer(tmp_pat
 
 
 def test_prepared_rows_change_the_expected_time_by_their_tokens(tmp_path):
-    from expert.run.feed import data_order, settled_by_data
-    from expert.run.prepare import prepare
+    from expert.run.open import as_packed, prepare
 
     file = an_expert(tmp_path)
     split = prepare(file).train
@@ -254,7 +252,7 @@ def test_prepared_rows_change_the_expected_time_by_their_tokens(tmp_path):
         "estimated: a test",
         "machine",
     )
-    made = settled_by_data(before, data_order(before, split), split)
+    made = as_packed(before, split)
     assert made.length.expected_parts == {"start": (1.0, 5.0), "train": (5.0, 10.0)}
     assert made.length.expected_seconds == (6.0, 15.0)
     told = next(each for each in made.decisions if each.path == "length.expected_seconds")

@@ -22,6 +22,7 @@ from expert.core.errors import ExpertError
 from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_run
 from tests.jobs.runs import ROWS, base_model, inject, run, write_expert
 from tests.jobs.trained_runs import finished, finished_characters
+from tests.wording import wording
 
 Plant = Callable[[pytest.MonkeyPatch], Any]
 ALARMS = ("error", "warning")
@@ -48,9 +49,9 @@ def slow_reads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def slow_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that take long to make, in the loop itself."""
-    from expert.data.feed.loader import PreparedRows
+    from expert.data.feed.loader import PreparedBins
 
-    slowed(monkeypatch, PreparedRows, "__getitems__", 0.2)
+    slowed(monkeypatch, PreparedBins, "__getitems__", 0.2)
 
 
 def slow_saves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +157,7 @@ CASES = [
         {"micro_batch_size": 1, "batch_size": 16},
         says="you set micro_batch_size: 1",
     ),
-    Case("eager-attention", {"attention": "eager"}, says="you set attention: eager"),
+    Case("eager-attention", {"attention": "eager"}, says=wording("you-set-attention-eager")),
     Case(
         "needless-recomputing",
         {"gradient_checkpointing": True},
@@ -202,10 +203,12 @@ CASES = [
         "loss-spikes",
         {"epochs": 10, "batch_size": 8, "save_steps": 10},
         plant=a_loss_that_leaps,
-        says="1 times back to a checkpoint",
+        says=wording("times-back-to-checkpoint"),
         also=frozenset({"saving-often"}),
     ),
-    Case("out-of-memory", plant=memory_for_one, verdict="memory-bound", says="out of memory"),
+    Case(
+        "out-of-memory", plant=memory_for_one, verdict="memory-bound", says=wording("out-of-memory")
+    ),
     Case("always-clipped", {"max_grad_norm": 0.01}, says="above max_grad_norm 0.01"),
     Case("whole-logits", {"fused_loss": False}, severity="note", says="you set fused_loss: false"),
 ]

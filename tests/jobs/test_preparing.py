@@ -11,18 +11,16 @@ import pytest
 
 import expert
 from expert.data.feed.batches import BatchArrays, BatchShape, fill_batch
+from expert.data.prepared import PreparedData
 from expert.data.records import DataError
 from expert.data.tokens.documents import DocumentStore
 from expert.data.tokens.encoder import CharacterEncoder
 from expert.jobs.pretokenize import manifests_below
 from expert.manifest.reader import read_manifest
-from expert.run.feed import data_order, settled_by_data
-from expert.run.open import planned_and_open
-from expert.run.plan import plan
-from expert.run.prepare import prepare
-from expert.run.prepared import PreparedData
+from expert.run.open import as_packed, open_run, plan, prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
 from tests.planning.planning import gpu, machine
+from tests.wording import wording
 
 ROWS = [
     {"instruction": f"Count to {n}.", "input": "x" * (n % 7), "output": f"SELECT {n} FROM city;"}
@@ -80,7 +78,7 @@ def test_a_known_rate_gives_the_time_of_the_rows_that_were_counted(tmp_path):
     known = expert.plan(manifest).with_values(
         {"length.tokens_per_second": 1000.0}, "measured", "measurement"
     )
-    made = settled_by_data(known, data_order(known, split), split)
+    made = as_packed(known, split)
     assert made.length.seconds == pytest.approx(3 * split.index.statistics().tokens / 1000)
 
 
@@ -106,14 +104,14 @@ def test_all_sequences_of_an_update_go_at_once_where_they_fit_once_they_are_coun
     wrong = {"batch.sequences_per_update": 1, "batch.micro_batch": 1, "batch.accumulation": 1}
     before = made.with_values(wrong, "estimated", "machine")
     split = prepare(manifest).train
-    assert settled_by_data(before, data_order(before, split), split).batch == made.batch
+    assert as_packed(before, split).batch == made.batch
 
 
 @pytest.mark.parametrize("packing", [True, False])
 def test_no_batch_has_room_for_more_sequences_than_an_update_has(tmp_path, packing):
     config = {"batch_size": 12, "max_seq_length": 128, "packing": packing, "micro_batch_size": 99}
     read = read_manifest(an_expert(tmp_path, model="tiny", **config))
-    made, _, _ = planned_and_open(read, lambda *_: None)
+    made = open_run(read).plan
     assert made.batch.micro_batch == made.batch.sequences_per_update
     assert made.batch.accumulation == 1
 
@@ -121,8 +119,9 @@ def test_no_batch_has_room_for_more_sequences_than_an_update_has(tmp_path, packi
 def test_a_run_of_short_rows_recomputes_nothing_for_the_length_they_might_have_had(tmp_path):
     manifest = an_expert(tmp_path, model="tiny", batch_size=8, max_seq_length=4096)
     read, card = read_manifest(manifest), machine(gpu("NVIDIA GeForce RTX 3060", 12, (8, 6)))
-    guessed = plan(read, vram="1GB", machine=card, look=False)
-    made, data, _ = planned_and_open(read, lambda *_: None, vram="1GB", machine=card)
+    guessed = open_run(read, data="unread", vram="1GB", machine=card).plan
+    opened = open_run(read, vram="1GB", machine=card)
+    made, data = opened.plan, opened.data
     assert guessed.kernels.recomputed_blocks
     assert made.kernels.recomputed_blocks == 0
     assert data.train is not None
@@ -137,14 +136,14 @@ def test_a_split_of_which_no_row_is_left_is_refused(tmp_path, packing):
     manifest = an_expert(tmp_path, dataset=dataset, overlong="drop", packing=packing)
     long = {**ROWS[0], "output": "x y " * 500}
     (tmp_path / "validation.jsonl").write_text(lines([long, long]), encoding="utf-8")
-    words = r"validation: all of its 2 rows are longer than max_seq_length 128, .*overlong: cut"
+    words = wording("validation-all-rows-longer")
     with pytest.raises(DataError, match=words):
         prepare(manifest)
     with pytest.raises(DataError, match=words):  # and again where the index lies in the cache
         prepare(manifest)
     (tmp_path / "train.jsonl").write_text(lines([long, long]), encoding="utf-8")
     (tmp_path / "validation.jsonl").write_text(lines(ROWS[:2]), encoding="utf-8")
-    with pytest.raises(DataError, match="train: all of its 2 rows are longer"):
+    with pytest.raises(DataError, match=wording("train-all-rows-longer")):
         prepare(manifest)
 
 
@@ -223,8 +222,8 @@ def test_another_number_of_rows_is_told_as_the_setting_and_not_as_changed_data(t
         for overrides in ((), ("max_samples=30",), ("max_samples=40",), ("max_samples=40",))
     ]
     changed = "max_samples changed"
-    same = "made from the same data and settings"
-    assert told == ["nothing was prepared yet", changed, changed, same]
+    same = wording("made-from-same-data")
+    assert told == [wording("nothing-was-prepared-yet"), changed, changed, same]
 
 
 def test_a_split_is_compared_with_what_was_prepared_for_the_same_split(tmp_path):
@@ -235,9 +234,9 @@ def test_a_split_is_compared_with_what_was_prepared_for_the_same_split(tmp_path)
     def told() -> list[str]:
         return [split.folders[0].because for split in prepare(file).splits()]
 
-    assert told() == ["nothing was prepared yet", "it was not prepared before"]
+    assert told() == [wording("nothing-was-prepared-yet"), wording("not-prepared-before")]
     (tmp_path / "validation.jsonl").write_text(lines(ROWS[:9]), encoding="utf-8")
-    assert told() == ["made from the same data and settings", "the data changed"]
+    assert told() == [wording("made-from-same-data"), "the data changed"]
 
 
 def test_a_task_is_not_compared_with_another_task(tmp_path):
@@ -246,7 +245,7 @@ def test_a_task_is_not_compared_with_another_task(tmp_path):
     for number, name in enumerate(tasks):
         (tmp_path / f"{name}.jsonl").write_text(lines(ROWS[number:50]), encoding="utf-8")
     told = [prepared.because for prepared in prepare(file).train.folders]
-    assert told == ["nothing was prepared yet", "it was not prepared before"]
+    assert told == [wording("nothing-was-prepared-yet"), wording("not-prepared-before")]
 
 
 @pytest.mark.parametrize("packing", ["best-fit", "concat", False])
@@ -305,7 +304,7 @@ def test_checks_of_the_manifest_leave_rows_out(tmp_path):
     (tmp_path / "train.jsonl").write_text(lines(ROWS + ROWS[99:]), encoding="utf-8")
     statistics = prepare(file).train.folders[0].statistics
     assert statistics.dropped == {
-        "answer shorter than 20 characters": 9,
+        wording("answer-shorter-than-characters"): 9,
         "occurred before": 21,
     }
 
@@ -328,7 +327,7 @@ def test_a_cache_path_with_tokens_of_something_else_is_left_and_new_ones_are_mad
     assert made.train.folders[0].folder != folder
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [doubt.path for doubt in made.doubts] == ["training.config.pretokenized_cache"]
-    assert "made from something else: train_on_prompt changed" in made.doubts[0].text
+    assert wording("made-from-something") in made.doubts[0].text
 
 
 def test_a_cache_path_that_is_an_empty_folder_is_filled(tmp_path):
@@ -346,7 +345,7 @@ def test_a_cache_path_with_files_of_the_users_is_left_and_tokens_are_made_beside
     made = prepare(file)
     assert made.train.folders[0].folder.parent == tmp_path / "prepared"
     assert [path.name for path in (tmp_path / "prepared" / "mine").iterdir()] == ["diary.txt"]
-    assert "is not a prepared-token folder" in made.doubts[0].text
+    assert wording("not-prepared-token-folder") in made.doubts[0].text
 
 
 def test_a_character_corpus_becomes_full_blocks(tmp_path):
@@ -371,7 +370,7 @@ def test_a_model_that_is_nowhere_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     file = an_expert(tmp_path)
-    with pytest.raises(DataError, match=r"could not be fetched|is not on this machine"):
+    with pytest.raises(DataError, match=wording("could-not-not-on")):
         prepare(file, overrides=("base_models[0].name=nobody/nothing",))
 
 
@@ -388,12 +387,7 @@ def test_a_model_whose_name_is_right_is_no_slip_where_the_hub_cannot_be_reached(
     file = an_expert(tmp_path)
     with pytest.raises(DataError) as told:
         prepare(file, overrides=("base_models[0].name=Qwen/Qwen3-0.6B",))
-    assert str(told.value) == (
-        "Qwen/Qwen3-0.6B is not on this machine, and the hub cannot be reached: [Errno -2] Name or "
-        "service not known  (fetch it where there is a network, with 'hf download Qwen/Qwen3-0.6B "
-        "--local-dir Qwen3-0.6B', and put that folder into models/ beside the manifest or name its "
-        "path; or set HF_HOME to a cache that holds it)"
-    )
+    assert str(told.value) == wording("not-on-machine-hub")
 
 
 def test_a_model_that_the_hub_does_not_have_is_offered_under_another_name_only(
@@ -404,18 +398,18 @@ def test_a_model_that_the_hub_does_not_have_is_offered_under_another_name_only(
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", missing)
     file = an_expert(tmp_path)
-    for name, meant in (("Qwen/Qwen3-0.6B", ""), ("Qwen/Qwen3-06B", "did you mean 'Qwen3-0.6B'? ")):
-        with pytest.raises(DataError, match="could not be fetched from the hub: 404") as told:
+    for name, meant in (("Qwen/Qwen3-0.6B", ""), ("Qwen/Qwen3-06B", wording("did-you-mean-qwen3"))):
+        with pytest.raises(DataError, match=wording("could-not-fetched-from")) as told:
             prepare(file, overrides=(f"base_models[0].name={name}",))
         assert f"({meant}" in str(told.value)
-        assert ("did you mean" in str(told.value)) == bool(meant)
+        assert (wording("did-you-mean-2") in str(told.value)) == bool(meant)
 
 
 def test_manifests_are_found_below_a_folder(tmp_path):
     for name in ("a", "b"):
         an_expert(tmp_path / name)
     assert [path.parent.name for path in manifests_below(tmp_path)] == ["a", "b"]
-    with pytest.raises(DataError, match="no manifest below"):
+    with pytest.raises(DataError, match=wording("no-manifest-below")):
         manifests_below(tmp_path / "a" / "models")
 
 

@@ -11,10 +11,11 @@ import pytest
 
 import expert
 from expert.core.errors import EXIT_OK, ExpertError
-from expert.jobs.datasets.datasets import check_dataset
+from expert.jobs.datasets.check import check_dataset
 from expert.jobs.new.new_expert import new_expert
-from expert.run.prepare import prepare
+from expert.run.open import prepare
 from tests.jobs.public_shapes import SHAPES, Shape
+from tests.wording import wording
 
 ALL_ROWS = ("training.dataset.validation_split=0",)
 ACCEPTED = {name: shape for name, shape in SHAPES.items() if not shape.refused}
@@ -51,7 +52,7 @@ def test_what_is_trained_on_is_what_the_rows_say(shape, tmp_path):
     assert report.problems == []
     warnings = "\n".join(report.warnings())
     assert shape.warned in warnings
-    assert ("not trained on" in warnings) == ("not trained on" in shape.warned)
+    assert (wording("not-trained-on") in warnings) == (wording("not-trained-on") in shape.warned)
     data = prepare(manifest, overrides=ALL_ROWS)
     store = data.train.open()
     documents = [_read_back(data, store, number) for number in range(len(store))]

@@ -11,19 +11,20 @@ import pytest
 import torch
 
 from expert.core.rundir import RunFolder
+from expert.data import plain_text as row_kind
 from expert.data.records import DataError, Example, Turn
 from expert.data.template.text_tools import text_tools
 from expert.data.tokens.encoder import read_special_tokens
 from expert.jobs.sample.conversation import Conversation
 from expert.jobs.sample.sample import CannotSample, Work, generate, prompt_text, ready, sample
 from expert.model.chargpt import load_char_gpt
-from expert.run import row_kind
-from expert.run.choose_checkpoint import NothingTrained, choose
-from expert.run.prepare import prepare
-from expert.run.trained import load_trained, pick_device, read_plan
+from expert.run.open import prepare
+from expert.run.stored.choose_checkpoint import NothingTrained, choose
+from expert.run.stored.load import load_trained, pick_device, read_plan
 from tests.data.tokenizers import model_folder
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import finished, finished_characters, place
+from tests.wording import wording
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -256,7 +257,7 @@ def test_a_character_model_continues_what_it_has_learnt():
 def test_a_character_model_is_sampled_warm_unless_asked_otherwise_and_says_so():
     found = sample(finished_characters(), [""], seed=1, decoding={"max_new_tokens": 2})
     assert found.decoding.temperature == 0.8
-    assert found.notes == ("temperature 0.8: with 0 the text would soon repeat itself",)
+    assert found.notes == (wording("temperature-with-text-would"),)
 
 
 def test_a_stop_sequence_ends_characters_too():
@@ -268,11 +269,11 @@ def test_a_stop_sequence_ends_characters_too():
 
 def test_what_the_character_model_cannot_do_is_told():
     run = finished_characters()
-    with pytest.raises(DataError, match="the character 'é' is not in the corpus"):
+    with pytest.raises(DataError, match=wording("character-not-in")):
         texts(run, "é")
-    with pytest.raises(CannotSample, match="--top-p: the character model knows temperature and"):
+    with pytest.raises(CannotSample, match=wording("character-model-knows-temperature")):
         texts(run, "the", decoding={"top_p": 0.5})
-    with pytest.raises(CannotSample, match="--system: a text that is continued has no system"):
+    with pytest.raises(CannotSample, match=wording("text-continued-has-no")):
         texts(run, "the", system="be brief")
 
 
@@ -293,9 +294,9 @@ def test_a_checkpoint_of_the_character_model_is_another_state():
 def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are():
     folder = RunFolder(finished("lora"))
     offered = r"\(there is --checkpoint final, 3, 6\)"
-    with pytest.raises(NothingTrained, match=f"no checkpoint of update 4  {offered}"):
+    with pytest.raises(NothingTrained, match=wording("no-checkpoint-of-update", offered=offered)):
         choose(folder, "4")
-    with pytest.raises(NothingTrained, match=f"neither final nor best nor .*{offered}"):
+    with pytest.raises(NothingTrained, match=wording("neither-final-nor-best", offered=offered)):
         choose(folder, "latest")
 
 
@@ -311,13 +312,13 @@ def test_the_best_is_the_checkpoint_of_the_best_evaluation(tmp_path):
     run.events.write_text("\n".join(map(json.dumps, events)) + "\n", encoding="utf-8")
     assert choose(run, "best").step == 3
     shutil.rmtree(run.checkpoints / "step-000003")
-    with pytest.raises(NothingTrained, match="the best checkpoint, step-000003, is not kept"):
+    with pytest.raises(NothingTrained, match=wording("best-checkpoint-not-kept")):
         choose(run, "best")
     with run.events.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps({"event": "took_best", "step": 3}) + "\n")
     assert choose(run, "best").path == run.final
     run.events.write_text("", encoding="utf-8")
-    with pytest.raises(NothingTrained, match="no evaluation says which checkpoint is the best"):
+    with pytest.raises(NothingTrained, match=wording("no-evaluation-says-checkpoint")):
         choose(run, "best")
 
 
@@ -325,7 +326,7 @@ def test_a_run_that_has_not_finished_has_no_final(tmp_path):
     run = tmp_path / "run"
     shutil.copytree(finished("lora"), run)
     shutil.rmtree(run / "final")
-    with pytest.raises(NothingTrained, match=r"there is no finished expert: it does not exist  \("):
+    with pytest.raises(NothingTrained, match=wording("no-finished-expert-does")):
         texts(run, "say cat 2")
     assert texts(run, "say cat 2", checkpoint="6") == texts(finished("lora"), "say cat 2")
 
@@ -339,19 +340,19 @@ def test_a_newest_run_that_has_not_finished_names_the_newest_one_that_has(tmp_pa
         shutil.rmtree(unfinished.final)
         with pytest.raises(NothingTrained) as told:
             choose(runs[2], "final")
-        advice = f"; or name {offered.path}, which is finished)" if offered else "3, 6)"
+        advice = wording("name-finished", path=offered.path) if offered else "3, 6)"
         assert str(told.value).endswith(advice)
 
 
 def test_a_plan_of_another_version_is_told(tmp_path):
     (tmp_path / "plan.json").write_text('{"expert": "x"}', encoding="utf-8")
-    with pytest.raises(Exception, match=r"plan\.json: is no plan of this version: target: Field"):
+    with pytest.raises(Exception, match=wording("no-plan-version-target")):
         texts(tmp_path, "hello")
 
 
 def test_a_card_that_is_not_there_is_told(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(Exception, match="--device cuda: torch finds no card it can use"):
+    with pytest.raises(Exception, match=wording("cuda-torch-finds-no")):
         pick_device("cuda")
 
 
@@ -381,7 +382,7 @@ def test_a_prompt_that_is_longer_than_the_context_is_refused_with_both_numbers()
         talk.ask("cat " * context)
     words = str(told.value)
     assert words.startswith("--prompt: has ")
-    assert f"is {context:,} with the answer  (shorten it" in words
+    assert wording("with-answer-shorten", context=context) in words
     assert len(talk._turns) == 0  # it was not said
 
 
@@ -392,4 +393,4 @@ def test_an_answer_ends_where_the_context_is_full_and_says_so(monkeypatch):
     monkeypatch.setattr(config, "max_position_embeddings", taken + 1)
     said_now = Conversation(loaded).ask("say cat 2")
     assert (said_now.tokens, said_now.ended) == (1, False)
-    assert said_now.note == "cut after 1 token: there the model's context is full"
+    assert said_now.note == wording("cut-after-token-models")

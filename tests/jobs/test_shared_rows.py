@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 import expert
+from expert.data.count import count_rows
+from expert.data.named_sources import named_sources
 from expert.data.tokens.row_keys import RowKeys
 from expert.jobs.diagnose.check import check
 from expert.manifest.reader import read_manifest
 from expert.planning.run_plan import RunPlan
-from expert.run.count import count_rows
-from expert.run.prepare import prepare
+from expert.run.open import prepare
 from tests.jobs.runs import ROWS, base_model, events_of, run, write_expert
+from tests.wording import wording
 
 NEW = [{"instruction": f"spell {n}", "response": "letters " * n} for n in range(1, 6)]
 SPLITS = ("validation", "test")
@@ -37,18 +39,12 @@ def test_rows_that_are_judged_and_learnt_are_counted_and_one_is_named(tmp_path, 
     made = prepare(file, overrides=("training.dataset.validation_split=0",))
     (doubt,) = made.doubts
     assert doubt.path == f"training.dataset.{split}_path"
-    assert doubt.text == (
-        f"{split}: 2 of 4 rows stand in the training rows as well (row 3 of {split}.jsonl is row 7 "
-        f"of train.jsonl): the {split} loss is lower than on rows that are new to the expert  "
-        f"(take them out of one of the two; expert dataset check --manifest {file} lists them)"
-    )
+    assert doubt.text == wording("rows-stand-in-training", split=split, file=file)
 
 
 def test_a_single_shared_row_is_told_as_one(tmp_path):
     (told,) = prepare(an_expert(tmp_path, validation=[ROWS[0]])).doubts
-    assert told.text.startswith(
-        "validation: 1 of 1 row stands in the training rows as well (row 1 of"
-    )
+    assert told.text.startswith(wording("validation-row-stands-in"))
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -100,7 +96,7 @@ def test_a_run_says_once_that_its_validation_file_is_learnt_as_well(tmp_path_fac
     base = base_model(tmp_path_factory.getbasetemp())
     done = run(an_expert(tmp_path, base=base, validation=[*NEW, ROWS[2]]))
     told = [event["text"] for event in events_of(done.folder, "warning")]
-    (doubt,) = [text for text in told if "in the training rows as well" in text]
+    (doubt,) = [text for text in told if wording("in-training-rows-well") in text]
     assert doubt.startswith("validation: 1 of 6 rows stands")
 
 
@@ -108,16 +104,17 @@ def test_a_plan_warns_of_them_once_they_are_prepared(tmp_path):
     file = an_expert(tmp_path, validation=[ROWS[1]])
 
     def told(plan: RunPlan) -> list[str]:
-        return [each.text for each in plan.remarks if "in the training rows as well" in each.text]
+        return [each.text for each in plan.remarks if wording("in-training-rows-well") in each.text]
 
     assert told(expert.plan(file)) == []
     prepare(file)
     assert len(told(expert.plan(file))) == 1
     for kept in (tmp_path / "datasets_optimized").rglob("rows-*.npy"):
         kept.unlink()
-    plan = expert.plan(file)
+    read = read_manifest(file)
+    plan = expert.plan(read)
     assert told(plan) == [], "a plan reads no tokens"
-    counts = count_rows(read_manifest(file), plan)
+    counts = count_rows(read, plan, named_sources(read))
     assert counts is not None
     assert counts.packed is not None, "and finds the packed rows without them"
 
@@ -133,4 +130,4 @@ def test_the_diagnosis_before_a_run_finds_them_in_prepared_rows(tmp_path):
         "1 of 4 rows, such as row 4 of validation.jsonl is row 2 of train.jsonl"
     )
     assert validation.numbers == {"rows": 1, "share": 0.25}
-    assert test.title == "test rows stand in the training rows as well"
+    assert test.title == wording("test-rows-stand-in")

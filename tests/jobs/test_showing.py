@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
+from expert.data.inspect.pick_rows import NoSuchRow, RowsToShow
 from expert.data.inspect.shown_rows import ShownRow
-from expert.jobs.datasets.datasets import check_dataset
-from expert.jobs.datasets.showing import NoSuchRow, RowsToShow, first_row_of
+from expert.jobs.datasets.check import check_dataset, first_row_of
 from expert.manifest.reader import read_manifest
-from expert.run.plan import plan as plan_job
-from expert.run.prepare import prepare
+from expert.run.open import open_run, prepare
 from tests.data.test_tools import OPENAI
 from tests.jobs.test_preparing import ROWS, an_expert, lines
+from tests.wording import wording
 
 EVERY = RowsToShow(count=1000, most_tokens=None)
 CHAT = [
@@ -111,7 +111,7 @@ def test_soft_prompts_come_before_a_row_and_take_its_room(tmp_path):
     file.write_text(json.dumps(made))
     rows = shown(file)
     assert of_shown(rows) == of_batches(file)
-    assert "8 tokens of soft prompts come before it" in rows[0].notes
+    assert wording("tokens-soft-prompts-come") in rows[0].notes
 
 
 def test_a_text_of_the_character_model_is_shown_in_its_blocks(tmp_path):
@@ -159,7 +159,7 @@ def test_a_row_of_which_nothing_is_trained_on_says_why(tmp_path):
     long = {"instruction": "long " * 60, "output": "end"}
     (tmp_path / "train.jsonl").write_text(lines([*ROWS, long]), encoding="utf-8")
     (row,) = shown(file, RowsToShow(count=0, lines=("121",)))
-    assert row.left_out == "nothing that is trained on comes before max_seq_length 32"
+    assert row.left_out == wording("nothing-trained-on-comes")
     assert row.trained_tokens == 0
 
 
@@ -172,11 +172,11 @@ def test_rows_are_found_as_messages_name_them(tmp_path):
     third, bad, test = shown(file, RowsToShow(count=0, lines=asked))
     assert third.place.endswith("rows.json: row 3")
     assert "Count to 3." in "".join(one.text for one in third.segments)
-    assert bad.left_out.startswith("a bad row: ")
+    assert bad.left_out.startswith(wording("a-bad-row"))
     assert (test.split, test.place) == ("test", f"{tmp_path / 'test.jsonl'}:2")
-    with pytest.raises(NoSuchRow, match=r"--row 77: there is no such row\n.*--row test.jsonl:9"):
+    with pytest.raises(NoSuchRow, match=wording("no-such")):
         shown(file, RowsToShow(lines=("77", "test.jsonl:9")))
-    with pytest.raises(NoSuchRow, match="--row seven: is not a row"):
+    with pytest.raises(NoSuchRow, match=wording("seven-not-row")):
         shown(file, RowsToShow(lines=("seven",)))
 
 
@@ -200,9 +200,9 @@ def test_without_the_tokenizer_the_text_is_shown_and_the_lack_of_it_said(tmp_pat
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     file = an_expert(tmp_path, model="somebody/some-model")
     report = check_dataset(file, show=RowsToShow())
-    assert "somebody/some-model is not on this machine" in report.problems[0]
+    assert wording("not-on-machine") in report.problems[0]
     first = report.rows[0]
-    told = "the tokenizer of somebody/some-model is not on this machine: text, no tokens"
+    told = wording("tokenizer-not-on")
     assert (first.notes, first.tokens) == ((told,), None)
     assert [(one.trained, one.tokens) for one in first.segments] == [(False, None), (True, None)]
     assert first.segments[1].text == "SELECT 1 FROM city;<|im_end|>\n"
@@ -211,7 +211,7 @@ def test_without_the_tokenizer_the_text_is_shown_and_the_lack_of_it_said(tmp_pat
 def test_a_plan_shows_its_first_row_as_the_check_does(tmp_path):
     file = an_expert(tmp_path)
     read = read_manifest(file)
-    row, _ = first_row_of(read, plan_job(read, look=False))
+    row, _ = first_row_of(open_run(read, data="unread"), most_tokens=None)
     assert row is not None
     assert row.segments == shown(file, RowsToShow(count=2))[0].segments
 
@@ -226,8 +226,8 @@ def test_a_plan_fetches_nothing_to_show_a_row(tmp_path, monkeypatch):
     file = tmp_path / "manifest.json"
     file.write_text(json.dumps({"name": "c", "base_model": "char-gpt", "training": training}))
     read = read_manifest(file)
-    row, why = first_row_of(read, plan_job(read, look=False))
-    assert (row, why) == (None, "the rows of shakespeare are not fetched for it")
+    row, why = first_row_of(open_run(read, data="unread"), most_tokens=None)
+    assert (row, why) == (None, wording("rows-shakespeare-not-fetched"))
 
 
 def test_a_row_that_fits_the_screen_is_not_shortened_however_many_stretches_it_has(tmp_path):

@@ -11,14 +11,15 @@ import pytest
 from tokenizers import Tokenizer
 
 import expert
+from expert.data.named_sources import CHECKED
+from expert.data.prepared import PreparedData
 from expert.data.records import DataError
-from expert.jobs.datasets.datasets import check_dataset
-from expert.jobs.datasets.finding import find_datasets, read_users
-from expert.run.prepare import prepare
-from expert.run.prepared import PreparedData
-from expert.run.token_folders import CHECKED
+from expert.jobs.datasets.check import check_dataset
+from expert.jobs.datasets.find import find_datasets, read_users
+from expert.run.open import prepare
 from tests.data.tokenizers import model_folder, small_tokenizer
 from tests.jobs.test_preparing import an_expert, texts_of
+from tests.wording import wording
 
 datasets = pytest.importorskip("datasets")
 
@@ -135,7 +136,7 @@ def test_ids_beyond_the_vocabulary_do_not_fit_and_the_rows_are_tokenised_instead
     made = prepare(file)
     assert "FROM city" in texts_of(made, "train")[0]
     assert [doubt.path for doubt in made.doubts] == ["training.config.pretokenized_cache"]
-    assert "1 row with ids beyond the tokenizer's 347 tokens (up to 49,000)" in made.doubts[0].text
+    assert wording("row-with-ids-beyond") in made.doubts[0].text
     assert bytes_below(folder) == before
     assert any("up to 49,000" in remark.text for remark in expert.plan(file).remarks)
 
@@ -147,7 +148,7 @@ def test_ids_of_another_tokenizer_are_known_by_the_text_they_make(tmp_path):
         row["input_ids"] = [(id * 7 + 11) % 300 for id in row["input_ids"]]
     save(tmp_path / "mine" / "tokenized", rows)
     made = prepare(file)
-    assert "are the same when their text is tokenised again" in made.doubts[0].text
+    assert wording("same-when-text-tokenised") in made.doubts[0].text
     assert "FROM city" in texts_of(made, "train")[0]
 
 
@@ -156,16 +157,16 @@ def test_ids_of_another_tokenizer_are_known_by_the_text_they_make(tmp_path):
     [
         (
             lambda row: row.update(input_ids=[9_999] * PADDED, labels=[9_999] * PADDED),
-            "beyond the tokenizer's",
+            wording("beyond-the-tokenizers"),
         ),
         (
             lambda row: row.update(
                 labels=[*row["input_ids"][1:], -100], attention_mask=[1] * PADDED
             ),
-            "labels are input_ids shifted by one place",
+            wording("labels-shifted-by-one"),
         ),
         (lambda row: row.update(labels=[1, 2, 3]), "labels has 3 places and input_ids 64"),
-        (lambda row: row.update(labels=[-100] * PADDED), "there is no token to train on"),
+        (lambda row: row.update(labels=[-100] * PADDED), wording("no-token-to-train")),
         (lambda row: row.update(attention_mask=[2] * PADDED), "attention_mask holds 2"),
     ],
 )
@@ -184,7 +185,7 @@ def test_labels_that_are_numbers_are_not_taken_for_tokens(tmp_path):
     rows = [{**token_row(n), "labels": n % 2} for n in range(20)]
     save(tmp_path / "tokens", rows)
     file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
-    with pytest.raises(DataError, match="'labels' is not a list of numbers"):
+    with pytest.raises(DataError, match=wording("labels-not-list-numbers")):
         prepare(file)
 
 
@@ -197,7 +198,7 @@ def test_text_beside_the_tokens_is_what_is_fallen_back_to(tmp_path):
     file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
     made = prepare(file)
     assert "Row 3." in "".join(texts_of(made, "train") + texts_of(made, "validation"))
-    assert "The rows are tokenised instead" in made.doubts[0].text
+    assert wording("rows-tokenised-instead") in made.doubts[0].text
 
 
 def test_rows_without_tokens_are_tokenised_although_tokens_were_said_to_be_there(tmp_path):
@@ -246,7 +247,7 @@ def test_rows_joined_and_cut_to_one_length_are_told_of(tmp_path):
     chunks = [text[start : start + 32] for start in range(0, len(text) - 32, 32)]
     save(tmp_path / "tokens", [{"input_ids": ids, "labels": ids} for ids in chunks])
     file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
-    assert any("every row has 32 tokens" in doubt.text for doubt in prepare(file).doubts)
+    assert any(wording("every-row-has-tokens") in doubt.text for doubt in prepare(file).doubts)
 
 
 def test_a_changed_token_folder_is_converted_again(tmp_path):
@@ -280,7 +281,7 @@ def test_the_check_of_a_data_set_and_the_plan_understand_tokens(tmp_path):
     report = check_dataset(file)
     assert report.problems == []
     assert report.splits[0].rows == 21
-    assert any("tokens made elsewhere, 21 rows" in note for note in report.notes)
+    assert any(wording("tokens-made-elsewhere-rows") in note for note in report.notes)
     assert not any("remnant" in line for line in report.warnings())
     plan = expert.plan(file)
     assert plan.length.rows in (21, 18)
@@ -308,7 +309,7 @@ def test_rows_that_no_special_token_ends_are_told_of(tmp_path):
     rows = [{"input_ids": encoded(f"Row {n} says so.")} for n in range(20)]
     save(tmp_path / "tokens", rows)
     file = an_expert(tmp_path, dataset={"path": "tokens", "use_pretokenized": True})
-    assert "would not learn to stop" in prepare(file).doubts[0].text
+    assert wording("would-not-learn-to") in prepare(file).doubts[0].text
 
 
 def test_a_run_is_trained_on_tokens_and_is_not_judged_by_them_unasked(tmp_path):
@@ -328,7 +329,7 @@ def test_a_run_is_trained_on_tokens_and_is_not_judged_by_them_unasked(tmp_path):
     )
     result = train(file)
     assert result.steps == 2
-    with pytest.raises(NoTestSet, match="its rows are tokens"):
+    with pytest.raises(NoTestSet, match=wording("its-rows-are-tokens")):
         validate(result.folder)
 
 
@@ -340,7 +341,7 @@ def test_a_look_before_the_run_warns_of_tokens_that_do_not_fit(tmp_path):
     save(tmp_path / "mine" / "tokenized", [{"input_ids": [9_999] * 8} for _ in range(20)])
     read = read_manifest(file)
     found = {each.name: each for each in check_data(read, expert.plan(file)).findings}
-    assert "beyond the tokenizer's" in found["token-folder"].evidence
+    assert wording("beyond-the-tokenizers") in found["token-folder"].evidence
 
 
 def test_files_of_tokens_are_read_like_a_saved_folder(tmp_path):

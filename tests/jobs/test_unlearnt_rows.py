@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from expert.data.records import DataError
-from expert.jobs.datasets.datasets import check_dataset
+from expert.jobs.datasets.check import check_dataset
 from expert.jobs.diagnose.data_checks import check_data
 from expert.manifest.reader import read_manifest
-from expert.run.plan import plan
-from expert.run.prepare import prepare
+from expert.run.open import plan, prepare
 from tests.jobs.test_preparing import ROWS, an_expert, lines, texts_of
+from tests.wording import wording
 
 LONG = [{"instruction": f"Read this. {'word ' * 400}", "output": f"answer {n}"} for n in range(30)]
-TOLD = "train: 30 of 60 rows (50%) are left out: nothing that is learnt comes before max_seq_length"
+TOLD = wording("train-rows-left-out")
 
 
 def an_expert_with_long_rows(folder: Path, rows: list[Any], **config: Any) -> Path:
@@ -37,7 +37,7 @@ def test_rows_whose_answer_is_cut_off_are_left_out_and_told(tmp_path, packing):
         (doubt,) = made.doubts
         assert doubt.text.startswith(TOLD)
         assert "overlong: split" in doubt.text
-        assert "the longest row has" in doubt.text
+        assert wording("the-longest-row-has") in doubt.text
 
 
 def test_a_row_that_keeps_a_part_of_its_answer_stays(tmp_path):
@@ -45,7 +45,7 @@ def test_a_row_that_keeps_a_part_of_its_answer_stays(tmp_path):
     made = prepare(an_expert_with_long_rows(tmp_path, ROWS[:30] + partly))
     assert (made.train.index.examples, made.train.index.overlong.unlearnt) == (33, 0)
     (doubt,) = made.doubts
-    assert doubt.text.startswith("train: 3 of 33 rows (9%) lose their end, where answers are, to ")
+    assert doubt.text.startswith(wording("train-rows-lose-end"))
     assert "a larger training.config.max_seq_length" in doubt.text
 
 
@@ -83,7 +83,7 @@ def test_the_places_of_a_soft_prompt_count(tmp_path):
     )
     fits = prepare(manifest, overrides=(f"max_seq_length={room + 60}",))
     assert fits.train.index.overlong.unlearnt == 0
-    with pytest.raises(DataError, match=r"train: 30 of 30 rows \(100%\) are left out"):
+    with pytest.raises(DataError, match=wording("train-rows-left")):
         prepare(manifest, overrides=("max_seq_length=66",))
 
 
@@ -95,7 +95,7 @@ def test_a_split_of_which_no_answer_is_left_is_refused(tmp_path, split):
     for name, file in names.items():
         rows = LONG if name == split else ROWS[:30]
         (tmp_path / file).write_text(lines(rows), encoding="utf-8")
-    words = rf"{split}: 30 of 30 rows \(100%\) are left out: .* \(a larger training.config.max_seq"
+    words = wording("rows-left-out-larger", split=split)
     for _ in range(2):
         with pytest.raises(DataError, match=words):
             prepare(manifest)
@@ -110,7 +110,7 @@ def test_a_plan_tells_before_and_after_preparing(tmp_path):
         return [each.text for each in plan(manifest).remarks if "left out" in each.text]
 
     (before,) = told()
-    assert before.startswith("train: 30 of 60 rows that were tried (50%) are left out")
+    assert before.startswith(wording("train-rows-tried-left"))
     prepare(manifest)
     (after,) = told()
     assert after.startswith(TOLD)
@@ -122,7 +122,7 @@ def test_a_plan_tells_of_prepared_rows_that_another_length_would_leave_out(tmp_p
     told = [each for each in plan(manifest).remarks if "left out" in each.text]
     assert [each.path for each in told] == ["training.config.max_seq_length"]
     assert told[0].text.startswith(TOLD)
-    assert "the longest row has" in told[0].text
+    assert wording("the-longest-row-has") in told[0].text
 
 
 @pytest.mark.parametrize("overlong", ["cut", "drop"])
@@ -133,7 +133,7 @@ def test_a_plan_tells_what_preparing_has_refused(tmp_path, overlong):
     assert str(refused.value) in [each.text for each in plan(manifest).remarks]
 
 
-SEED = "another training.config.seed or a larger validation_split draws other rows"
+SEED = wording("another-larger-draws-other")
 
 
 @pytest.mark.parametrize(
@@ -188,6 +188,6 @@ def test_a_diagnosis_before_a_run_tells_them_prepared_or_not(tmp_path):
     for of in ("the first 60 rows", "60 rows"):
         found = {each.name: each for each in check_data(read, made).findings}["rows-not-learnt"]
         assert found.severity == "warning"
-        assert found.evidence.startswith(f"train: 30 of {of} (50%) are left out")
+        assert found.evidence.startswith(wording("train-left-out", of=of))
         assert found.fix.startswith("a larger training.config.max_seq_length")
         prepare(manifest)

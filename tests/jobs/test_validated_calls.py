@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from expert.cli.validate_view import score_sheet
+from expert.cli.validate import score_sheet
 from expert.core.rundir import RunFolder
 from expert.data.records import Example, Turn
 from expert.jobs.sample.offered_tools import NoTools
@@ -23,13 +23,14 @@ from expert.jobs.validate.validate import _said, validate
 from expert.jobs.validate.written_calls import as_written
 from expert.judging.cases import Case
 from expert.judging.oracles.calls import CALLS, Marks, check_of
-from expert.judging.oracles.oracle import oracle_for
-from expert.run.choose_checkpoint import choose
-from expert.run.trained import load_trained, read_plan
+from expert.judging.oracles.oracle import JudgeOptions, oracle_for
+from expert.run.stored.choose_checkpoint import choose
+from expert.run.stored.load import load_trained, read_plan
 from tests.data.chat_templates import family, qwen3_source
 from tests.jobs.runs import WORDS, base_model, run, write_expert
 from tests.jobs.trained_runs import place
 from tests.jobs.validated_runs import as_it_was, written
+from tests.wording import wording
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
 
@@ -72,6 +73,7 @@ def calling() -> Path:
         rows=[row(f"say {word} {n}") for n in range(6) for word in WORDS],
         dataset={"validation_split": 0.1},
         model={"prompt_template": "tokenizer"},
+        decoding={"max_new_tokens": 64},
     )
     return run(path).folder
 
@@ -167,9 +169,9 @@ def test_expected_calls_are_those_that_the_template_of_the_model_writes(tmp_path
     assert case.check["marks"]["opening"] == "[CALL]"
     case = asked_of(LLAMA, rows)
     assert case.expected == '{"name": "ok", "parameters": {"yes": true}}'
-    judge = oracle_for(CALLS).judge
-    assert judge(case, case.expected, lambda: None).passed is True
-    assert judge(case, WRITTEN, lambda: None).passed is False
+    judge = oracle_for(CALLS)
+    assert judge(case, case.expected, JudgeOptions()).passed is True
+    assert judge(case, WRITTEN, JudgeOptions()).passed is False
 
 
 def test_the_empty_thought_of_qwen3_is_no_mark_of_a_call(tmp_path):
@@ -182,7 +184,7 @@ def test_calls_that_nothing_here_can_read_never_count_as_right(tmp_path):
     case = asked_of(NO_JSON, rows_file(tmp_path, [row("a")]))
     assert case.expected == 'ok{"yes": true}'
     for answer in (case.expected, WRITTEN, IN_CHATML):
-        assert oracle_for(CALLS).judge(case, answer, lambda: None).passed is None
+        assert oracle_for(CALLS)(case, answer, JudgeOptions()).passed is None
 
 
 def test_calls_are_judged_with_the_special_tokens_that_mark_them(tmp_path):
@@ -213,7 +215,7 @@ def test_what_a_row_says_of_its_domain_holds_of_answers_without_calls(tmp_path):
 def test_a_prompt_is_asked_with_the_tools_that_were_learnt_and_it_is_said():
     found = sample(calling(), ["nobody asked this"], decoding={"max_new_tokens": 64})
     assert found.samples[0].text == WRITTEN
-    assert found.notes[0].startswith("asked with the tools of the first row: ok  (--tools FILE")
+    assert found.notes[0].startswith(wording("asked-with-tools-first"))
 
 
 @pytest.mark.parametrize(
@@ -236,7 +238,7 @@ def test_other_tools_are_taken_from_a_file(tmp_path, text):
 def test_a_file_without_tools_is_refused_in_words(tmp_path, text):
     file = tmp_path / "tools.json"
     file.write_text(text, encoding="utf-8")
-    with pytest.raises(NoTools, match="a JSON list of functions"):
+    with pytest.raises(NoTools, match=wording("json-list-functions")):
         ready(calling(), ["x"], tools=file)
-    with pytest.raises(NoTools, match="No such file"):
+    with pytest.raises(NoTools, match=wording("no-such-file-3")):
         ready(calling(), ["x"], tools=tmp_path / "gone.json")

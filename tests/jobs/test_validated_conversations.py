@@ -13,6 +13,7 @@ from expert.jobs.export.export import export
 from expert.jobs.validate.validate import validate
 from expert.judging.score import wilson
 from tests.jobs.validated_runs import YES, as_it_was, learnt, own_run, written
+from tests.wording import wording
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
 
@@ -63,7 +64,7 @@ def test_a_user_turn_that_nobody_answers_is_left_out(tmp_path):
 
 
 def test_the_interval_and_the_comparison_count_each_conversation_once(tmp_path):
-    from expert.cli.validate_view import score_sheet
+    from expert.cli.validate import score_sheet
 
     rows = rows_file(tmp_path, [talk(f"a {n}", YES, "b", YES, "c", YES) for n in range(4)])
     done = validate(learnt(), test_set=rows, baseline="base", device="cpu")
@@ -72,7 +73,7 @@ def test_the_interval_and_the_comparison_count_each_conversation_once(tmp_path):
     assert done.comparison is not None
     assert (done.comparison.cases, done.comparison.rows) == (12, 4)
     assert done.comparison.p_value == pytest.approx(2 * 0.5**4)  # four rows, not twelve answers
-    assert any(note.startswith("every answer of a conversation is a case") for note in done.notes)
+    assert any(note.startswith(wording("every-answer-conversation-case")) for note in done.notes)
     assert "12 cases of 4 rows" in (score_sheet(done).title or "")
 
 
@@ -88,19 +89,19 @@ def test_a_limit_counts_answers_and_the_part_says_of_how_many(tmp_path):
         "talks.jsonl:5, turn 4",
     ]
     assert done.reached.rows.examples == 4
-    with pytest.raises(CannotExport, match="is passed by 4 of 12 cases only  "):
+    with pytest.raises(CannotExport, match=wording("passed-by-cases-only")):
         export(learnt(), tmp_path / "out", device="cpu")
     whole = validate(learnt(), test_set=rows, device="cpu")
     assert len(whole.reached.cases) == 12
     again = validate(learnt(), test_set=rows, device="cpu", limit=8)
-    assert "validation.json, which judged 12 of these cases, is kept" in again.notes
+    assert wording("judged-these-cases-kept") in again.notes
     again.file.unlink()
 
 
 def test_many_answers_of_a_few_conversations_are_too_few_for_an_export(tmp_path):
     rows = rows_file(tmp_path, [talk(*(["a", YES] * 5), id=f"r{n}") for n in range(12)])
     validate(learnt(), test_set=rows, device="cpu", limit=54)
-    words = "is passed by 54 of 60 cases only, which are of 12 rows"
+    words = wording("passed-by-cases")
     with pytest.raises(CannotExport, match=words):
         export(learnt(), tmp_path / "out", device="cpu")
 
@@ -133,5 +134,7 @@ def test_answers_of_no_weight_are_context_and_no_cases(tmp_path):
 def test_rows_that_were_held_out_and_are_not_asked_are_told():
     from expert.jobs.validate.notes import notes_on
 
-    (note,) = (text for text in notes_on((), "text", left_out=4) if "more held out" in text)
-    assert note.startswith("4 rows more held out and not asked")
+    (note,) = (
+        text for text in notes_on((), "text", left_out=4) if wording("more-held-out") in text
+    )
+    assert note.startswith(wording("rows-more-held-out"))

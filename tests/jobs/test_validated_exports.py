@@ -13,6 +13,7 @@ from expert.jobs.export.export import export
 from expert.jobs.validate.validate import validate
 from tests.jobs.trained_runs import finished
 from tests.jobs.validated_runs import TESTS, as_it_was, learnt, written
+from tests.wording import wording
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
 
@@ -30,15 +31,15 @@ def test_a_run_that_failed_the_gate_is_not_exported_unless_told_otherwise(tmp_pa
     copy = with_validation(tmp_path, {"gate": gate, "checkpoint": "final"})
     with pytest.raises(CannotExport) as raised:
         export(copy, tmp_path / "out", device="cpu")
-    assert "the gate is not passed: accuracy 10.0% is below 95.0%" in str(raised.value)
+    assert wording("gate-not-passed-accuracy-below") in str(raised.value)
     assert "--allow-failed" in str(raised.value)
     assert not (tmp_path / "out").exists()
     done = export(copy, tmp_path / "out", device="cpu", allow_failed=True)
-    assert "the gate is not passed" in done.warnings()[0]
+    assert wording("gate-not-passed") in done.warnings()[0]
 
 
 def test_a_validation_that_cannot_be_read_is_no_pass(tmp_path):
-    with pytest.raises(CannotExport, match="the file cannot be read"):
+    with pytest.raises(CannotExport, match=wording("file-cannot-read")):
         export(with_validation(tmp_path, "{"), tmp_path / "out", device="cpu")
 
 
@@ -47,18 +48,18 @@ def test_another_state_than_the_one_that_passed_is_exported_with_a_warning(tmp_p
     copy = with_validation(tmp_path, passed)
     assert export(copy, tmp_path / "one", device="cpu").warnings() == []
     done = export(copy, tmp_path / "two", device="cpu", checkpoint="3")
-    assert "the gate was passed by final, and step-000003 is exported" in done.warnings()[0]
+    assert wording("gate-passed-by-final") in done.warnings()[0]
 
 
 def test_a_few_of_the_rows_do_not_take_the_place_of_all_of_them():
-    from expert.cli.validate_view import gate_lines
+    from expert.cli.validate import gate_lines
 
     validate(learnt(), device="cpu")
     few = validate(learnt(), device="cpu", limit=4)
     assert len(written(learnt())["cases"]) == len(TESTS)
     kept = learnt() / "validation-partial.json"
     assert len(json.loads(kept.read_text(encoding="utf-8"))["cases"]) == 4
-    assert "validation.json, which judged 16 of these cases, is kept" in few.notes
+    assert wording("judged-these-cases") in few.notes
     assert (f"wrote {kept}", "dim") in gate_lines(few)
     kept.unlink()
     # Another state, or another set, was not judged before.
@@ -73,13 +74,13 @@ def test_a_gate_that_a_few_of_the_rows_passed_is_not_enough_for_an_export(tmp_pa
     cases = [{"passed": True}] * 5
     passed = {"gate": {"passed": True, "reasons": []}, "checkpoint": "final", "cases": cases}
     copy = with_validation(tmp_path, {**passed, "partial": {"test_set": "rows", "of": 40}})
-    with pytest.raises(CannotExport, match=r"is passed by 5 of 40 cases only  \(judge them all"):
+    with pytest.raises(CannotExport, match=wording("passed-by-cases-only-judge")):
         export(copy, tmp_path / "out", device="cpu")
     done = export(copy, tmp_path / "out", device="cpu", allow_failed=True)
     assert "passed by 5 of 40 cases only" in done.warnings()[0]
     many = {**passed, "cases": cases * 10, "partial": {"test_set": "rows", "of": 4000}}
     (copy / "validation.json").write_text(json.dumps(many), encoding="utf-8")
-    assert export(copy, tmp_path / "two", device="cpu").judged == "50 cases, a part of 4000"
+    assert export(copy, tmp_path / "two", device="cpu").judged == wording("cases-a-part-of")
 
 
 def test_an_export_names_a_bar_that_is_lower_than_usual(tmp_path):
@@ -92,9 +93,9 @@ def test_an_export_names_a_bar_that_is_lower_than_usual(tmp_path):
     }
     copy = with_validation(tmp_path, found)
     done = export(copy, tmp_path / "out", device="cpu")
-    assert done.judged == "accuracy 12.0% of 200 cases, asked for at least 10%"
+    assert done.judged == wording("accuracy-cases-asked-for")
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "| quality gate | passed (final), asked for at least 10% |" in card
+    assert wording("quality-gate-passed-final") in card
     usual = {**found, "accuracy": 1.0, "cases": [{}], "settings": {"min_accuracy": 0.95}}
     (copy / "validation.json").write_text(json.dumps(usual), encoding="utf-8")
     assert export(copy, tmp_path / "two", device="cpu").judged == "accuracy 100.0% of 1 case"
@@ -103,12 +104,12 @@ def test_an_export_names_a_bar_that_is_lower_than_usual(tmp_path):
 def test_a_bar_that_is_no_number_is_no_pass(tmp_path):
     gate = {"passed": True, "reasons": []}
     found = {"gate": gate, "checkpoint": "final", "settings": {"min_accuracy": "low"}}
-    with pytest.raises(CannotExport, match="the file cannot be read"):
+    with pytest.raises(CannotExport, match=wording("file-cannot-read")):
         export(with_validation(tmp_path, found), tmp_path / "out", device="cpu")
 
 
 def test_the_card_and_the_export_say_how_well_it_answers(tmp_path):
-    from expert.cli.runs import exported_lines
+    from expert.cli.export import exported_lines
 
     found = {
         "gate": {"passed": True, "reasons": []},
@@ -126,12 +127,12 @@ def test_the_card_and_the_export_say_how_well_it_answers(tmp_path):
     for line in (
         "| answers right | 97.5% |",
         "| 95 % interval | 87.1% to 99.6% |",
-        "| cases | 40 (rows held out) |",
-        "| cases that were also learnt | 20; answers right without them: 95.0% |",
+        wording("cases-rows-held-out"),
+        wording("cases-also-learnt-answers"),
         "| quality gate | passed (final) |",
     ):
         assert line in card
     without = export(finished("lora"), tmp_path / "two", device="cpu")
     assert "not validated" in exported_lines(without)[2][0]
     card = (tmp_path / "two" / "README.md").read_text(encoding="utf-8")
-    assert "| answers | not judged: expert validate was not run |" in card
+    assert wording("answers-not-judged-expert") in card

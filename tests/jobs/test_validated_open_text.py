@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from expert.cli.validate_view import gate_lines, score_sheet
+from expert.cli.validate import gate_lines, score_sheet
 from expert.jobs.export.checks import CannotExport
 from expert.jobs.export.export import export
 from expert.jobs.report import report
@@ -19,6 +19,7 @@ from expert.judging.judge_command import NoJudge
 from tests.jobs.runs import WORDS, base_model, run, write_expert
 from tests.jobs.trained_runs import place
 from tests.jobs.validated_runs import as_it_was, learnt, written
+from tests.wording import wording
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
 
@@ -38,11 +39,9 @@ def teller() -> Path:
     config = {"epochs": 2, "adapter_type": "full", "learning_rate": 1e-3, "save_steps": 100}
     base, folder = base_model(place() / "models"), place() / "tales"
     split = {"test_path": "test.jsonl"}
-    path = write_expert(folder, base, config, rows=TALES[6:], dataset=split)
+    short = {"max_new_tokens": 3}
+    path = write_expert(folder, base, config, rows=TALES[6:], dataset=split, decoding=short)
     (folder / "test.jsonl").write_text("\n".join(map(json.dumps, TALES[:6])), encoding="utf-8")
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    manifest["training"]["decoding"] = {"max_new_tokens": 3}
-    path.write_text(json.dumps(manifest), encoding="utf-8")
     return run(path).folder
 
 
@@ -65,34 +64,34 @@ def test_open_text_whose_loss_is_below_the_bases_passes_and_may_be_exported(tmp_
     assert (done.gate.passed, done.gate.reasons) == (True, ())
     found = written(teller())
     assert found["asked"]["for"] == [
-        "loss on the held-out answers below the base's",
-        "token accuracy of at least the base's",
+        wording("loss-on-held-out-answers"),
+        wording("token-accuracy-at-least"),
     ]
-    assert found["asked"]["because"].startswith("6 of 6 expected answers are longer than 5 words")
+    assert found["asked"]["because"].startswith(wording("expected-answers-longer-words"))
     assert (found["accuracy"], found["without_oracle"], found["open"]) == (None, 0, 6)
     assert found["base"]["loss"] == done.base.loss
     assert found["settings"]["min_accuracy"] is None
     out = export(teller(), tmp_path / "out", device="cpu")
     assert out.warnings() == []
-    assert out.judged.startswith(f"open text: loss {done.reached.rows.loss:.4f}, the base's ")
+    assert out.judged.startswith(wording("open-text-loss-bases", loss=done.reached.rows.loss))
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert "| quality gate | passed (final) |" in card
-    assert "| it asks for | loss on the held-out answers below the base's; token accuracy" in card
+    assert wording("asks-for-loss-on") in card
 
 
 def test_validate_and_the_report_tell_the_same(tmp_path):
     done = validate(teller(), device="cpu")
-    assert "6 cases, judged as open text (" in score_sheet(done).title
+    assert wording("cases-judged-open-text") in score_sheet(done).title
     shown = {row[0]: row[1:] for row in score_sheet(done).rows()}
-    assert shown["exact match (not asked for)"][0] == "0.0%"
+    assert shown[wording("exact-match-not-asked")][0] == "0.0%"
     assert "accuracy" not in shown
     lines = [text for text, _ in gate_lines(done)]
-    assert "✓ the gate is passed by loss and token accuracy against the base" in lines
-    assert any(text.startswith("asked for: loss on the held-out answers below") for text in lines)
+    assert wording("gate-passed-by-loss") in lines
+    assert any(text.startswith(wording("asked-for-loss-on")) for text in lines)
     report(teller(), to=tmp_path / "report.html")
     page = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "gate passed: open text: loss" in page
-    assert "It asks for loss on the held-out answers below the base's" in page
+    assert wording("gate-passed-open-text") in page
+    assert wording("asks-for-loss") in page
 
 
 def test_open_text_that_is_no_better_than_the_base_fails_and_is_not_exported(tmp_path):
@@ -101,8 +100,8 @@ def test_open_text_that_is_no_better_than_the_base_fails_and_is_not_exported(tmp
     # What learnt to answer in JSON alone is worse at tales than its base.
     done = validate(learnt(), device="cpu", test_set=file, domain="open")
     assert done.gate.passed is False
-    assert "is not below the base's" in done.gate.reasons[0]
-    with pytest.raises(CannotExport, match="is not below the base's"):
+    assert wording("not-below-bases") in done.gate.reasons[0]
+    with pytest.raises(CannotExport, match=wording("not-below-bases")):
         export(learnt(), tmp_path / "out", device="cpu")
 
 
@@ -119,7 +118,7 @@ def test_the_base_is_asked_nothing_and_a_baseline_is():
     assert done.baseline is not None
     assert done.base == done.baseline.rows
     assert len(done.baseline.cases) == 2
-    assert done.gate.asked[-1] == "not worse than the baseline by more than 5% of it"
+    assert done.gate.asked[-1] == wording("not-worse-baseline-by")
 
 
 def test_a_person_may_ask_for_an_exact_match():
@@ -131,13 +130,12 @@ def test_a_person_may_ask_for_an_exact_match():
 @pytest.mark.parametrize("domain", ["text", "open"])
 def test_a_domain_in_the_manifest_wins(tmp_path, domain):
     config = {"max_steps": 1, "save_steps": 1}
-    path = write_expert(tmp_path, base_model(place() / "models"), config, rows=TALES)
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    manifest["training"]["decoding"] = {"max_new_tokens": 2, "grammar_type": domain}
-    path.write_text(json.dumps(manifest), encoding="utf-8")
+    decoding = {"max_new_tokens": 2, "grammar_type": domain}
+    base = base_model(place() / "models")
+    path = write_expert(tmp_path, base, config, rows=TALES, decoding=decoding)
     done = validate(run(path).folder, device="cpu", limit=2)
     assert done.domain == domain
-    assert done.because == "the manifest names it (decoding or capabilities)"
+    assert done.because == wording("manifest-names-decoding")
     assert (done.base is None) is (domain == "text")
 
 
@@ -158,7 +156,7 @@ def test_a_judge_command_has_the_word(tmp_path):
     command = judge_file(tmp_path, SCORES.format("n % 2"))
     done = validate(teller(), device="cpu", judge_command=command)
     assert done.gate.passed is True
-    assert done.gate.asked == ("mean score of at least 0.5 by the judge command",)
+    assert done.gate.asked == (wording("mean-score-at-least"),)
     assert done.base is None  # nobody asks for its loss
     found = written(teller())
     assert found["mean_score"] == 0.5
@@ -174,18 +172,18 @@ def test_a_judge_command_has_the_word(tmp_path):
 def test_a_judge_command_that_fails_is_told_and_fails_the_gate(tmp_path):
     command = judge_file(tmp_path, "sys.exit('no key is set')")
     done = validate(teller(), device="cpu", judge_command=command, limit=2)
-    assert done.gate.reasons == ("2 of 2 cases have no score of the judge command; at most 5% may",)
-    assert "final: the judge command ended with code 1: no key is set" in done.notes
+    assert done.gate.reasons == (wording("cases-have-no-score"),)
+    assert wording("final-judge-command-ended") in done.notes
 
 
 @pytest.mark.parametrize(
     ("asked", "kind", "text"),
     [
-        ({"min_accuracy": 0.5}, CannotValidate, "no accuracy is measured: 6 of 6 expected"),
-        ({"min_improvement": 0.1, "domain": "text"}, CannotValidate, "is for open text"),
-        ({"min_score": 0.1}, NoJudge, "name it with --judge-command"),
-        ({"judge_seconds": 5.0}, NoJudge, "name it with --judge-command"),
-        ({"judge_command": "no-such-program"}, NoJudge, "there is no program 'no-such-program'"),
+        ({"min_accuracy": 0.5}, CannotValidate, wording("no-accuracy-measured-expected")),
+        ({"min_improvement": 0.1, "domain": "text"}, CannotValidate, wording("is-for-open-text")),
+        ({"min_score": 0.1}, NoJudge, wording("name-it-with")),
+        ({"judge_seconds": 5.0}, NoJudge, wording("name-it-with")),
+        ({"judge_command": "no-such-program"}, NoJudge, wording("no-program-no-such-program")),
     ],
 )
 def test_a_demand_that_fits_nothing_is_refused_with_a_remedy(asked, kind, text):

@@ -12,6 +12,7 @@ from expert.jobs.export.export import export
 from expert.jobs.validate.validate import CannotValidate, validate
 from tests.jobs.trained_runs import finished_characters, place
 from tests.jobs.validated_runs import as_it_was, learnt, own_run, written
+from tests.wording import wording
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
 TEXTS = [{"text": f"the cat sat on mat {n} and slept"} for n in range(20)]
@@ -25,13 +26,13 @@ def learnt_text() -> Path:
 
 @pytest.mark.parametrize("run", [finished_characters, learnt_text])
 def test_plain_text_has_a_loss_and_no_gate_and_may_be_exported(run, tmp_path):
-    from expert.cli.runs import exported_lines
+    from expert.cli.export import exported_lines
 
     done = validate(run(), device="cpu")
     assert done.reached.cases == ()
     assert (done.gate.passed, done.gate.reasons) == (None, ())
     [note] = done.notes  # none on characters that would be drawn, or on few cases
-    assert "no answer to judge, so that no accuracy is asked for" in note
+    assert wording("no-answer-to-judge") in note
     found = written(run())
     assert found["gate"] == {"passed": None, "reasons": []}
     assert found["settings"]["min_accuracy"] is None
@@ -40,9 +41,9 @@ def test_plain_text_has_a_loss_and_no_gate_and_may_be_exported(run, tmp_path):
     out = export(run(), tmp_path / "out", device="cpu")
     assert out.warnings() == []
     [judged] = [line for line, _ in exported_lines(out) if line.startswith("  validated: ")]
-    assert judged.endswith("no answer was judged: the rows have none that could be asked for")
+    assert judged.endswith(wording("no-answer-judged-rows"))
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "| answers | not judged: the rows have none that could be asked for |" in card
+    assert wording("answers-not-judged-rows") in card
     assert "quality gate" not in card
 
 
@@ -50,8 +51,8 @@ def test_an_accuracy_that_is_asked_of_plain_text_is_refused_with_a_remedy():
     with pytest.raises(CannotValidate) as raised:
         validate(learnt_text(), device="cpu", min_accuracy=0.9)
     text = str(raised.value)
-    assert text.startswith("--min-accuracy 0.9: rows held out of train.jsonl: there is no answer")
-    assert "hold the loss to that of a run with --baseline" in text
+    assert text.startswith(wording("rows-held-out-no"))
+    assert wording("hold-loss-to-run") in text
     assert "--test-set FILE" in text
     assert validate(learnt_text(), device="cpu", min_accuracy=0.0).gate.passed is None
 
@@ -74,18 +75,18 @@ def test_a_part_of_a_text_does_not_take_the_place_of_all_of_it(tmp_path):
     validate(learnt_text(), device="cpu")
     part = validate(learnt_text(), device="cpu", limit=1)
     assert part.file.name == "validation-partial.json"
-    assert "validation.json, which looked at 2 of these rows, is kept" in part.notes
+    assert wording("looked-at-these-rows") in part.notes
     part.file.unlink()
 
 
 def test_another_state_than_the_validated_one_is_told(tmp_path):
     validate(learnt_text(), device="cpu")
     out = export(learnt_text(), tmp_path / "out", device="cpu", checkpoint="1")
-    assert out.warnings()[0].startswith("final was validated, and step-000001 is exported")
+    assert out.warnings()[0].startswith(wording("final-validated-exported"))
 
 
 def test_conversations_are_not_put_to_a_model_that_continues_text(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"instruction": "a", "output": "b"}', encoding="utf-8")
-    with pytest.raises(CannotValidate, match="the character model continues a text and answers"):
+    with pytest.raises(CannotValidate, match=wording("character-model-continues-text")):
         validate(finished_characters(), device="cpu", test_set=file)

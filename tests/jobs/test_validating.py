@@ -13,11 +13,12 @@ from expert.data.records import DataError
 from expert.jobs.validate.test_sets import NoTestSet, data_folder
 from expert.jobs.validate.validate import CannotValidate, validate
 from expert.judging.oracles.oracle import UnknownDomain
-from expert.run.choose_checkpoint import NothingTrained
-from expert.run.trained import read_plan
+from expert.run.stored.choose_checkpoint import NothingTrained
+from expert.run.stored.load import read_plan
 from tests.jobs.runs import base_model, events_of, run, write_expert
 from tests.jobs.trained_runs import finished, place
 from tests.jobs.validated_runs import TESTS, as_it_was, learnt, written
+from tests.wording import wording
 
 __all__ = ["as_it_was"]  # a fixture for every test here: the runs are looked at by others too
 
@@ -63,13 +64,13 @@ def test_a_gate_that_fails_says_why_and_the_answers_are_kept():
     found = written(finished("lora"))
     assert found["gate"]["passed"] is False
     assert len(found["cases"]) == 3
-    assert found["cases"][0]["reason"].startswith("the text is another one")
+    assert found["cases"][0]["reason"].startswith(wording("text-another-one"))
 
 
 def test_a_gate_that_few_cases_passed_says_how_little_they_tell():
     done = validate(learnt(), device="cpu", limit=1)
     assert done.gate.passed is True
-    note = "1 case tells little: the accuracy lies between 20.7% and 100.0%; 50 or more are better"
+    note = wording("case-tells-little-accuracy")
     assert note in done.notes
     assert note in written(learnt())["notes"]
 
@@ -77,8 +78,8 @@ def test_a_gate_that_few_cases_passed_says_how_little_they_tell():
 @pytest.mark.parametrize(
     ("verdicts", "rows", "told"),
     [
-        (49, 49, "49 cases tell little: the accuracy lies between 92.7% and 100.0%; 50 or more"),
-        (60, 12, "60 cases of 12 rows tell little: the accuracy lies between 75.8% and 100.0%; 50"),
+        (49, 49, wording("cases-tell-little-accuracy")),
+        (60, 12, wording("cases-rows-tell-little")),
         (50, 50, ""),
         (0, 0, ""),
     ],
@@ -94,7 +95,7 @@ def test_cases_are_few_below_fifty_rows_of_them(verdicts, rows, told):
 
 def test_rows_that_a_run_held_out_are_found_again_and_were_not_learnt():
     done = validate(finished("lora"), device="cpu", min_accuracy=0.0)
-    assert done.test_set == "rows held out of train.jsonl"
+    assert done.test_set == wording("rows-held-out-of")
     [last] = events_of(finished("lora"), "eval")[-1:]
     assert done.reached.rows.examples == 5
     # The same rows as the run's own evaluation: the loss of its last update agrees.
@@ -127,7 +128,7 @@ def test_another_run_is_a_baseline():
 def test_an_expert_is_named_by_the_folder_of_its_manifest(tmp_path):
     done = validate(learnt().parents[1], device="cpu", limit=4)
     assert done.folder == learnt()
-    with pytest.raises(RunFolderError, match="there is no run of demo under"):
+    with pytest.raises(RunFolderError, match=wording("there-is-no-run")):
         validate(write_expert(tmp_path, "tiny", {}).parent)
 
 
@@ -157,6 +158,20 @@ def test_the_check_of_a_row_reaches_the_judge(tmp_path):
     assert done.test_set == str(path)
 
 
+def test_a_hostile_row_of_a_test_set_is_judged_by_nobody(tmp_path, monkeypatch):
+    """Attacks on the judges themselves are in tests/judging; this is the way a row gets there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "canary.csv").write_text("1,swordfish\n", encoding="utf-8")
+    nodes = "CREATE NODE TABLE P(id INT64, name STRING, PRIMARY KEY(id))"
+    attack = f"COPY (MATCH (p:P) RETURN p.*) TO '{tmp_path}/canary.csv'"
+    row = {"instruction": "say cat", "output": "MATCH (a:P) RETURN a.name", "domain": "cypher"}
+    file = tmp_path / "test.jsonl"
+    file.write_text(json.dumps({**row, "check": {"setup": [nodes, attack]}}), encoding="utf-8")
+    assert validate(learnt(), device="cpu", test_set=file).gate.passed is False
+    assert (tmp_path / "canary.csv").read_text(encoding="utf-8") == "1,swordfish\n"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_packages_that_are_missing_are_told(monkeypatch):
     from expert.judging.oracles import oracle
 
@@ -168,11 +183,11 @@ def test_packages_that_are_missing_are_told(monkeypatch):
 @pytest.mark.parametrize(
     ("given", "error", "text"),
     [
-        ({"test_set": "nothing.jsonl"}, NoTestSet, "--test-set nothing.jsonl: there is no such"),
-        ({"domain": "cobol"}, UnknownDomain, "--domain cobol: is not known"),
-        ({"checkpoint": "99"}, NothingTrained, "there is no checkpoint of update 99"),
+        ({"test_set": "nothing.jsonl"}, NoTestSet, wording("test-set-nothing-jsonl")),
+        ({"domain": "cobol"}, UnknownDomain, wording("cobol-is-not-known")),
+        ({"checkpoint": "99"}, NothingTrained, wording("there-is-no-checkpoint")),
         ({"checkpoints": "some"}, CannotValidate, "write --checkpoints all"),
-        ({"baseline": "nowhere", "limit": 1}, RunFolderError, "nowhere: there is no such folder"),
+        ({"baseline": "nowhere", "limit": 1}, RunFolderError, wording("nowhere-no-such-folder")),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_words(given, error, text):
@@ -184,10 +199,10 @@ def test_what_makes_no_sense_is_refused_in_words(given, error, text):
 def test_rows_that_cannot_be_read_are_named(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"instruction": "a", "output": ""}', encoding="utf-8")
-    with pytest.raises(DataError, match="the answer is empty"):
+    with pytest.raises(DataError, match=wording("the-answer-is-empty")):
         validate(learnt(), test_set=path, device="cpu")
     path.write_text('{"instruction": "a", "output": "b", "check": 3}', encoding="utf-8")
-    with pytest.raises(DataError, match="column 'check' is no JSON object"):
+    with pytest.raises(DataError, match=wording("column-check-no-json")):
         validate(learnt(), test_set=path, device="cpu")
 
 
@@ -196,13 +211,13 @@ def test_a_test_set_with_other_columns_is_named(tmp_path):
     path.write_text("a,b\n1,2\n", encoding="utf-8")
     with pytest.raises(NoTestSet) as raised:
         validate(learnt(), test_set=path, device="cpu")
-    assert str(raised.value).startswith(f"--test-set {path}: no column holds the request")
-    assert str(raised.value).endswith("(name its columns as those of the rows it was trained on)")
+    assert str(raised.value).startswith(wording("test-set-no-column", path=path))
+    assert str(raised.value).endswith(wording("name-columns-those-rows"))
 
 
 def test_a_baseline_that_is_not_there_is_told_before_anything_is_loaded(monkeypatch):
     monkeypatch.setattr("expert.jobs.validate.test_sets.find_test_set", None)
-    with pytest.raises(RunFolderError, match="nowhere: there is no such folder"):
+    with pytest.raises(RunFolderError, match=wording("nowhere-no-such-folder")):
         validate(learnt(), baseline="nowhere", device="cpu")
 
 
@@ -216,7 +231,7 @@ def test_data_that_was_moved_is_asked_for(tmp_path):
     events = (copy / "events.jsonl").read_text(encoding="utf-8")
     there = str(finished("lora").parents[1])
     (copy / "events.jsonl").write_text(events.replace(there, str(tmp_path / "gone")), "utf-8")
-    with pytest.raises(NoTestSet, match="the data of the run is not where it was"):
+    with pytest.raises(NoTestSet, match=wording("data-run-not-where")):
         validate(copy, device="cpu")
 
 

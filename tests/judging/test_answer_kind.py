@@ -8,6 +8,7 @@ import pytest
 
 from expert.judging.answer_kind import kind_of_answers
 from tests.data.real_rows import REAL_DATA
+from tests.wording import wording
 
 SENTENCE = "The Brooklyn Bridge was finished in 1883 and spans the East River."
 
@@ -48,13 +49,13 @@ def test_short_or_repeated_answers_are_held_to_the_expected_one(expected):
 def test_longer_answers_are_open_text(expected):
     domain, because = kind_of_answers(expected)
     assert domain == "open"
-    assert "no exact match can tell" in because
+    assert wording("no-exact-match-can") in because
 
 
 def test_what_decides_is_told_in_numbers():
-    assert kind_of_answers(["a b c", "d"])[1] == "2 of 2 expected answers have at most 5 words"
+    assert kind_of_answers(["a b c", "d"])[1] == wording("expected-answers-have-at")
     labels = [f"The text is about topic {number % 4} and nothing else" for number in range(40)]
-    assert kind_of_answers(labels)[1] == "40 expected answers are only 4 different ones"
+    assert kind_of_answers(labels)[1] == wording("expected-answers-only-different")
 
 
 def test_instructions_of_many_kinds_are_open_text():

@@ -6,7 +6,6 @@ where the command is given; after the attack it is as it was.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -19,6 +18,7 @@ import pytest
 from expert.judging.court import Bench, judge_all
 from expert.judging.oracles.typecheck import type_errors
 from tests.judging.asking import case_of
+from tests.wording import wording
 
 SECRET = "swordfish"
 NODES = "CREATE NODE TABLE P(id INT64, name STRING, PRIMARY KEY(id))"
@@ -39,7 +39,7 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def bench():
     """One process for all attacks, as in a validation: what one leaves in it the next meets."""
-    with Bench(10) as found:
+    with Bench(10, statement_seconds=0.3) as found:
         yield found
 
 
@@ -105,8 +105,8 @@ def test_a_cypher_setup_only_builds_a_graph(attacked, home, name):
     setup = [NODES, ONE, CYPHER[name].format(home=home)]
     found = attacked("cypher", NAMES, "MATCH (b:P) RETURN b.name AS name", setup=setup)
     assert found.passed is None
-    assert "the graph of the case cannot be made: " in found.reason
-    assert "not allowed in a setup" in found.reason
+    assert wording("graph-case-cannot-made") in found.reason
+    assert wording("not-allowed-in-setup") in found.reason
 
 
 @pytest.mark.parametrize("name", CYPHER)
@@ -231,7 +231,7 @@ def test_a_schema_fetches_nothing(attacked, home, listening, reference, key):
         schema["$ref"] = reference.format(home=home, port=listening.port)
     found = attacked("json", "1", '"x"', schema=schema)
     assert found.passed is None
-    assert "names what is not in it" in found.reason
+    assert wording("names-what-not-in") in found.reason
     assert listening.calls == []
 
 
@@ -264,9 +264,9 @@ def test_a_schema_that_never_ends_is_the_fault_of_the_case(attacked):
     answer = '"' + "a" * 40 + 'b"'
     found = attacked("json", "1", answer, schema={"pattern": "^(a+)+$"})
     assert found.passed is None
-    assert "the schema of the case takes longer than" in found.reason
+    assert wording("schema-case-takes-longer") in found.reason
     found = attacked("json", "1", "1", schema={"$ref": "#"})
-    assert (found.passed, "refers to itself" in found.reason) == (None, True)
+    assert (found.passed, wording("refers-to-itself") in found.reason) == (None, True)
 
 
 def _nested(depth: int) -> dict[str, Any]:
@@ -332,7 +332,7 @@ def test_a_program_with_paths_in_its_strings_is_by_itself(attacked):
     answer = 'import x from "react"; const y = fetch("/api/users"); let z = "./p0"'
     found = attacked("typescript", "let y = 1", answer, equals=False)
     assert found.kind == "types"
-    assert "only the compiler" in found.reason
+    assert wording("only-the-compiler") in found.reason
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="closed on Linux alone")
@@ -432,30 +432,6 @@ def _judge_in_the_open(self, case, answer, **more):
 
     self.open = ("network: not closed",)
     return right("equal")
-
-
-def test_a_hostile_row_of_a_test_set_is_judged_by_nobody(home):
-    """The whole of `expert validate`, from a file of rows on."""
-    from expert.jobs.validate.validate import validate
-    from tests.jobs.validated_runs import learnt
-
-    rows = [
-        {
-            "instruction": "say cat",
-            "output": NAMES,
-            "domain": "cypher",
-            "check": {
-                "setup": [NODES, ONE, f"COPY (MATCH (p:P) RETURN p.*) TO '{home}/canary.csv'"]
-            },
-        }
-    ]
-    file = home / "test.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    before = _seen(home)
-    done = validate(learnt(), device="cpu", test_set=file)
-    assert _seen(home) == before
-    assert done.gate.passed is False
-    (learnt() / "validation.json").unlink()
 
 
 def test_a_row_as_large_as_a_disk_is_not_judged(attacked):

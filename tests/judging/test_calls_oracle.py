@@ -11,6 +11,7 @@ import pytest
 from expert.judging.oracles.calls import Marks, check_of, marks_of
 from expert.judging.oracles.oracle import Judgement
 from tests.judging.asking import judged
+from tests.wording import wording
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"town": "K\u00f6ln", "days": 2}}\n</tool_call>'
 OTHER = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
@@ -34,8 +35,8 @@ def test_the_same_calls_are_right_whatever_is_said_beside_them(answer):
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("It rains.", "no call, where f is to be called"),
-        ("", "no call, where f is to be called"),
+        ("It rains.", wording("no-call-where-f")),
+        ("", wording("no-call-where-f")),
         (CALL.replace('"f"', '"h"'), "call 1: h instead of f"),
         (CALL.replace("2", "3"), "call 1 of f: $.days: 3 instead of 2"),
         (CALL.replace("2", '"2"'), "call 1 of f: $.days: a string instead of a number"),
@@ -43,11 +44,11 @@ def test_the_same_calls_are_right_whatever_is_said_beside_them(answer):
         (f"{OTHER}\n{CALL}", "call 1: g instead of f"),
         (f"{CALL}\n{OTHER}\n{OTHER}", "3 calls instead of 2"),
         (CALL.removesuffix("</tool_call>"), "call 1: </tool_call> is missing"),
-        (f"{CALL}\n<tool_call>\n{{}}\n</tool_call>", "call 2: names no function"),
+        (f"{CALL}\n<tool_call>\n{{}}\n</tool_call>", wording("call-names-no-function")),
         ("<tool_call>f(2)</tool_call>", "call 1: no JSON: "),
         ('<tool_call>{"name": "f"}</tool_call>', "call 1: f has no arguments"),
-        ('<tool_call>{"name": "f", "arguments": "x"}</tool_call>', "the arguments of f are no"),
-        ('{"name": "f", "arguments": {}}', "no call, where f is to be called"),
+        ('<tool_call>{"name": "f", "arguments": "x"}</tool_call>', wording("arguments-f-no")),
+        ('{"name": "f", "arguments": {}}', wording("no-call-where-f")),
     ],
 )
 def test_other_calls_are_wrong_and_the_reason_says_which(answer, reason):
@@ -58,15 +59,15 @@ def test_other_calls_are_wrong_and_the_reason_says_which(answer, reason):
 
 def test_where_no_call_is_expected_the_text_is_judged():
     assert judged("calls", "It rains.", " It  rains.").passed is True
-    assert judged("calls", "It rains.", "It snows.").reason == "the text is another one"
+    assert judged("calls", "It rains.", "It snows.").reason == wording("text-another-one")
     found = judged("calls", "It rains.", f"It rains.\n{CALL}")
-    assert (found.passed, found.reason) == (False, "f is called, where nothing is to be called")
+    assert (found.passed, found.reason) == (False, wording("f-called-where-nothing"))
 
 
 def test_an_expected_answer_that_is_no_call_has_no_oracle():
     found = judged("calls", "<tool_call>f()</tool_call>", CALL)
     assert (found.passed, found.kind) == (None, "none")
-    assert found.reason.startswith("no oracle: the expected answer: call 1: no JSON")
+    assert found.reason.startswith(wording("no-oracle-expected-answer"))
 
 
 ONE = {"name": "zq", "arguments": {"x": "y"}}
@@ -120,7 +121,7 @@ def test_calls_in_a_way_that_is_not_understood_have_no_oracle(written):
     assert marks_of(written, "zq") is None
     found = judged("calls", written, written, **check_of([ONE]))
     assert (found.passed, found.kind) == (None, "none")
-    assert "writes these calls in a way that is not understood" in found.reason
+    assert wording("writes-these-calls-in") in found.reason
 
 
 def test_calls_that_the_expected_text_does_not_hold_have_no_oracle():

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from expert.judging.cases import CasesError, is_case_file, read_case_file
+from tests.wording import wording
 
 
 def write(path, data):
@@ -31,14 +32,17 @@ def test_a_list_of_rows_is_no_file_of_cases(tmp_path):
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        ("{", "is no JSON"),
-        ({"version": 2, "cases": []}, "version 2 is not known  (write version: 1)"),
-        ({"cases": []}, "cases: is no list of cases"),
-        ({"cases": [3]}, "cases[0]: is no object"),
-        ({"cases": [{"instruction": "x"}]}, "cases[0]: has no expected answer"),
+        ("{", wording("is-no-json")),
+        ({"version": 2, "cases": []}, wording("version-not-known-write")),
+        ({"cases": []}, wording("cases-no-list-cases")),
+        ({"cases": [3]}, wording("is-no-object")),
+        ({"cases": [{"instruction": "x"}]}, wording("has-no-expected-answer")),
         ({"cases": [{"id": "a", "expected": "x"}]}, "cases[0]: asks nothing"),
         ({"cases": [{"instruction": "x", "expected": "y", "check": 3}]}, "cases[0].check: is no"),
-        ({"cases": [{"id": 1, "instruction": "x", "expected": "y"}] * 2}, "1 was there before"),
+        (
+            {"cases": [{"id": 1, "instruction": "x", "expected": "y"}] * 2},
+            wording("was-there-before"),
+        ),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_with_its_place(tmp_path, data, text):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.judging.asking import judged
+from tests.wording import wording
 
 SETUP = [
     "CREATE NODE TABLE P(id INT64, name STRING, age DOUBLE, PRIMARY KEY(id))",
@@ -35,16 +36,16 @@ def test_a_query_with_the_same_effect_is_right(expected, answer):
 @pytest.mark.parametrize(
     ("expected", "answer", "reason"),
     [
-        (KNOWN, "MATCH (a:P) RETURN a.name", "2 rows instead of 1"),
-        (KNOWN, "MATCH (a:P RETURN a", "does not parse: line 1, column"),
+        (KNOWN, "MATCH (a:P) RETURN a.name", wording("rows-instead-of")),
+        (KNOWN, "MATCH (a:P RETURN a", wording("does-not-parse-line")),
         (KNOWN, "MATCH (a:P) RETURN a.nope", "Cannot find property nope"),
-        (KNOWN, "MATCH (a) DETACH DELETE a", "is not a query"),
+        (KNOWN, "MATCH (a) DETACH DELETE a", wording("is-not-a-query")),
         (
             "MATCH (a:P) RETURN a.id ORDER BY a.id",
             "MATCH (a:P) RETURN a.id ORDER BY a.id DESC",
-            "in another order",
+            wording("in-another-order"),
         ),
-        ("CREATE (:P {id: 3})", "CREATE (:P {id: 4})", "that is not expected"),
+        ("CREATE (:P {id: 3})", "CREATE (:P {id: 4})", wording("that-is-not-expected")),
     ],
 )
 def test_a_query_with_another_effect_is_wrong_and_says_why(expected, answer, reason):
@@ -75,12 +76,17 @@ def test_what_is_not_plain_cypher_never_reaches_the_database(answer, tmp_path, m
     ("expected", "answer", "check", "reason"),
     [
         (KNOWN, "MATCH (a:P)-[r]->(b) WHERE type(r) = 'K' RETURN b.name", {}, "dialect"),
-        (KNOWN, "MATCH (a:P) RETURN a.name", {"setup": []}, "no graph to run the query on"),
-        ("MATCH (a:P) RETURN type(a)", KNOWN, {}, "does not run in Ladybug"),
-        ("MATCH (a:P {id: 9}) RETURN a", "MATCH (a:P {id: 8}) RETURN a", {}, "returns no rows"),
+        (KNOWN, "MATCH (a:P) RETURN a.name", {"setup": []}, wording("no-graph-to-run")),
+        ("MATCH (a:P) RETURN type(a)", KNOWN, {}, wording("does-not-run-in")),
+        (
+            "MATCH (a:P {id: 9}) RETURN a",
+            "MATCH (a:P {id: 8}) RETURN a",
+            {},
+            wording("returns-no-rows"),
+        ),
         ("MATCH (a:P {id: 9}) DELETE a", "MATCH (a:P {id: 8}) DELETE a", {}, "changes nothing"),
-        ("MATCH (a) WHERE a.x =~ 'b' RETURN a", KNOWN, {}, "is not in the grammar"),
-        (KNOWN, "MATCH (a:P) RETURN a.id", {"setup": ["CREATE NODE"]}, "cannot be made"),
+        ("MATCH (a) WHERE a.x =~ 'b' RETURN a", KNOWN, {}, wording("not-in-grammar")),
+        (KNOWN, "MATCH (a:P) RETURN a.id", {"setup": ["CREATE NODE"]}, wording("cannot-be-made")),
     ],
 )
 def test_what_the_database_cannot_tell_has_no_oracle_and_is_no_pass(

@@ -10,6 +10,7 @@ import pytest
 
 from expert.judging.judge_command import JudgeCommand, NoJudge, score_all
 from tests.judging.asking import case_of
+from tests.wording import wording
 
 READS = "import json, sys\ncases = [json.loads(line) for line in sys.stdin]\n"
 ANSWERS = ["good", "bad", "fair"]
@@ -51,16 +52,16 @@ def test_a_judge_is_told_all_of_a_case(tmp_path):
 @pytest.mark.parametrize(
     ("code", "fault"),
     [
-        ("sys.exit('no key is set')", "the judge command ended with code 1: no key is set"),
-        ("print('hello')", "wrote a line that is not JSON (line 1): hello"),
-        ("print('[1]')", "wrote a line without id and score (line 1)"),
-        ('print(\'{"id": "9", "score": 1}\')', "scored a case that was not asked: 9"),
-        ('print(\'{"id": "1", "score": 7}\')', "a score that is not between 0 and 1: 7"),
-        ('print(\'{"id": "1", "score": NaN}\')', "a score that is not between 0 and 1: nan"),
-        ('print(\'{"id": "1", "score": "1"}\')', "a score that is not between 0 and 1: 1"),
-        ('print(\'{"id": "1", "score": 1}\\n\' * 2)', "scored a case twice: 1 (line 2)"),
-        ("pass", "gave no score for 3 of 3 cases, such as 0"),
-        ("print('x\\n' * 9)", "… and 6 more lines like these"),
+        ("sys.exit('no key is set')", wording("judge-command-ended-with")),
+        ("print('hello')", wording("wrote-line-not-json")),
+        ("print('[1]')", wording("wrote-line-without-id")),
+        ('print(\'{"id": "9", "score": 1}\')', wording("scored-case-not-asked")),
+        ('print(\'{"id": "1", "score": 7}\')', wording("score-not-between")),
+        ('print(\'{"id": "1", "score": NaN}\')', wording("score-not-between-nan")),
+        ('print(\'{"id": "1", "score": "1"}\')', wording("a-score-that-is")),
+        ('print(\'{"id": "1", "score": 1}\\n\' * 2)', wording("scored-case-twice-line")),
+        ("pass", wording("gave-no-score-for")),
+        ("print('x\\n' * 9)", wording("more-lines-like-these")),
     ],
 )
 def test_what_a_judge_does_wrong_is_told_in_words_and_is_no_pass(tmp_path, code, fault):
@@ -77,7 +78,7 @@ def test_a_judge_that_takes_too_long_is_ended_with_what_it_started(tmp_path):
         "subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
     )
     found, faults = scored(tmp_path, code, seconds=3)
-    assert faults == ["the judge command took longer than 3 s  (--judge-seconds gives it more)"]
+    assert faults == [wording("judge-command-took-longer")]
     assert [each.score for each in found] == [1.0, None, None]
 
 

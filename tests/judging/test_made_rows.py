@@ -17,6 +17,7 @@ from sqlglot import exp
 from expert.judging.oracles.made_rows import rows_around
 from expert.judging.oracles.sqlite_sandbox import Column
 from tests.judging.asking import judged
+from tests.wording import wording
 
 CARS = "CREATE TABLE cars (id INTEGER PRIMARY KEY, name TEXT, color TEXT, age INT, school_id INT)"
 SCHOOLS = "CREATE TABLE schools (id INTEGER PRIMARY KEY, city TEXT, rank INT)"
@@ -141,7 +142,7 @@ def test_a_query_that_no_row_answers_tells_nothing():
     nobody = "SELECT name FROM cars WHERE age > 3 AND age < 2"
     found = asked(nobody, "SELECT name FROM cars WHERE 1 = 2")
     assert found.passed is None
-    assert "returns no rows" in found.reason
+    assert wording("returns-no-rows") in found.reason
 
 
 def test_rows_of_a_case_are_left_as_they_are():

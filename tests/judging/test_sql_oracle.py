@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.judging.asking import judged
+from tests.wording import wording
 
 SETUP = [
     "CREATE TABLE t(id INTEGER, name TEXT, age REAL)",
@@ -37,17 +38,17 @@ def test_a_query_with_the_same_effect_is_right(expected, answer):
 @pytest.mark.parametrize(
     ("expected", "answer", "kind", "reason"),
     [
-        (OLD, "SELECT name FROM t", "rows", "3 rows instead of 2"),
-        (OLD, "SELECT name, id FROM t WHERE age > 2", "rows", "2 columns instead of 1"),
-        (OLD, "SELECT id FROM t WHERE age > 2", "rows", "that is not expected"),
-        (OLD, "SELECT nope FROM t", "run", "no such column: nope"),
-        (OLD, "Here is your query", "parse", "does not parse"),
-        (OLD, "", "parse", "the answer is empty"),
-        (OLD, f"{OLD}; DROP TABLE t", "parse", "2 statements instead of one"),
-        (OLD, "DELETE FROM t", "run", "is not a query"),
-        (f"{OLD} ORDER BY id", f"{OLD} ORDER BY id DESC", "rows", "in another order"),
-        ("SELECT '1'", "SELECT 1", "rows", "that is not expected"),
-        ("DELETE FROM t WHERE id = 1", "DELETE FROM t", "state", "left in another state"),
+        (OLD, "SELECT name FROM t", "rows", wording("rows-instead")),
+        (OLD, "SELECT name, id FROM t WHERE age > 2", "rows", wording("columns-instead-of")),
+        (OLD, "SELECT id FROM t WHERE age > 2", "rows", wording("that-is-not-expected")),
+        (OLD, "SELECT nope FROM t", "run", wording("no-such-column-nope")),
+        (OLD, "Here is your query", "parse", wording("does-not-parse")),
+        (OLD, "", "parse", wording("the-answer-is-empty")),
+        (OLD, f"{OLD}; DROP TABLE t", "parse", wording("statements-instead-of-one")),
+        (OLD, "DELETE FROM t", "run", wording("is-not-a-query")),
+        (f"{OLD} ORDER BY id", f"{OLD} ORDER BY id DESC", "rows", wording("in-another-order")),
+        ("SELECT '1'", "SELECT 1", "rows", wording("that-is-not-expected")),
+        ("DELETE FROM t WHERE id = 1", "DELETE FROM t", "state", wording("left-in-another-state")),
     ],
 )
 def test_a_query_with_another_effect_is_wrong_and_says_why(expected, answer, kind, reason):
@@ -87,12 +88,17 @@ def test_where_changes_are_expected_only_tables_may_be_changed(answer, tmp_path,
 @pytest.mark.parametrize(
     ("expected", "answer", "check", "reason"),
     [
-        ("SELECT 1 FROM t WHERE id > 9", "SELECT 2 FROM t WHERE id < 0", {}, "returns no rows"),
-        (OLD, "SELECT name FROM t", {"setup": []}, "no tables to run the query on"),
+        (
+            "SELECT 1 FROM t WHERE id > 9",
+            "SELECT 2 FROM t WHERE id < 0",
+            {},
+            wording("returns-no-rows"),
+        ),
+        (OLD, "SELECT name FROM t", {"setup": []}, wording("no-tables-to-run")),
         ("SELECT 0 FROM t", "SELECT 0 FROM t t", {"setup": SETUP[:1]}, "are empty"),
-        ("SELECT nope FROM t", "SELECT id FROM t", {}, "does not run in SQLite"),
-        ("not SQL at all", "SELECT id FROM t", {}, "the expected query"),
-        (OLD, "SELECT 1", {"setup": ["CREATE TABLE"]}, "cannot be made in SQLite"),
+        ("SELECT nope FROM t", "SELECT id FROM t", {}, wording("does-not-run")),
+        ("not SQL at all", "SELECT id FROM t", {}, wording("the-expected-query")),
+        (OLD, "SELECT 1", {"setup": ["CREATE TABLE"]}, wording("cannot-made-in-sqlite")),
         ("DELETE FROM t WHERE id=9", "DELETE FROM t WHERE id=8", {}, "changes nothing"),
     ],
 )

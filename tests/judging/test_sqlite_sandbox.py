@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from expert.judging.oracles.sqlite_sandbox import NotAllowed, Sandbox, TooMuch
+from tests.wording import wording
 
 SETUP = ["CREATE TABLE t(a); INSERT INTO t VALUES (1), (2)"]
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT {} FROM c"
@@ -46,7 +47,7 @@ def test_a_changing_statement_stays_inside(statement, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("what", "text"),
-    [("x", "returns more than 10,000 rows"), ("sum(x)", "takes longer than 0.2 s")],
+    [("x", wording("returns-more-than-rows")), ("sum(x)", wording("takes-longer-than-s"))],
 )
 def test_a_query_without_an_end_is_ended(what, text):
     with Sandbox(0.2) as box:

@@ -9,6 +9,7 @@ import pytest
 from expert.judging.court import judge_all
 from expert.judging.oracles.typecheck import find_tsc, type_errors
 from tests.judging.asking import case_of, judged
+from tests.wording import wording
 
 ADD = "function f(a: number, b: string): string {\n  return b + a;\n}"
 
@@ -47,7 +48,7 @@ def test_another_program_is_wrong(expected, answer, kind):
 def test_without_the_compiler_other_right_answers_have_no_oracle():
     found = judged("typescript", ADD, "const x = 1", equals=False)
     assert found.passed is None
-    assert "only the compiler tsc can say" in found.reason
+    assert wording("only-compiler-tsc-can") in found.reason
 
 
 def compiler(folder, output: str, code: int) -> str:
@@ -77,7 +78,7 @@ def test_the_compiler_judges_what_was_left_to_it(tmp_path):
     tsc = compiler(tmp_path, "p0.ts(1,7): error TS2304: no name\\n", 2)
     found = judge_all(cases[:1], answers[:1], domain="typescript", tsc=tsc)
     assert found[0].passed is None
-    assert "the expected answer has a type error itself" in found[0].reason
+    assert wording("expected-answer-has-type") in found[0].reason
 
 
 @pytest.mark.skipif(find_tsc() is None, reason="tsc or Node is not installed")

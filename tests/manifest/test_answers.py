@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from expert.manifest.migrate.names import CONFIG_ALIASES, CONFIG_KEYS, DATASET_KEYS, SPECIAL_NAMES
-from expert.manifest.peers.answers import ANSWERS, FAMILIES, answer_to
+from expert.manifest.migrate.aliases import CONFIG_ALIASES, CONFIG_KEYS, DATASET_KEYS, SPECIAL_NAMES
+from expert.manifest.peers.converted_keys import CONVERTED
 from expert.manifest.peers.sections import SECTIONS
-from expert.manifest.peers.switches import SWITCHES
+from expert.manifest.peers.unsupported_keys import ANSWERS, FAMILIES, answer_to
 from tests.manifest.reading import MINIMAL, error_of, notices_of, read
+from tests.wording import wording
 
 WHOLE = "name: x\nbase_model: tiny\ntraining:\n  dataset: a.jsonl\n  config:\n    epochs: 1\n"
 
@@ -26,42 +27,47 @@ def config_of(text: str) -> Any:
 def test_no_name_of_ours_has_an_answer_of_others():
     ours = CONFIG_KEYS | DATASET_KEYS | set(CONFIG_ALIASES) | set(SPECIAL_NAMES)
     assert not ours & (set(ANSWERS) | set(SECTIONS))
-    assert not ours & set(SWITCHES)
-    assert not set(ANSWERS) & set(SWITCHES)
+    assert not ours & set(CONVERTED)
+    assert not set(ANSWERS) & set(CONVERTED)
     assert not [key for key in ours if answer_to(key)]
 
 
-@pytest.mark.parametrize("key", [*ANSWERS, *(f"{start}x" for start in FAMILIES)])
-@pytest.mark.parametrize("place", ["top", "training", "training.config"])
-def test_every_answer_is_given_wherever_the_key_stands(key, place):
-    """A value that no trainer has: whatever is so here, it is not that."""
-    before = {
-        "top": MINIMAL,
-        "training": MINIMAL + "training:\n  ",
-        "training.config": WHOLE + "    ",
-    }[place]
-    answer = answer_to(key)
-    assert answer is not None
-    line = f"{key}: odd-value\n"
-    if answer.kind is None:
-        text = error_of(before + line)
-        assert answer.text in text
-        assert answer.fix in text
+KEYS = [*ANSWERS, *(f"{start}x" for start in FAMILIES)]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [MINIMAL, MINIMAL + "training:\n  ", WHOLE + "    "],
+    ids=["top", "training", "config"],
+)
+def test_every_answer_is_given_wherever_the_key_stands(before):
+    """A value that no trainer has: whatever happens here, it is not that."""
+    answers = {key: answer for key in KEYS if (answer := answer_to(key))}
+    assert [*answers] == KEYS
+    indent = before[before.rindex("\n") + 1 :]
+    noted = [key for key, answer in answers.items() if answer.kind is not None]
+    notices = read(before + f"\n{indent}".join(f"{key}: odd-value" for key in noted)).notices
+    told = {n.path.rpartition(".")[2]: (n.kind, n.text) for n in notices}
+    assert {key: told.get(key) for key in noted} == {
+        key: (answers[key].kind, answers[key].text) for key in noted
+    }
+    for key in answers.keys() - noted:
+        text = error_of(f"{before}{key}: odd-value\n")
+        assert answers[key].text in text
+        assert answers[key].fix in text
         assert "unknown key" not in text
-    else:
-        told = [n for n in read(before + line).notices if n.path.endswith(key)]
-        assert [(n.kind, n.text) for n in told] == [(answer.kind, answer.text)]
 
 
-@pytest.mark.parametrize("key", [*ANSWERS, *(f"{start}x" for start in FAMILIES), *SWITCHES])
-def test_an_empty_key_of_another_trainer_says_nothing(key):
-    assert [n for n in notices_of(f"{MINIMAL}{key}:\n") if key in n] == []
+def test_an_empty_key_of_another_trainer_says_nothing():
+    keys = [*KEYS, *CONVERTED]
+    notices = read(MINIMAL + "".join(f"{key}:\n" for key in keys)).notices
+    assert {n.path for n in notices} & {*keys} == set()
 
 
 def test_of_several_keys_for_one_thing_the_first_is_told_and_the_others_go_with_it():
     text = error_of(MINIMAL + "use_galore: true\ngalore_rank: 8\ngalore_scale: 2.0\n")
-    assert "line 3: use_galore: true: that optimizer is not built  (use optim: adamw_bnb" in text
-    assert "line 4: galore_rank: goes with use_galore, which is refused  (remove it too)" in text
+    assert wording("line-true-optimizer-not") in text
+    assert wording("line-goes-with-refused") in text
     assert text.count("not built") == 1
 
 
@@ -86,14 +92,12 @@ def test_nf4_with_double_quantisation_is_what_int4_is():
 
 
 def test_fp4_is_refused():
-    assert "fp4 is not built: quantization: int4 is NF4" in error_of(
-        MINIMAL + "bnb_4bit_quant_type: fp4\n"
-    )
+    assert wording("not-built-quantization") in error_of(MINIMAL + "bnb_4bit_quant_type: fp4\n")
 
 
 def test_scales_that_are_not_quantised_are_told_to_be():
     told = notices_of(MINIMAL + "bnb_4bit_use_double_quant: false\n")
-    assert any("superseded: int4 always quantises its scales too" in each for each in told)
+    assert any(wording("superseded-always-quantises-scales") in each for each in told)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +111,9 @@ def test_the_type_to_compute_in_is_the_precision_of_the_run(value, flags):
 def test_a_type_to_compute_in_beside_a_precision_is_superseded():
     made = read(MINIMAL + "bf16: true\nbnb_4bit_compute_dtype: float16\n")
     assert made.manifest.training.config.bf16 is True
-    assert any(n.kind == "superseded" and "precision of the run" in n.text for n in made.notices)
+    assert any(
+        n.kind == "superseded" and wording("precision-of-the-run") in n.text for n in made.notices
+    )
 
 
 def test_a_section_for_bitsandbytes_is_read_like_its_keys():
@@ -172,18 +178,18 @@ def test_a_name_of_others_means_the_key_of_ours(line, key, value):
 
 def test_rank_stabilised_scaling_is_refused_with_the_alpha_that_gives_it():
     text = error_of(MINIMAL + "lora_r: 16\nlora_alpha: 16\nuse_rslora: true\n")
-    assert "write alpha: 64 for the same scale" in text
+    assert wording("write-alpha-for-same") in text
     assert config_of("lora_r: 16\nuse_rslora: false\n").rank == 16
 
 
 def test_a_regular_expression_of_layers_is_refused_with_the_names_to_write():
     text = error_of(MINIMAL + "lora_target_modules: '.*(q|v)_proj'\n")
-    assert "is a regular expression  (list the names of the layers, such as [q_proj" in text
+    assert wording("regular-expression-list-names") in text
 
 
 def test_a_number_of_validation_rows_is_refused_with_the_share_to_write():
     text = error_of(MINIMAL + "val_size: 500\n")
-    assert "val_size: got 500, a number of rows; it is a share of them here" in text
+    assert wording("got-number-rows-share") in text
 
 
 def test_parts_of_a_hub_set_are_put_into_its_path():
@@ -195,7 +201,7 @@ def test_parts_of_a_hub_set_are_put_into_its_path():
         "owner/set::test_sft::en",
     )
     text = error_of("base_model: tiny\ndataset: a.jsonl\ndataset_config: en\n")
-    assert "a part of dataset_name, which is not given" in text
+    assert wording("part-not-given") in text
 
 
 def test_a_streamed_set_is_streamed():
@@ -222,7 +228,7 @@ def test_a_streamed_set_is_streamed():
 )
 def test_a_line_of_a_dataclass_has_its_value(line, key, value):
     assert getattr(config_of(line + "\n"), key) == value
-    assert any("a line of Python" in each for each in notices_of(MINIMAL + line + "\n"))
+    assert any(wording("a-line-of-python") in each for each in notices_of(MINIMAL + line + "\n"))
 
 
 def test_a_line_of_python_that_is_no_value_is_refused():
@@ -281,9 +287,7 @@ def test_a_drive_stays_as_it_was_written():
 
 def test_a_backslash_that_json_took_for_a_tab_is_told_as_one():
     text = '{"base_model": "tiny", "dataset": "data\\train.jsonl"}'
-    assert "a backslash before t, n, r, f or b is read as one sign: write / instead" in error_of(
-        text, "json"
-    )
+    assert wording("backslash-before-t-n") in error_of(text, "json")
 
 
 # --- models that read images ---------------------------------------------------------------------
@@ -305,7 +309,7 @@ def test_a_backslash_that_json_took_for_a_tab_is_told_as_one():
 )
 def test_a_model_that_reads_images_is_refused_by_its_name(name):
     text = error_of(f"base_model: '{name}'\ndataset: a.jsonl\n")
-    assert "reads images or sound, and only text is trained here" in text
+    assert wording("reads-images-sound-only") in text
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 
 from expert.core.errors import ManifestError
 from expert.manifest.reader import ReadManifest, read_manifest
+from tests.wording import wording
 
 AXOLOTL = """
 base_model: NousResearch/Llama-3.2-1B
@@ -58,10 +59,7 @@ def test_packed_sequences_of_axolotl_are_counted_in_tokens(tmp_path):
     config = read.manifest.training.config
     assert (config.batch_size, config.batch_tokens) == ("auto", 2 * 2048)
     assert (config.micro_batch_size, config.gradient_accumulation_steps) == ("auto", 2)
-    assert (
-        "micro_batch_size: read as training.config.batch_tokens: 4096 (2 packed sequences of 2048 "
-        "tokens; rows by their mean length)"
-    ) in told(read)
+    assert wording("read-packed-sequences-tokens") in told(read)
 
 
 def test_rows_of_a_step_that_are_not_packed_are_those_of_axolotl(tmp_path):
@@ -69,10 +67,7 @@ def test_rows_of_a_step_that_are_not_packed_are_those_of_axolotl(tmp_path):
         read = reading(tmp_path, AXOLOTL.replace("sample_packing: true\n", line))
         config = read.manifest.training.config
         assert (config.batch_size, config.batch_tokens) == (2, None)
-        assert (
-            "micro_batch_size: read as training.config.batch_size: rows of a step, before "
-            "gradient_accumulation_steps"
-        ) in told(read)
+        assert wording("read-rows-step-before") in told(read)
 
 
 def test_the_key_keeps_its_meaning_in_files_of_our_own(tmp_path):
@@ -93,7 +88,7 @@ def test_columns_and_prompts_and_cadences_of_axolotl_are_understood(tmp_path):
         "epoch",
         "epoch",
     )
-    assert any("once an epoch, not 4 times; eval_steps says" in line for line in told(read))
+    assert any(wording("once-epoch-not-times") in line for line in told(read))
 
 
 def test_columns_beside_the_type_are_understood_too(tmp_path):
@@ -116,7 +111,7 @@ def test_a_file_of_llama_factory_has_its_rows_of_an_update(tmp_path):
 @pytest.mark.parametrize("line", ["stage: dpo", "stage: ppo", "stage: kto", "stage: rm", "rl: dpo"])
 def test_other_methods_are_refused(tmp_path, line):
     word = line.partition(": ")[2]
-    with pytest.raises(ManifestError, match=f"{word} is not built: only sft"):
+    with pytest.raises(ManifestError, match=wording("not-built-only-sft", word=word)):
         reading(tmp_path, FACTORY.replace("stage: sft", line))
 
 

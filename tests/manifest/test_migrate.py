@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from expert.manifest.migrate.names import (
+from expert.manifest.migrate.aliases import (
     ADAM_BETAS,
     AMP_NAMES,
     BASE_MODEL_KEYS,
@@ -27,48 +27,29 @@ from expert.manifest.migrate.names import (
 from expert.manifest.schema.expectations import schema
 from expert.manifest.schema.manifest import Manifest
 from tests.manifest.reading import MINIMAL, error_of, notices_of, problems_of, read, read_data
+from tests.wording import wording
 
 # Two values of every key that may be written another way; both right, and not the default.
+_FLAGS = (
+    *("torch_compile", "deterministic", "dataloader_pin_memory", "dataloader_persistent_workers"),
+    *("use_tf32", "flash_attention_2", "fused_loss", "packing", "train_on_prompt"),
+)
+_SHARES = ("learning_rate", "dropout", "adam_epsilon")
 CONFIG_VALUES: dict[str, tuple[Any, Any]] = {
-    "epochs": (2, 4),
-    "batch_size": (2, 4),
-    "eval_batch_size": (2, 4),
-    "gradient_accumulation_steps": (2, 4),
-    "learning_rate": (0.01, 0.02),
+    **dict.fromkeys(CONFIG_ALIASES.values(), (2, 4)),
+    **dict.fromkeys(_FLAGS, (True, False)),
+    **dict.fromkeys(_SHARES, (0.1, 0.2)),
     "lr_scheduler": ("linear", "constant"),
-    "rank": (2, 4),
-    "alpha": (2, 4),
-    "dropout": (0.1, 0.2),
     "target_modules": (["q_proj"], ["v_proj"]),
     "adapter_type": ("dora", "lokr"),
     "attention": ("eager", "flex"),
-    "torch_compile": (True, False),
     "torch_compile_mode": ("default", "max-autotune"),
     "max_grad_norm": (2.0, 0),
-    "logging_steps": (2, 4),
-    "warmup_steps": (2, 4),
-    "batch_tokens": (2, 4),
-    "deterministic": (True, False),
-    "dataloader_num_workers": (2, 4),
-    "dataloader_prefetch_factor": (2, 4),
-    "dataloader_pin_memory": (True, False),
-    "dataloader_persistent_workers": (True, False),
     "optim": ("sgd", "adamw_torch"),
-    "use_tf32": (True, False),
-    "max_seq_length": (2, 4),
     "evaluation_strategy": ("epoch", "no"),
-    "seed": (2, 4),
     "trackers": (["tensorboard"], []),
-    "save_every_epochs": (2, 4),
-    "flash_attention_2": (True, False),
-    "fused_loss": (True, False),
-    "early_stopping_patience": (2, 4),
     "output_dir": ("a", "b"),
-    "adam_epsilon": (0.1, 0.2),
     "vram_limit": ("2GB", "4GB"),
-    "packing": (True, False),
-    "train_on_prompt": (True, False),
-    "micro_batch_size": (2, 4),
 }
 DATASET_VALUES: dict[str, tuple[Any, Any]] = {
     "path": ("a.jsonl", "b.jsonl"),
@@ -123,24 +104,23 @@ def test_no_alias_is_itself_a_key_of_the_same_section():
 
 
 @pytest.mark.parametrize("place", ["training.config", "training", "model", ""])
-@pytest.mark.parametrize("alias", CONFIG_ALIASES)
-def test_an_alias_of_the_config_ends_at_its_home_from_every_place(alias: str, place: str):
-    home = CONFIG_ALIASES[alias]
-    value = CONFIG_VALUES[home][0]
-    data = _file()
-    section = {
-        "training.config": data["training"].setdefault("config", {}),
-        "training": data["training"],
-        "model": {},
-        "": data,
-    }[place]
-    section[alias] = value
-    if place == "model":
-        del data["base_model"]
-        data["model"] = {"name": "X", **section}
-    assert _config(read_data(data).manifest, home) == value
-    path = f"{place}.{alias}" if place else alias
-    assert _told(data)[path][0] == f"read as training.config.{home}"
+def test_an_alias_of_the_config_ends_at_its_home_from_every_place(place: str):
+    for alias, home in CONFIG_ALIASES.items():
+        value = CONFIG_VALUES[home][0]
+        data = _file()
+        section = {
+            "training.config": data["training"].setdefault("config", {}),
+            "training": data["training"],
+            "model": {},
+            "": data,
+        }[place]
+        section[alias] = value
+        if place == "model":
+            del data["base_model"]
+            data["model"] = {"name": "X", **section}
+        assert _config(read_data(data).manifest, home) == value, alias
+        path = f"{place}.{alias}" if place else alias
+        assert _told(data)[path][0] == f"read as training.config.{home}"
 
 
 @pytest.mark.parametrize("alias", CONFIG_ALIASES)
@@ -152,7 +132,7 @@ def test_an_alias_that_contradicts_its_key_is_a_problem(alias: str):
     (problem,) = [found for found in problems_of(data) if found.what.startswith("says ")]
     assert problem.path == f"training.config.{alias}"
     assert f", but training.config.{home} says " in problem.what
-    assert problem.fix == "keep one of the two"
+    assert problem.fix == wording("keep-one-two")
 
 
 @pytest.mark.parametrize("alias", CONFIG_ALIASES)
@@ -206,7 +186,7 @@ def test_a_data_set_with_a_path_may_have_a_title():
     assert manifest.training.dataset.path == "a.jsonl"
     told = [str(notice) for notice in read_data(data).notices]
     assert [text.partition("training")[2] for text in told] == [
-        ".dataset: note: kept as metadata, without effect: name"
+        wording("dataset-note-kept-metadata")
     ]
 
 
@@ -275,7 +255,7 @@ def test_other_words_for_the_arithmetic_are_refused(name: str, value: Any):
 def test_a_switch_for_mixed_precision_leaves_the_kind_to_the_plan(name: str):
     on, off = read_data(_file(**{name: True})), read_data(_file(**{name: False}))
     assert on.manifest.training.config.bf16 == "auto"
-    assert on.notices[-1].text == "mixed precision: the plan chooses bf16 or fp16"
+    assert on.notices[-1].text == wording("mixed-precision-plan-chooses")
     assert (off.manifest.training.config.bf16, off.manifest.training.config.fp16) == (False, False)
 
 
@@ -297,7 +277,7 @@ def test_load_in_bits_sets_the_quantization_of_every_model(name: str):
         models = read_data({**data, name: value}).manifest.base_models
         assert [model.quantization for model in models] == [quantization] * 2
     (problem,) = problems_of({**data, name: "x"})
-    assert problem.what == "got 'x', expected true or false"
+    assert problem.what == wording("got-x-expected-true")
 
 
 def test_load_in_bits_does_not_depend_on_the_order_of_the_switches():
@@ -367,12 +347,8 @@ def test_a_loose_key_of_the_model_ends_there(key: str, place: str):
 def test_a_model_section_may_hold_all_that_a_base_model_holds():
     text = "dataset: a.jsonl\nmodel: {base_model: X, revision: abc, sha256: '', rope_scaling: yarn}"
     model = read(text).manifest.base_models[0]
-    assert (model.name, model.revision, model.sha256, model.rope_scaling) == (
-        "X",
-        "abc",
-        "",
-        "yarn",
-    )
+    found = (model.name, model.revision, model.sha256, model.rope_scaling)
+    assert found == ("X", "abc", "", "yarn")
 
 
 @pytest.mark.parametrize(
@@ -386,9 +362,7 @@ def test_a_corpus_without_a_model_means_the_character_model(dataset: str, model:
 
 
 def test_rows_without_a_model_mean_no_model():
-    assert error_of("dataset: a.jsonl") == (
-        "m.yaml: 1 problem\n  - line 1: base_models: missing: models it can be trained on  (add it)"
-    )
+    assert error_of("dataset: a.jsonl") == wording("problem-line-missing-models")
 
 
 @pytest.mark.parametrize("version", ["'1.0'", "1.0", "2.0", "'2.0'", "1", "2", "~"])

@@ -12,6 +12,7 @@ import pytest
 from expert.core.errors import ManifestError
 from expert.manifest.reader import ReadManifest, read_manifest
 from tests.manifest.reading import error_of, notices_of, read
+from tests.wording import wording
 
 AXOLOTL = "base_model: tiny\nsequence_len: 512\nval_set_size: 0.1\nadapter: lora\n"
 FACTORY = "model_name_or_path: tiny\nstage: sft\nfinetuning_type: lora\ncutoff_len: 512\n"
@@ -45,7 +46,7 @@ def test_an_axolotl_file_without_an_adapter_trains_every_weight():
     for line in ("", "adapter:\n"):
         text = axolotl("  - {path: a.jsonl}").replace("adapter: lora\n", line)
         assert read(text).manifest.training.config.adapter_type == "full"
-        assert any("no adapter is named: every weight is trained" in n for n in notices_of(text))
+        assert any(wording("no-adapter-named-every") in n for n in notices_of(text))
     assert read(axolotl("  - {path: a.jsonl}")).manifest.training.config.adapter_type == "lora"
     ours = "base_model: tiny\ndataset: a.jsonl\n"
     assert read(ours).manifest.training.config.adapter_type == "lora"
@@ -86,7 +87,7 @@ def test_sets_with_other_columns_are_not_mixed_in_silence():
         "  - {path: a.jsonl, type: alpaca, field_output: reply}",
         "  - {path: b.jsonl, type: completion}",
     )
-    assert "datasets[1]: b and a have other columns or formats" in error_of(text)
+    assert wording("b-have-other-columns") in error_of(text)
 
 
 @pytest.mark.parametrize("word", ["completion", "pretrain"])
@@ -100,20 +101,20 @@ def test_plain_text_is_plain_text_by_its_column(word):
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        ("{path: a, shards: 4}", "one of 4 parts of the rows  (training.dataset.max_samples"),
-        ("{path: owner/set, data_files: [x.json]}", "files are chosen out of a data set"),
+        ("{path: a, shards: 4}", wording("one-parts-rows")),
+        ("{path: owner/set, data_files: [x.json]}", wording("files-chosen-out-data")),
         ("{path: json, data_files: [x.json, y.json]}", "several files"),
-        ("{type: alpaca}", "datasets[0]: names no data  (add path)"),
-        ("{path: a, field_chosen: good}", "datasets[0].field_chosen: preference rows; only sft"),
-        ("{path: a, type: input_output}", "segments with labels of their own"),
-        ("{path: a, type: bradley_terry.chat_template}", "preference rows; only sft"),
+        ("{type: alpaca}", wording("names-no-data-add")),
+        ("{path: a, field_chosen: good}", wording("preference-rows-only-sft")),
+        ("{path: a, type: input_output}", wording("segments-with-labels-own")),
+        ("{path: a, type: bradley_terry.chat_template}", wording("preference-rows-only")),
         (
             "{path: a, message_property_mappings: {role: speaker, content: text}}",
-            "the role of a message is in its key 'speaker'  (call it role or from in the rows",
+            wording("role-message-in-key"),
         ),
         ("{path: a, message_field_content: said}", "key 'said'  (call it content or value"),
-        ("{path: a, roles: {user: [human, customer]}}", "'customer' speaks in the messages"),
-        ("{path: a, field_system: persona}", "in the column 'persona'  (call it system"),
+        ("{path: a, roles: {user: [human, customer]}}", wording("customer-speaks-in-messages")),
+        ("{path: a, field_system: persona}", wording("in-column-persona-call")),
     ],
 )
 def test_what_cannot_be_read_of_a_set_is_refused(entry, words):
@@ -147,9 +148,9 @@ def test_usual_names_in_messages_are_understood():
 def test_a_key_of_a_set_that_changes_the_rows_is_warned_of():
     text = axolotl("  - {path: a, drop_system_message: true, revision: abc, odd_one: 3}")
     told = "\n".join(notices_of(text))
-    assert "drop_system_message: warning: without effect: system texts of the rows are kept" in told
-    assert "datasets[0].revision: warning: without effect" in told
-    assert "datasets[0].odd_one: warning: without effect" in told
+    assert wording("warning-without-effect-system") in told
+    assert "datasets[0].revision: warning: without" in told
+    assert "datasets[0].odd_one: warning: without" in told
 
 
 def test_test_sets_are_the_validation_rows():
@@ -168,7 +169,7 @@ def test_a_set_for_pretraining_is_streamed_text():
     assert mapping is not None
     assert mapping.text == "body"
     assert training.config.batch_size == 2  # a stream's rows are not counted before
-    assert any("counts rows here, not packed sequences" in told for told in notices_of(text))
+    assert any(wording("counts-rows-here-not") in told for told in notices_of(text))
 
 
 def test_switches_of_axolotl_become_values():
@@ -247,19 +248,19 @@ def test_pretraining_reads_the_column_of_the_prompt(tmp_path):
 @pytest.mark.parametrize(
     ("about", "words"),
     [
-        ({"file_name": "a.json", "ranking": True}, "x.ranking: preference rows; only sft"),
-        ({"file_name": "a.json", "columns": {"kto_tag": "label"}}, "preference rows; only sft"),
-        ({"file_name": "a.json", "columns": {"images": "images"}}, "the rows hold images"),
-        ({"ms_hub_url": "owner/a"}, "x.ms_hub_url: rows are read from files and from the Hugging"),
-        ({"script_url": "load"}, "x.script_url: rows are read from files"),
+        ({"file_name": "a.json", "ranking": True}, wording("x-ranking-preference-rows")),
+        ({"file_name": "a.json", "columns": {"kto_tag": "label"}}, wording("preference-rows-only")),
+        ({"file_name": "a.json", "columns": {"images": "images"}}, wording("the-rows-hold-images")),
+        ({"ms_hub_url": "owner/a"}, wording("rows-read-from-files")),
+        ({"script_url": "load"}, wording("rows-read-from")),
         ({"file_name": "a.json", "columns": {"system": "persona"}}, "the column 'persona'"),
         (
             {"file_name": "a.json", "formatting": "sharegpt", "tags": {"user_tag": "customer"}},
-            "x.tags.user_tag: 'customer' speaks in the messages",
+            wording("customer-speaks-in"),
         ),
         (
             {"file_name": "a.json", "formatting": "sharegpt", "tags": {"content_tag": "said"}},
-            "x.tags.content_tag: the content of a message is in its key 'said'",
+            wording("content-message-in-key"),
         ),
     ],
 )
@@ -269,15 +270,15 @@ def test_what_cannot_be_read_of_a_listed_set_is_refused(tmp_path, about, words):
 
 def test_a_name_that_is_not_in_the_list_is_told_what_is(tmp_path):
     text = refused(tmp_path, f"{FACTORY}dataset: mein\n", {"mine": {"file_name": "mine.json"}})
-    assert "mein is not in" in text
+    assert wording("mein-is-not-in") in text
     assert "(it has mine)" in text
-    assert "names no data" not in text
+    assert wording("names-no-data") not in text
 
 
 def test_names_without_a_list_say_where_it_was_looked_for(tmp_path):
     text = refused(tmp_path, f"{FACTORY}dataset: mine,yours\n")
-    assert "mine, yours: named in a dataset_info.json, and there is none in" in text
-    assert "names no data" not in text
+    assert wording("mine-yours-named-in") in text
+    assert wording("names-no-data") not in text
     text = refused(tmp_path, f"{FACTORY}dataset: mine\ndataset_dir: elsewhere\n")
     assert str(tmp_path / "elsewhere") in text
 
@@ -290,7 +291,7 @@ def test_a_path_stays_a_path_beside_a_list(tmp_path):
 def test_a_broken_list_of_data_sets_is_told(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset_info.json").write_text("{", encoding="utf-8")
-    assert "dataset_info.json cannot be read" in refused(tmp_path, f"{FACTORY}dataset: a,b\n")
+    assert wording("dataset-info-json-cannot") in refused(tmp_path, f"{FACTORY}dataset: a,b\n")
 
 
 def test_a_validation_set_by_name_is_the_validation_path(tmp_path):
@@ -321,7 +322,7 @@ def test_bits_of_llama_factory_are_the_quantization(bits, kind):
 def test_other_bits_and_methods_are_refused():
     text = f"{FACTORY}dataset: a.jsonl\nquantization_bit: 3\nquantization_method: hqq\n"
     assert "quantization_bit: got 3, expected 4 or 8" in error_of(text)
-    assert "'hqq': bases are quantised with bitsandbytes only" in error_of(text)
+    assert wording("hqq-bases-quantised-with") in error_of(text)
 
 
 # --- templates -----------------------------------------------------------------------------------
@@ -347,7 +348,7 @@ def test_templates_of_others_are_ours_or_the_tokenizers(key, word, ours, kind):
 
 def test_a_template_for_images_is_refused():
     text = error_of(f"{FACTORY}dataset: a.jsonl\ntemplate: qwen2_vl\n")
-    assert "qwen2_vl is a template for images or sound" in text
+    assert wording("template-for-images-sound") in text
 
 
 def test_a_whole_manifest_may_speak_of_templates():
@@ -416,8 +417,8 @@ def test_a_class_of_rows_that_nobody_knows_is_refused():
     text = error_of(
         LITGPT.replace("litgpt.data.JSON", "mine.Rows").replace("json_path: rows.json, ", "")
     )
-    assert "'mine.Rows' is a Python class, which is not run" in text
-    assert "names no data" not in text
+    assert wording("python-class-not-run") in text
+    assert wording("names-no-data") not in text
 
 
 def test_a_recipe_of_torchtune_is_read():
@@ -444,4 +445,4 @@ def test_a_data_set_class_of_torchtune_names_its_rows_or_is_refused():
     text = TUNE.replace("  source: json\n  data_files: rows.json\n", "")
     known = text.replace("instruct_dataset", "alpaca_dataset")
     assert read(known).manifest.training.dataset.path == "tatsu-lab/alpaca"
-    assert "instruct_dataset' is a Python class, which is not run" in error_of(text)
+    assert wording("python-class-not") in error_of(text)

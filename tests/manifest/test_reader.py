@@ -11,8 +11,9 @@ import pytest
 from expert.core.errors import ManifestError
 from expert.manifest.reader import read_manifest
 from expert.manifest.schema.manifest import Manifest
-from expert.manifest.text.document import Item
+from expert.manifest.text.item import Item
 from tests.manifest.reading import MINIMAL, REAL_MANIFESTS, error_of, files_in, notices_of, read
+from tests.wording import wording
 
 
 @pytest.mark.parametrize("path", files_in("good"), ids=lambda path: path.name)
@@ -166,10 +167,7 @@ def test_the_released_adapter_is_trained_where_the_config_is_silent():
     assert read(MINIMAL + adapters).manifest.training.config.adapter_type == "dora"
     said = read(MINIMAL + adapters + "adapter_type: lokr\n")
     assert said.manifest.training.config.adapter_type == "lokr"
-    assert str(said.notices[1]) == (
-        "line 3: adapters[0].type: warning: released as dora; "
-        "training.config.adapter_type lokr is what counts"
-    )
+    assert str(said.notices[1]) == wording("line-warning-released-dora")
 
 
 # --- several problems at once -----------------------------------------------------------------
@@ -190,15 +188,12 @@ def test_lines_inside_nested_lists_are_those_of_the_entry():
         "base_models:\n  - name: X\n    adapters:\n      - type: lora\n"
         "      - r: 1\n        alpha: []\ndataset: a.jsonl\n"
     )
-    assert "line 6: base_models[0].adapters[1].alpha: got an empty list" in error_of(text)
+    assert wording("line-got-empty-list") in error_of(text)
 
 
 def test_a_rule_about_a_broken_key_keeps_silent():
     text = error_of(MINIMAL + "training: {config: {save_strategy: steps, save_steps: x}}")
-    assert text == (
-        "m.yaml: 1 problem\n  - line 3: training.config.save_steps: got 'x' (text), "
-        "expected a whole number of at least 1 or null"
-    )
+    assert text == wording("problem-line-got-x")
 
 
 # --- unknown keys -----------------------------------------------------------------------------
@@ -258,12 +253,7 @@ def test_strict_refuses_unknown_keys_everywhere_but_comments():
 
 def test_a_misplaced_key_is_told_where_it_belongs():
     notices = notices_of(MINIMAL + "training: {decoding: {batch_size: 4}, temperature: 0.1}")
-    assert notices[1:] == [
-        "line 3: training.decoding.batch_size: warning: kept as metadata: "
-        "'batch_size' belongs under training.config",
-        "line 3: training.temperature: warning: kept as metadata: "
-        "'temperature' belongs under training.decoding",
-    ]
+    assert notices[1:] == [wording("line-warning-kept-metadata"), wording("line-warning-kept")]
 
 
 def test_the_canonical_tree_keeps_the_place_where_the_user_wrote_each_key():

@@ -9,8 +9,8 @@ import pytest
 
 from expert.core.errors import ManifestError, Problem
 from expert.manifest.check.problems import unknown_keys
-from expert.manifest.check.slips import edit_distance, neighbour_of, slip_of
-from expert.manifest.migrate.names import (
+from expert.manifest.check.spelling import edit_distance, neighbour_of, slip_of
+from expert.manifest.migrate.aliases import (
     CONFIG_ALIASES,
     DATASET_ALIASES,
     LOOSE_DATASET_KEYS,
@@ -22,6 +22,7 @@ from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.dataset import DatasetSpec, Decoding
 from expert.manifest.schema.manifest import BaseModelSpec, Manifest, Training
 from expert.manifest.text.document import parse_document
+from tests.wording import wording
 
 DOCUMENTS = Path(__file__).parents[2]
 KNOWN = sorted(
@@ -59,12 +60,8 @@ def test_letters_put_in_taken_out_replaced_and_swapped_are_counted(one, other, e
     ("wrong", "right"),
     [
         *(("lerning_rate", "learning_rate"), ("learningRate", "learning_rate"), ("pth", "path")),
-        *(
-            ("epoks", "epochs"),
-            ("epochss", "epochs"),
-            ("rnak", "rank"),
-            ("batchsize", "batch_size"),
-        ),
+        *(("epoks", "epochs"), ("epochss", "epochs"), ("rnak", "rank")),
+        ("batchsize", "batch_size"),
         *(("max_bad_row", "max_bad_rows"), ("field_maping", "field_mapping"), ("sed", "seed")),
         *(("validation_splitt", "validation_split"), ("decodimg", "decoding")),
     ],
@@ -136,20 +133,17 @@ TRAINING, DATASET, CONFIG = ("training",), ("training", "dataset"), ("training",
     ],
 )
 def test_a_misspelt_key_is_refused_with_what_was_meant(section, key, meant):
-    assert _told(section, key) == [f"did you mean {meant}?"]
+    assert _told(section, key) == [wording("did-you-mean-3", meant=meant)]
 
 
 @pytest.mark.parametrize("section", [TOP, TRAINING, DATASET])
-@pytest.mark.parametrize(
-    "key",
-    [
+def test_a_key_with_a_meaning_of_its_own_is_never_refused(section):
+    words = (
         *("tokenizer", "min_vram", "lora", "packaging", "tracking", "compiler", "tracker"),
         *("paths", "files", "local_rank", "test_size", "train_size"),
         *("speed", "generator", "validator", "lr_schedule", "train_paths", "validation_2"),
-    ],
-)
-def test_a_key_with_a_meaning_of_its_own_is_never_refused(section, key):
-    assert _told(section, key) == []
+    )
+    assert [word for word in words if _told(section, word)] == []
 
 
 @pytest.mark.parametrize(
@@ -166,15 +160,14 @@ def test_a_key_with_a_meaning_of_its_own_is_never_refused(section, key):
 def test_a_doubtful_key_is_kept_and_asked_about(section, key):
     problems, [notice] = _read(section, key)
     assert (problems, notice.kind) == ([], "warning")
-    assert "did you mean" in notice.text
+    assert wording("did-you-mean-2") in notice.text
 
 
 @pytest.mark.parametrize(
     "section", [(), ("training",), ("training", "dataset"), ("training", "decoding")]
 )
-@pytest.mark.parametrize("key", KNOWN)
-def test_no_known_name_is_refused_for_being_near_another(section, key):
-    assert _told(section, key) == []
+def test_no_known_name_is_refused_for_being_near_another(section):
+    assert [key for key in KNOWN if _told(section, key)] == []
 
 
 def _keys(value: Any) -> set[str]:
@@ -212,9 +205,8 @@ def test_a_misspelt_top_level_setting_is_refused_without_strict(tmp_path):
     with pytest.raises(ManifestError) as caught:
         read_manifest(path)
     assert str(caught.value).splitlines()[1:] == [
-        "  - line 3: lerning_rate: unknown key  "
-        "(did you mean 'learning_rate' under training.config?)",
-        "  line 2: dataset: note: kept as metadata, without effect: splt",
+        wording("line-unknown-key-did"),
+        wording("line-dataset-note-kept"),
     ]
 
 
@@ -222,11 +214,11 @@ def test_where_a_misspelt_setting_belongs_is_told_so_that_it_can_be_written(tmp_
     """A path is refused as a key: what is told must be no path, but to --set, which takes it."""
     path = tmp_path / "manifest.yaml"
     path.write_text("base_model: X\ndataset: a.jsonl\nepcohs: 7\n")
-    with pytest.raises(ManifestError, match=r"\(did you mean 'epochs' under training.config\?\)"):
+    with pytest.raises(ManifestError, match=wording("did-you-mean-epochs")):
         read_manifest(path)
     path.write_text("base_model: X\ndataset: a.jsonl\ntraining: {config: {epochs: 7}}\n")
     assert read_manifest(path).manifest.training.config.epochs == 7
-    with pytest.raises(ManifestError, match=r"\(did you mean 'training.config.epochs'\?\)"):
+    with pytest.raises(ManifestError, match=wording("did-you-mean-training")):
         read_manifest(path, overrides=("epcohs=7",))
     told = read_manifest(path, overrides=("training.config.epochs=8",))
     assert told.manifest.training.config.epochs == 8
@@ -237,33 +229,32 @@ def test_where_a_misspelt_setting_belongs_is_told_so_that_it_can_be_written(tmp_
     [
         ("temperature", "'temperature' belongs under training.decoding"),
         ("max_bad_rows", "'max_bad_rows' belongs under training.dataset"),
-        ("rope_scaling", "'rope_scaling' belongs in an entry of base_models"),
+        ("rope_scaling", wording("belongs-in-entry")),
     ],
 )
 def test_where_a_misplaced_key_belongs_is_told_so_that_it_can_be_written(tmp_path, key, told):
     path = tmp_path / "manifest.yaml"
     path.write_text(f"base_model: X\ndataset: a.jsonl\n{key}: 7\n")
     assert [note.text for note in read_manifest(path).notices if note.kind == "warning"] == [
-        f"kept as metadata: {told}"
+        wording("kept-as-metadata", told=told)
     ]
 
 
 @pytest.mark.parametrize(
-    ("key", "meant"),
-    [("training.config.epochs", "epochs"), ("training.dataset.path", "training")],
+    ("key", "meant"), [("training.config.epochs", "epochs"), ("training.dataset.path", "training")]
 )
 def test_a_path_of_a_setting_is_no_key_and_no_metadata(tmp_path, key, meant):
     """As somebody writes it who was told where a key belongs."""
     path = tmp_path / "manifest.yaml"
     path.write_text(f"base_model: X\ndataset: a.jsonl\n{key}: 7\n")
-    with pytest.raises(ManifestError, match=rf"{key}: unknown key  \(did you mean '{meant}'"):
+    with pytest.raises(ManifestError, match=wording("unknown-key-did-you", key=key, meant=meant)):
         read_manifest(path)
 
 
 def test_a_file_of_rows_that_is_named_for_a_manifest_is_told_from_one(tmp_path):
     path = tmp_path / "rows.csv"
     path.write_text("question,answer\n1,2\n")
-    with pytest.raises(ManifestError, match=r"expert new NAME --from .*rows.csv makes one"):
+    with pytest.raises(ManifestError, match=wording("expert-new-name-makes")):
         read_manifest(path)
 
 
@@ -279,7 +270,7 @@ def test_a_key_near_a_setting_is_refused_where_settings_stand_at_the_top(
     with pytest.raises(ManifestError) as caught:
         read_manifest(path)
     assert [str(problem) for problem in caught.value.problems] == [
-        f"line 3: {key}: unknown key  (did you mean {meant!r} under training.config?)"
+        wording("line-unknown-key", key=key, meant=meant)
     ]
 
 
@@ -297,5 +288,5 @@ def test_a_misspelt_path_is_named_instead_of_missing_data(tmp_path):
     with pytest.raises(ManifestError) as caught:
         read_manifest(path)
     assert [str(problem) for problem in caught.value.problems] == [
-        "line 2: dataset.pth: unknown key  (did you mean 'path'?)"
+        wording("line-unknown-key-did-you")
     ]

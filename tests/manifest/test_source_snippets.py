@@ -15,6 +15,7 @@ import pytest
 
 from tests.cli.running import EXAMPLES, Runner
 from tests.manifest.reading import error_of, notices_of, read
+from tests.wording import wording
 
 MANIFEST = "base_model: tiny\ndataset: rows.jsonl\n"
 CHARACTERS = "dataset: shakespeare\n"
@@ -56,7 +57,7 @@ def test_the_optimised_settings_of_a_manifest_are_taken_as_they_are():
 
 def test_group_by_length_is_told_what_packing_does_for_it():
     told = notices_of(MANIFEST + "group_by_length: true\n")
-    assert any("superseded: packing leaves no padding for it to avoid" in each for each in told)
+    assert any(wording("superseded-packing-leaves-no") in each for each in told)
 
 
 def test_the_fields_of_the_dataclass_are_settings_that_are_not_given():
@@ -84,7 +85,7 @@ def test_quantised_weights_are_computed_with_in_bf16():
 
 def test_the_number_of_processes_that_tokenise_is_told_to_be_every_core():
     told = notices_of(MANIFEST + "num_proc: 8\n")
-    assert any("num_proc: superseded: rows are tokenised once" in each for each in told)
+    assert any(wording("superseded-rows-tokenised-once") in each for each in told)
 
 
 def test_a_cache_named_on_windows_is_the_same_folder():
@@ -126,7 +127,7 @@ def test_what_the_notes_put_off_is_a_setting(text, expected):
 
 @pytest.mark.parametrize("line", ["deepspeed: zero3.json", "fsdp: [full_shard]"])
 def test_what_shards_over_several_gpus_is_told_that_there_is_one(line):
-    assert any("superseded: a run uses one GPU" in each for each in notices_of(MANIFEST + line))
+    assert any(wording("superseded-run-uses") in each for each in notices_of(MANIFEST + line))
 
 
 # --- the guide for the RTX 5090 ------------------------------------------------------------------
@@ -304,4 +305,4 @@ def test_the_commands_are_those_of_the_document():
 
 def test_a_class_instead_of_its_lines_is_told_what_to_keep():
     text = "from dataclasses import dataclass\n\n@dataclass\nclass Config:\n    epochs: int = 3\n"
-    assert "keep its `name: type = value` lines" in error_of(text)
+    assert wording("keep-name-type-value") in error_of(text)

@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
-from expert.manifest.migrate.upgrade import FIRST_KEYS, PERFORMANCE_KEYS, upgrade
 from expert.manifest.reader import understand
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.text.document import Document, parse_document, read_document
 from expert.manifest.text.write import to_json, to_yaml
+from expert.manifest.upgrade import FIRST_KEYS, PERFORMANCE_KEYS, upgrade
 from tests.manifest.items import as_item
 from tests.manifest.strategies import any_manifest, any_spelling, document_of, manifest_of
+from tests.wording import wording
 
 ROOT = Path(__file__).parents[2]
 REAL_FILES = sorted((ROOT.parent / "shared" / "data" / "manifests").glob("*.json"))
@@ -105,7 +106,7 @@ def test_the_notices_tell_what_was_renamed_and_what_was_written_out():
     _, notices = upgrade(document_of(OLD))
     texts = [str(told) for told in notices]
     assert any("num_epochs: read as training.config.epochs" in text for text in texts)
-    assert texts[-1].startswith("training.config: note: written out as auto: bf16, fp16, use_tf32")
+    assert texts[-1].startswith(wording("note-written-out-auto"))
 
 
 def test_top_level_keys_stand_in_the_usual_order_and_the_rest_in_their_own():

@@ -11,14 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expert.manifest.reader import understand
-from expert.manifest.text.document import Item, parse_document
-from expert.manifest.text.write import (
-    WIDTH,
-    to_json,
-    to_yaml,
-)
+from expert.manifest.text.document import parse_document
+from expert.manifest.text.item import Item
+from expert.manifest.text.write import WIDTH, to_json, to_yaml
 from tests.manifest.items import as_item, manifest_item
 from tests.manifest.strategies import KEYS, SCALARS, any_manifest, manifest_of
+from tests.wording import wording
 
 TREES = st.dictionaries(
     KEYS,
@@ -129,7 +127,7 @@ def test_a_number_stays_the_same_number_in_every_reader(value):
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_a_number_that_cannot_be_read_back_is_refused(value):
-    with pytest.raises(ValueError, match="cannot be written in a manifest"):
+    with pytest.raises(ValueError, match=wording("cannot-written-in-manifest")):
         to_json(as_item({"value": value}))
 
 

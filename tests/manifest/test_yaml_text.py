@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
-from expert.manifest.text.document import Item
+from expert.manifest.text.item import Item
 from expert.manifest.text.yaml_text import parse_yaml, read_scalar
+from tests.wording import wording
 
 # Text that is a number to us and bare text to PyYAML, such as 2e5: we read it as people mean it.
 WORDS = st.text(
@@ -157,33 +158,30 @@ def test_comments_belong_to_the_key_below_or_beside_them():
     ],
 )
 def test_every_explicit_tag_is_refused(text: str, refusal: str):
-    assert _refusal(text) == f"line 1: the YAML tag {refusal} is refused  (write a plain value)"
+    assert _refusal(text) == wording("line-yaml-tag-refused", refusal=refusal)
 
 
 @pytest.mark.parametrize(
     ("text", "refusal"),
     [
-        ("a:\n\tb: 1", "line 2: not YAML: found character that cannot start any token"
-            "  (YAML is indented with spaces, not tabs)"),
-        ("a: b: c", 'line 1: not YAML: mapping values are not allowed in this context'
-            '  (put the text that holds ": " in quotes, or fix the indentation)'),
-        ("a: 1\n---\nb: 2", "line 2: not YAML: more than one document in the file"
-            "  (keep one; remove the '---' lines)"),
+        ("a:\n\tb: 1", wording("line-not-yaml-found")),
+        ("a: b: c", wording("line-not-yaml-mapping")),
+        ("a: 1\n---\nb: 2", wording("line-not-yaml-more")),
         ("a: [1", "line 1: not YAML: did not find expected ',' or ']'"),
         ("a: *b", "line 1: not YAML: found undefined alias"),
-        ("a: \x07", "not YAML: control characters are not allowed"),
-        ("a: \ud800", "not YAML: half of a surrogate pair"),
+        ("a: \x07", wording("not-yaml-control-characters")),
+        ("a: \ud800", wording("not-yaml-half-surrogate")),
         ('a: "\\ud800"', "line 1: not YAML: found invalid Unicode character escape code"),
-        ("? [a]\n: 1", "line 1: a key must be plain text"),
-        ("a: {<<: 1}", "line 1: a: << merges objects only  (name an anchor of an object)"),
-        ("a: {<<: [{}, 1]}", "line 1: a: << merges objects only  (name an anchor of an object)"),
-        ('a: {b: "\\0"}', "line 1: a.b: a NUL character  (remove it)"),
-        ("[" * 100, "line 1: nested more than 60 deep  (this is no manifest)"),
+        ("? [a]\n: 1", wording("line-key-must-plain")),
+        ("a: {<<: 1}", wording("line-merges-objects-only")),
+        ("a: {<<: [{}, 1]}", wording("line-merges-objects-only")),
+        ('a: {b: "\\0"}', wording("line-nul-character-remove")),
+        ("[" * 100, wording("line-nested-more-deep")),
         ("[" * 61 + "]" * 61, None),
-        ("[" * 62 + "]" * 62, "line 1: nested more than 60 deep  (this is no manifest)"),
-        ("a: &a [*a]", "line 1: nested more than 60 deep  (this is no manifest)"),
-        ("a: &a {<<: *a}", "line 1: nested more than 60 deep  (this is no manifest)"),
-        ("a:\n" + "- 1\n" * 5001, "line 5000: more than 5,000 values  (this is no manifest)"),
+        ("[" * 62 + "]" * 62, wording("line-nested-more-deep")),
+        ("a: &a [*a]", wording("line-nested-more-deep")),
+        ("a: &a {<<: *a}", wording("line-nested-more-deep")),
+        ("a:\n" + "- 1\n" * 5001, wording("line-more-values")),
     ],
 )  # fmt: skip
 def test_a_refusal_says_line_fault_and_remedy(text: str, refusal: str | None):
@@ -195,7 +193,5 @@ def test_a_refusal_says_line_fault_and_remedy(text: str, refusal: str | None):
 
 def test_a_doubled_key_is_a_problem_and_a_doubled_comment_is_not():
     item, problems, _ = parse_yaml("a: 1\n_a: 1\na: 2\n_a: 2\n", "m.yaml")
-    assert [str(problem) for problem in problems] == [
-        "line 3: a: key appears twice (first on line 1)  (remove one)"
-    ]
+    assert [str(problem) for problem in problems] == [wording("line-key-appears")]
     assert list(item.fields()) == ["a", "_a", "_a_2"]

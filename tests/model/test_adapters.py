@@ -22,6 +22,7 @@ from tests.model.models import (
     tiny_model,
     trainable_tensors,
 )
+from tests.wording import wording
 
 KINDS = ("lora", "dora", "ia3", "lokr", "adalora")
 CASES = [
@@ -249,43 +250,32 @@ def refusal(call: Any) -> str:
 
 def test_a_target_that_is_no_layer_is_refused_with_those_there_are(qwen: Path):
     text = refusal(lambda: load(qwen, target_modules=["q_proj", "query"]))
-    assert text == (
-        "training.config.target_modules: query: the model has no such linear layer to adapt  "
-        "(there are down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj)"
-    )
+    assert text == wording("query-model-has-no")
 
 
 def test_the_head_carries_no_adapter(tmp_path: Path):
     folder = tiny_model(tmp_path, "llama")
     text = refusal(lambda: load(folder, target_modules=["lm_head"]))
-    assert "lm_head: the head carries no adapter" in text
+    assert wording("head-carries-no-adapter") in text
 
 
 def test_lokr_on_quantised_weights_is_refused(qwen: Path):
     text = refusal(lambda: load(qwen, "lokr", "int4"))
-    assert text == (
-        "training.config.adapter_type: lokr cannot be trained on int4 base weights: PEFT has no "
-        "such layer  (use quantization: none, or lora, dora, ia3 or adalora)"
-    )
+    assert text == wording("lokr-cannot-trained-on")
 
 
 def test_lokr_on_gpt2_is_refused(gpt2: Path):
-    assert "lokr knows no layers that keep their weights turned" in refusal(
-        lambda: load(gpt2, "lokr")
-    )
+    assert wording("lokr-knows-no-layers") in refusal(lambda: load(gpt2, "lokr"))
 
 
 def test_quantised_weights_are_not_trained_themselves(qwen: Path):
     text = refusal(lambda: load(qwen, "full", "int8"))
-    assert "int8 base weights cannot be trained themselves" in text
+    assert wording("base-weights-cannot-trained") in text
 
 
 def test_adalora_must_know_the_length_of_the_run(qwen: Path):
     text = refusal(lambda: load(qwen, "adalora", total_steps=None))
-    assert text == (
-        "training.config.adapter_type: adalora prunes its ranks over the whole run, whose length "
-        "is unknown  (set max_steps, or use lora)"
-    )
+    assert text == wording("adalora-prunes-ranks-over")
 
 
 @pytest.mark.parametrize("steps", [2, 3, 7, 10, 12, 40, 1000])

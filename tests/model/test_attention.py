@@ -22,6 +22,7 @@ from expert.model.attention import (
     register_attention,
     sdpa_attention,
 )
+from tests.wording import wording
 
 WORDS = 40
 SMALL: dict[str, Any] = {
@@ -248,20 +249,20 @@ def run(
 
 def test_what_a_kernel_cannot_do_names_the_kernel_and_another():
     cases: list[tuple[AttentionKind, dict[str, Any], str]] = [
-        ("sdpa", {"softcap": 5.0}, "'sdpa': cannot cap scores .*attention: eager"),
+        ("sdpa", {"softcap": 5.0}, wording("sdpa-cannot-cap-scores")),
         ("flash", {"softcap": 5.0}, "'flash': cannot cap .*attention: flex"),
         ("flash", {"dropout": 0.1}, "'flash': .*attention_dropout.*: sdpa, or"),
         ("flex", {"dropout": 0.1}, "'flex': .*attention_dropout.*: sdpa, or"),
-        ("flash", {}, "'flash': needs bf16 or fp16 on a CUDA card, not .* on cpu"),
+        ("flash", {}, wording("flash-needs-on-cuda")),
         ("sdpa", {"s_aux": torch.ones(2)}, "'sdpa': attention sinks"),
-        ("eager", {"position_bias": torch.ones(2)}, "'eager': a position bias"),
+        ("eager", {"position_bias": torch.ones(2)}, wording("eager-a-position-bias")),
     ]
     for kind, options, text in cases:
         with pytest.raises(KernelUnavailable, match=text):
             run(kind, three(), **options)
-    with pytest.raises(KernelUnavailable, match="'eager': the model makes an attention mask"):
+    with pytest.raises(KernelUnavailable, match=wording("eager-model-makes-attention")):
         run("eager", three(), mask=torch.ones(1))
-    with pytest.raises(KernelUnavailable, match="'flex': cannot learn on a CPU"):
+    with pytest.raises(KernelUnavailable, match=wording("flex-cannot-learn-on")):
         run("flex", [each.requires_grad_() for each in three()])
 
 
@@ -275,7 +276,7 @@ def test_old_versions_of_varlen_attention_are_told_in_their_words(monkeypatch):
     assert attention_file._varlen_options(-1) == {"window_size": (-1, 0)}
     takes("is_causal")  # torch 2.10
     assert attention_file._varlen_options(-1) == {"is_causal": True}
-    with pytest.raises(KernelUnavailable, match="has no sliding window here"):
+    with pytest.raises(KernelUnavailable, match=wording("has-no-sliding-window")):
         attention_file._varlen_options(3)
     monkeypatch.setattr(attention_file, "_VARLEN_ATTN", None)
     with pytest.raises(KernelUnavailable, match=r"needs torch 2\.10 or newer"):
@@ -293,7 +294,7 @@ def test_the_probe_says_why_a_kernel_cannot_be_used(monkeypatch):
 
     monkeypatch.setitem(attention_file._FUNCTIONS, "sdpa", unmasked)
     why = attention_works("sdpa", *sizes)
-    assert why.startswith("output is off by")
+    assert why.startswith(wording("output-is-off-by"))
     assert "0.004 is allowed" in why
 
 

@@ -18,6 +18,7 @@ from expert.model.errors import ModelError
 from expert.model.load import load_model
 from expert.model.saving import save_trained
 from tests.model.models import adapter_plan, char_plan, documents, kernel_plan, make_batch
+from tests.wording import wording
 
 SIZE = CharGptShape(layers=2, heads=2, width=8, block_size=12)
 # Float32 keeps 24 bits; sums of a few hundred terms in another order differ by tens of roundings.
@@ -214,14 +215,11 @@ def test_a_saved_model_comes_back(tmp_path: Path):
 def test_a_row_longer_than_the_block_is_refused():
     with pytest.raises(ModelError) as caught:
         CharGpt(SIZE, 11)(torch.zeros(1, 13, dtype=torch.int32))
-    assert str(caught.value) == (
-        "char-gpt: a row of 13 characters is longer than block_size 12  "
-        "(raise architecture.block_size or cut the rows)"
-    )
+    assert str(caught.value) == wording("char-gpt-row-characters-longer")
 
 
 def test_a_torn_model_file_is_refused(tmp_path: Path):
     save_char_gpt(CharGpt(SIZE, 3), tmp_path, None)
     (tmp_path / "model.safetensors").write_bytes(b"torn")
-    with pytest.raises(ModelError, match=r"no readable character model: .*train it anew"):
+    with pytest.raises(ModelError, match=wording("no-readable-character-model")):
         load_char_gpt(tmp_path)

@@ -24,6 +24,7 @@ from tests.model.models import (
     rewrite_config,
     tiny_model,
 )
+from tests.wording import wording
 
 # Float32 keeps 24 bits; packed rows and single documents sum in other orders: some roundings.
 FLOAT_ERROR = 100 * 2**-24
@@ -173,25 +174,24 @@ def test_tied_weights_are_trained_once(qwen: Path):
 def test_pickled_weights_are_refused(tmp_path: Path):
     folder = tiny_model(tmp_path)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert refusal(lambda: load(folder)) == (
-        f"{folder}: its weights are pickled (pytorch_model.bin), which can hide a program  "
-        "(convert them to model.safetensors, or name a model that has it)"
-    )
+    assert refusal(lambda: load(folder)) == wording("weights-pickled-can-hide", folder=folder)
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path):
     folder = tiny_model(tmp_path)
     (folder / "model.safetensors").unlink()
-    assert "there are no weights in it" in refusal(lambda: load(folder))
+    assert wording("no-weights-in") in refusal(lambda: load(folder))
 
 
-@pytest.mark.parametrize(("text", "what"), [("{", "no readable config"), ("[]", "not an object")])
+@pytest.mark.parametrize(
+    ("text", "what"), [("{", "no readable config"), ("[]", wording("not-an-object"))]
+)
 def test_an_unreadable_config_is_refused(tmp_path: Path, text: str, what: str):
     (tmp_path / "config.json").write_text(text)
     found = refusal(lambda: load(tmp_path))
     assert found.startswith(f"{tmp_path}: ")
     assert what in found
-    assert "name the folder of a transformers model, or a hub id" in found
+    assert wording("name-folder-transformers-model") in found
 
 
 def test_a_missing_folder_is_refused(tmp_path: Path):
@@ -201,7 +201,7 @@ def test_a_missing_folder_is_refused(tmp_path: Path):
 def test_torn_weights_are_refused(tmp_path: Path):
     folder = tiny_model(tmp_path)
     (folder / "model.safetensors").write_bytes(b"\x10\x00")
-    assert "it could not be loaded: " in refusal(lambda: load(folder))
+    assert wording("it-could-not-be") in refusal(lambda: load(folder))
 
 
 def test_missing_weights_are_refused(tmp_path: Path):
@@ -212,16 +212,13 @@ def test_missing_weights_are_refused(tmp_path: Path):
     tensors = load_file(file)
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, file, metadata={"format": "pt"})
-    assert refusal(lambda: load(folder)) == (
-        f"{folder}: 1 weights are missing in its files: model.layers.1.mlp.up_proj.weight  "
-        "(fetch the model again; the folder is not whole)"
-    )
+    assert refusal(lambda: load(folder)) == wording("weights-missing-in-files", folder=folder)
 
 
 def test_an_unknown_architecture_is_refused(tmp_path: Path):
     folder = tiny_model(tmp_path)
     rewrite_config(folder, model_type="nobody-knows")
-    assert "model_type is one transformers knows" in refusal(lambda: load(folder))
+    assert wording("is-one-transformers-knows") in refusal(lambda: load(folder))
 
 
 def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path: Path):
@@ -230,9 +227,8 @@ def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path: Path):
     BloomForCausalLM(
         BloomConfig(vocab_size=50, n_layer=1, hidden_size=8, n_head=2)
     ).save_pretrained(tmp_path)
-    assert refusal(lambda: load(tmp_path, "none")) == (
-        f"{tmp_path}: BloomForCausalLM mixes places by an attention of its own, which cannot keep "
-        "documents apart  (use a model of plain attention layers)"
+    assert refusal(lambda: load(tmp_path, "none")) == wording(
+        "bloomforcausallm-mixes-places-by", folder=tmp_path
     )
 
 
@@ -250,7 +246,7 @@ def test_a_model_that_mixes_places_by_other_layers_is_refused(tmp_path: Path):
     )
     Lfm2ForCausalLM(config).save_pretrained(tmp_path)
     text = refusal(lambda: load(tmp_path, "none"))
-    assert "Lfm2ForCausalLM mixes places by conv, which cannot keep documents apart" in text
+    assert wording("mixes-places-by-conv") in text
 
 
 FOREIGN = {"AutoModelForCausalLM": "modeling_evil.Evil", "AutoConfig": "modeling_evil.EvilConfig"}
@@ -284,10 +280,7 @@ def test_a_model_with_a_program_of_its_own_is_refused(
             allow_remote_code=allowed,
         )
     )
-    assert text == (
-        f"{foreign}: its config.json (auto_map) asks to run a program that comes with the model  "
-        "(pin a commit you have read as revision and add --allow-remote-code, or use another model)"
-    )
+    assert text == wording("asks-to-run-program", foreign=foreign)
     assert not (foreign.parent / "trace").exists()
 
 
@@ -301,7 +294,7 @@ def test_a_program_in_a_folder_of_another_commit_is_refused(foreign: Path):
     snapshot = foreign.rename(foreign.with_name(COMMIT[::-1]))
     plan = model_plan(snapshot, revision=COMMIT)
     text = refusal(lambda: model_folder(plan, allow_remote_code=True))
-    assert "asks to run a program that comes with the model" in text
+    assert wording("asks-to-run") in text
 
 
 def test_a_model_that_transformers_knows_is_built_by_its_own_classes(tmp_path: Path):
@@ -324,10 +317,7 @@ def test_a_model_that_transformers_knows_is_built_by_its_own_classes(tmp_path: P
 def test_weights_that_are_quantised_already_are_refused(tmp_path: Path):
     folder = tiny_model(tmp_path)
     rewrite_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    assert refusal(lambda: load(folder)) == (
-        f"{folder}: its weights are quantised already (gptq)  "
-        "(name the model they were made from, and quantization)"
-    )
+    assert refusal(lambda: load(folder)) == wording("weights-quantised-already-gptq", folder=folder)
 
 
 def test_a_model_that_cannot_be_fetched_is_refused(monkeypatch: pytest.MonkeyPatch):
@@ -344,10 +334,7 @@ def test_a_model_that_cannot_be_fetched_is_refused(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
     plan = model_plan("nobody/nothing", place="hub")
-    assert refusal(lambda: model_folder(plan)) == (
-        "nobody/nothing: it is not on this machine and could not be fetched: no network  "
-        "(check the name and the network, or put its folder into models/)"
-    )
+    assert refusal(lambda: model_folder(plan)) == wording("not-on-machine-could")
 
 
 def test_a_fetched_model_is_loaded_from_the_cache(qwen: Path, monkeypatch: pytest.MonkeyPatch):
@@ -357,7 +344,7 @@ def test_a_fetched_model_is_loaded_from_the_cache(qwen: Path, monkeypatch: pytes
 
 def test_an_unknown_built_in_model_is_refused():
     plan = model_plan("huge", place="built-in")
-    assert "huge does not come with this version" in refusal(lambda: model_folder(plan))
+    assert wording("huge-does-not-come") in refusal(lambda: model_folder(plan))
     assert built_in_folder("char-gpt") is None
 
 
@@ -393,9 +380,8 @@ def test_a_token_past_the_embedding_is_refused_and_the_last_row_is_not(qwen: Pat
     loaded = load(qwen)
     check_vocabulary(loaded, VOCABULARY - 1)
     check_vocabulary(loaded, None)
-    assert refusal(lambda: check_vocabulary(loaded, VOCABULARY)) == (
-        f"{qwen}: the data has token {VOCABULARY}, and the embedding ends at {VOCABULARY - 1}  "
-        "(the tokenizer has more tokens than the model: use the tokenizer that came with it)"
+    assert refusal(lambda: check_vocabulary(loaded, VOCABULARY)) == wording(
+        "data-has-token-embedding", qwen=qwen, vocabulary=VOCABULARY, value=VOCABULARY - 1
     )
 
 

@@ -23,6 +23,7 @@ from tests.model.models import (
     model_plan,
     tiny_model,
 )
+from tests.wording import wording
 
 
 @pytest.fixture(scope="module", params=["qwen3", "llama", "gpt2"])
@@ -152,16 +153,13 @@ def test_rows_that_would_be_read_back_wrongly_are_refused(tmp_path: Path):
     folder = tiny_model(tmp_path, intermediate_size=96)
     with pytest.raises(ModelError) as caught:
         load(folder, "int4")
-    assert str(caught.value) == (
-        "base_models[].quantization: int4 on a CPU needs rows of whole 64s; "
-        "model.layers.0.mlp.down_proj has rows of 96  (use int8, or quantization: none)"
-    )
+    assert str(caught.value) == wording("on-cpu-needs-rows")
 
 
 def test_fp8_is_refused_for_now():
     with pytest.raises(ModelError) as caught:
         quantization_config("fp8", torch.bfloat16)
-    text = "base_models[].quantization: fp8 base weights are not supported yet  (use int8)"
+    text = wording("base-weights-not-supported")
     assert str(caught.value) == text
 
 
@@ -169,9 +167,8 @@ def test_without_bitsandbytes_the_way_to_it_is_named(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelError) as caught:
         quantization_config("int4", torch.bfloat16)
-    assert str(caught.value) == (
-        "base_models[].quantization: int4 needs the package bitsandbytes  "
-        f"({pip_install('quant')}, or quantization: none)"
+    assert str(caught.value) == wording(
+        "needs-package-bitsandbytes", pip_install=pip_install("quant")
     )
 
 

@@ -22,6 +22,7 @@ from tests.model.models import (
     model_plan,
     tiny_model,
 )
+from tests.wording import wording
 
 # Float32 keeps 24 bits; packed rows and single documents sum in other orders: some roundings.
 FLOAT_ERROR = 200 * 2**-24
@@ -143,20 +144,17 @@ def refusal(call: Any) -> str:
 
 def test_text_without_a_text_is_refused():
     text = refusal(lambda: made({"name": "a", "tokens": 2, "init_method": "text"}))
-    assert text == (
-        "soft_prompts: a: init_method text needs an init_text and a tokenizer  "
-        "(add init_text, or use init_method: random)"
-    )
+    assert text == wording("text-needs-tokenizer-add")
 
 
 def test_two_prompts_of_one_name_are_refused():
     text = refusal(lambda: made({"name": "a"}, {"name": "a"}))
-    assert "two prompts have the same name: a, a" in text
+    assert wording("two-prompts-have-same") in text
 
 
 @pytest.mark.parametrize("name", ["../up", "a/b", ".."])
 def test_a_name_that_leads_elsewhere_is_refused(name: str):
-    assert "cannot be the name of a folder" in refusal(lambda: made({"name": name}))
+    assert wording("cannot-name-folder") in refusal(lambda: made({"name": name}))
 
 
 def test_a_folder_without_tokenizer_cannot_read_a_text(tmp_path: Path):

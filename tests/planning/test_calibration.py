@@ -24,6 +24,7 @@ from expert.planning.memory.workload import Workload
 from expert.planning.models.known_models import find_known_model
 from expert.planning.models.shapes import ModelShape
 from tests.planning.planning import decision, manifest, plan
+from tests.wording import wording
 
 
 def shape_of(name: str) -> ModelShape:
@@ -65,7 +66,7 @@ def test_a_plan_of_the_kind_that_was_probed_counts_as_it_was_measured():
         probe.resting_measured + probe.moving_measured, rel=1e-6
     )
     assert guess.total == pytest.approx(probe.reserved + probe.context_bytes, rel=1e-6)
-    assert because == "calibrated by a run of 2026-11-15"
+    assert because == wording("calibrated-by-run")
 
 
 def test_a_probe_that_saw_little_slack_leaves_room_for_more():
@@ -95,7 +96,7 @@ def test_other_batch_sizes_scale_with_the_tokens_and_the_weights_stay():
 def test_another_kind_takes_only_the_context_from_a_probe(other):
     calibration, because = Calibrations(probes=(probe_of(WORK),)).of(replace(WORK, **other))
     assert calibration == replace(H200, context_bytes=500 * 2**20)
-    assert because == "counted; the context as measured here"
+    assert because == wording("counted-context-measured-here")
 
 
 def test_without_probes_the_built_in_constants_count():
@@ -162,5 +163,5 @@ def test_a_plan_for_a_card_that_was_probed_says_so(tmp_path):
     after = plan(manifest(), environ={"EXPERT_HOME": str(tmp_path)})
     assert after.batch.micro_batch > before.batch.micro_batch  # activations took half
     _, because, source = decision(after, "memory.peak_bytes")
-    assert because.endswith("(calibrated by a run of 2026-11-15)")
+    assert because.endswith(wording("calibrated-by-a-run"))
     assert source == "measurement"

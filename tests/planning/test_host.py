@@ -13,6 +13,7 @@ import pytest
 from expert.planning.machine import host
 from expert.planning.machine.machine import Fact
 from tests.planning.fake_nvml import GIB
+from tests.wording import wording
 
 # --- cores ---------------------------------------------------------------------------------------
 
@@ -112,12 +113,12 @@ def test_a_system_without_affinity_counts_all_cores_and_says_so(monkeypatch, tmp
     monkeypatch.delattr(psutil.Process, "cpu_affinity", raising=False)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: 10)
     fact = host.cores_available(tmp_path)
-    assert fact == Fact(10, "psutil cpu_count (this system has no affinity to ask for)")
+    assert fact == Fact(10, wording("psutil-system-has-no"))
 
 
 def test_cores_nobody_can_count_are_unknown(monkeypatch):
     monkeypatch.setattr(psutil, "cpu_count", lambda logical: None)
-    assert host.cores_logical() == Fact(None, "unknown: psutil cannot count the cores")
+    assert host.cores_logical() == Fact(None, wording("unknown-psutil-cannot-count"))
 
 
 def test_the_processor_is_named_as_proc_names_it(tmp_path):
@@ -145,10 +146,7 @@ def test_the_tightest_group_gives_the_memory_and_the_fullest_the_room(tmp_path):
     total, available = host.ram(roots)
     assert total == Fact(6 * GIB, "cgroup v2 memory.max of /sys/fs/cgroup/batch/job")
     assert available.value == 2 * GIB  # of batch: 8 - (7 - 1 that can be dropped)
-    assert available.source == (
-        "cgroup v2 memory.max of /sys/fs/cgroup/batch less its usage "
-        "(file cache it can drop not counted)"
-    )
+    assert available.source == wording("cgroup-less-usage-file")
 
 
 @pytest.mark.usefixtures("sixteen_gib")
@@ -206,7 +204,7 @@ def test_a_limit_with_unreadable_usage_leaves_the_available_memory_unknown(tmp_p
     total, available = host.ram(write(tmp_path, files))
     assert total.value == 8 * GIB
     assert available.value is None
-    assert available.source.endswith("is a limit, but its usage cannot be read")
+    assert available.source.endswith(wording("limit-but-usage-cannot"))
 
 
 def test_memory_psutil_cannot_read_is_unknown_with_its_words(monkeypatch, tmp_path):
@@ -223,7 +221,7 @@ def test_memory_psutil_cannot_read_is_unknown_with_its_words(monkeypatch, tmp_pa
 
 def test_a_folder_yet_to_be_made_has_the_space_of_its_nearest_parent(tmp_path):
     fact = host.disk_free(tmp_path / "runs" / "first")
-    assert fact.source == f"disk usage of {tmp_path}"
+    assert fact.source == wording("disk-usage-of", folder=tmp_path)
     assert fact.value is not None
     assert fact.value > 0
 
@@ -245,4 +243,4 @@ def test_a_package_with_broken_metadata_has_an_unknown_version(monkeypatch, tmp_
     write(tmp_path, {"halfgone-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: halfgone"})
     monkeypatch.syspath_prepend(tmp_path)
     fact = host.package_version("halfgone")
-    assert fact == Fact(None, "unknown: the installed files of halfgone do not say: reinstall it")
+    assert fact == Fact(None, wording("unknown-installed-files-halfgone"))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.planning.planning import decision, gpu, machine, manifest, plan, read, remarks
+from tests.wording import wording
 
 AMPERE_WORDS = "GeForce RTX 3090 (8.6) has bf16 tensor cores"
 
@@ -15,37 +16,21 @@ AMPERE_WORDS = "GeForce RTX 3090 (8.6) has bf16 tensor cores"
     ("config", "card", "expected"),
     [
         ({}, "rtx-3090", ("bf16", AMPERE_WORDS, "machine")),
-        ({}, "t4", ("fp16", "T4 (7.5) has no bf16; loss scaling on", "machine")),
-        (
-            {},
-            "gtx-1660",
-            ("fp16", "GeForce GTX 1660 (7.5) has no bf16; loss scaling on", "machine"),
-        ),
-        ({"bf16": True}, "rtx-3090", ("bf16", "set in the manifest", "manifest")),
-        (
-            {"bf16": True},
-            "t4",
-            (
-                "fp16",
-                "bf16 was asked for, but T4 (7.5) has no bf16: fp16 with loss scaling",
-                "fallback",
-            ),
-        ),
-        ({"fp16": True}, "rtx-3090", ("fp16", "set in the manifest", "manifest")),
+        ({}, "t4", ("fp16", wording("has-no-loss-scaling"), "machine")),
+        ({}, "gtx-1660", ("fp16", wording("geforce-gtx-has-no"), "machine")),
+        ({"bf16": True}, "rtx-3090", ("bf16", wording("set-in-the-manifest"), "manifest")),
+        ({"bf16": True}, "t4", ("fp16", wording("asked-for-but-has"), "fallback")),
+        ({"fp16": True}, "rtx-3090", ("fp16", wording("set-in-the-manifest"), "manifest")),
         (
             {"bf16": False, "fp16": False},
             "rtx-3090",
-            ("fp32", "bf16 and fp16 are both false", "manifest"),
+            ("fp32", wording("and-are-both-false"), "manifest"),
         ),
-        ({"bf16": False}, "rtx-3090", ("fp16", "bf16 is ruled out; loss scaling on", "machine")),
+        ({"bf16": False}, "rtx-3090", ("fp16", wording("ruled-out-loss-scaling"), "machine")),
         ({"fp16": False}, "rtx-3090", ("bf16", AMPERE_WORDS, "machine")),
-        ({"fp16": False}, "t4", ("fp32", "T4 (7.5) has no bf16 and fp16 is ruled out", "machine")),
-        ({}, None, ("fp32", "CPUs compute float32 best", "machine")),
-        (
-            {"fp16": True},
-            None,
-            ("fp32", "fp16 was asked for, but it trains only on a GPU", "fallback"),
-        ),
+        ({"fp16": False}, "t4", ("fp32", wording("has-no-ruled-out"), "machine")),
+        ({}, None, ("fp32", wording("fastest-on-most"), "machine")),
+        ({"fp16": True}, None, ("fp32", wording("asked-for-but-trains"), "fallback")),
     ],
 )
 def test_precision_follows_the_card_and_what_was_asked(config, card, expected):
@@ -56,22 +41,19 @@ def test_precision_follows_the_card_and_what_was_asked(config, card, expected):
 
 def test_fp16_on_a_card_with_bf16_comes_with_advice():
     made = plan(manifest({"fp16": True}))
-    told = "kernels.precision: bf16: true is as fast on GeForce RTX 4090 and needs no scaling"
+    told = wording("true-fast-on-geforce")
     assert told in remarks(made, "advice")
 
 
 def test_padded_rows_are_not_compiled_for_their_widths_vary():
     made = plan(manifest({"packing": False}))
-    because = "widths of padded rows vary: each would be compiled anew"
+    because = wording("widths-padded-rows-vary")
     assert decision(made, "kernels.compile") == (False, because, "machine")
     assert plan(manifest()).kernels.compile
 
 
 def test_compilation_of_padded_rows_that_was_asked_for_is_honoured_with_a_warning():
-    told = (
-        "kernels.compile: widths of padded rows vary, and each is compiled anew: pack the rows "
-        "instead"
-    )
+    told = wording("widths-padded-rows")
     made = plan(manifest({"packing": False, "torch_compile": True}))
     assert made.kernels.compile
     assert told in remarks(made, "warning")
@@ -137,15 +119,15 @@ def test_use_sdpa_is_told_to_be_superseded_only_where_another_kernel_runs(card, 
     told = [text for text in remarks(made, "superseded") if "use_sdpa" in text]
     assert made.kernels.attention == (instead or "sdpa")
     assert len(told) == (instead is not None)
-    assert all(f"kept apart by {instead} attention" in text for text in told)
+    assert all(wording("kept-apart-by-attention", instead=instead) in text for text in told)
     assert not [n for n in read(manifest({"use_sdpa": True})).notices if "use_sdpa" in n.path]
 
 
 @pytest.mark.parametrize(
     ("options", "because"),
     [
-        ({"card": None}, "compiling is not worth it on a CPU"),
-        ({"card": "p100"}, "P100 PCIe (6.0) is older than Triton supports (7.0)"),
+        ({"card": None}, wording("compiling-not-worth-on")),
+        ({"card": "p100"}, wording("pcie-older-triton-supports")),
     ],
 )
 def test_compilation_is_off_where_it_cannot_pay(options, because):
@@ -156,14 +138,14 @@ def test_compilation_is_off_where_it_cannot_pay(options, because):
 def test_compilation_is_off_on_windows():
     here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9)), system="Windows-11")
     made = plan(manifest(), None, machine=here)
-    assert decision(made, "kernels.compile")[:2] == (False, "Triton does not ship for Windows")
+    assert decision(made, "kernels.compile")[:2] == (False, wording("triton-does-not-ship"))
 
 
 def test_compilation_that_was_asked_for_on_windows_is_honoured_with_a_warning():
     here = machine(gpu("NVIDIA GeForce RTX 4090", 24, (8, 9)), system="Windows-11")
     made = plan(manifest({"torch_compile": True}), None, machine=here)
     assert made.kernels.compile
-    told = "kernels.compile: Triton does not ship for Windows: compilation may fall back"
+    told = wording("triton-does-not")
     assert told in remarks(made, "warning")
 
 
@@ -189,12 +171,12 @@ def warned(config: dict[str, Any], card: str | None = "rtx-4090") -> list[str]:
 @pytest.mark.parametrize(
     ("config", "card", "text"),
     [
-        ({"attention": "eager"}, "rtx-4090", "eager attention keeps every score"),
-        ({"fused_loss": False}, "rtx-4090", "the whole logits are stored"),
-        ({"bf16": False, "fp16": False}, "rtx-4090", "fp32 leaves the tensor cores to TF32"),
-        ({"bf16": True}, None, "bf16 on a CPU is slower than fp32"),
-        ({"max_seq_length": 100_000}, "rtx-4090", "longer than the 40960 positions"),
-        ({"device": "cuda"}, None, "cuda was asked for, but there is no GPU"),
+        ({"attention": "eager"}, "rtx-4090", wording("eager-attention-keeps-every")),
+        ({"fused_loss": False}, "rtx-4090", wording("whole-logits-stored")),
+        ({"bf16": False, "fp16": False}, "rtx-4090", wording("leaves-tensor-cores-to")),
+        ({"bf16": True}, None, wording("on-cpu-slower")),
+        ({"max_seq_length": 100_000}, "rtx-4090", wording("longer-than-the-positions")),
+        ({"device": "cuda"}, None, wording("cuda-asked-for-but")),
     ],
 )
 def test_costly_wishes_are_honoured_with_their_consequence(config, card, text):
@@ -204,7 +186,7 @@ def test_costly_wishes_are_honoured_with_their_consequence(config, card, text):
 @pytest.mark.parametrize("name", ["Qwen3-0.6B", "nobody/knows-this-model"])
 def test_an_fp8_base_becomes_int8_with_a_notice(name: str):
     made = plan(manifest(base_models=[{"name": name, "quantization": "fp8"}]), "h200")
-    because = "no fp8 kernels for the base yet; int8 takes the same memory"
+    because = wording("no-kernels-for-base")
     assert decision(made, "model.quantization") == ("int8", because, "fallback")
     told = f"model.quantization: quantization fp8: {because}"
     assert told in remarks(made, "superseded")

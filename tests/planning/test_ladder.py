@@ -12,6 +12,7 @@ from expert.planning import ladder
 from expert.planning.ladder import BASELINE, RUNGS, Ground, as_overrides, changes, not_here
 from expert.planning.run_plan import RunPlan
 from tests.planning.planning import gpu, machine, manifest, plan
+from tests.wording import wording
 
 GROUND = Ground(
     on_gpu=True,
@@ -64,7 +65,7 @@ def test_rungs_set_keys_that_exist_and_the_baseline_begins_with_every_one_of_the
 def test_every_rung_changes_what_it_is_about_on_a_card():
     for rung, (name, changed, reason) in zip(RUNGS, climbed(GROUND), strict=True):
         if name == "CUDA graphs":  # these updates are large
-            assert reason.startswith("kernels.cuda_graphs is false already: the host keeps up")
+            assert reason.startswith(wording("false-already-host-keeps"))
             continue
         assert reason == "", name
         assert set(rung.about) & changed.keys(), name
@@ -97,20 +98,20 @@ def test_rows_of_an_update_are_the_same_on_every_rung():
 def test_what_a_cpu_cannot_do_is_passed_over_with_the_plans_own_reason():
     reasons = {name: reason for name, _, reason in climbed(CPU) if reason}
     assert reasons == {
-        "bf16 + TF32": 'kernels.precision is "fp32" already: CPUs compute float32 best',
+        "bf16 + TF32": 'kernels.precision is "fp32" already: ' + wording("fastest-on-most"),
         "fused AdamW": 'optim.optimizer is "adamw_torch" already: no GPU',
-        "compile": "compiling is not worth it on a CPU",
-        "CUDA graphs": "kernels.cuda_graphs is false already: only CUDA has graphs",
+        "compile": wording("compiling-not-worth-on"),
+        "CUDA graphs": wording("false-already-only-cuda"),
     }
 
 
 @pytest.mark.parametrize(
     ("name", "ground", "words"),
     [
-        ("pre-tokenised", replace(GROUND, not_late="rows are split"), "rows are split"),
-        ("packing", replace(GROUND, characters=True), "a corpus of characters is cut into blocks"),
-        ("compile", replace(GROUND, packed=False), "widths of padded rows vary"),
-        ("compile", replace(GROUND, windows=True), "Triton does not ship for Windows"),
+        ("pre-tokenised", replace(GROUND, not_late="rows are split"), wording("rows-are-split")),
+        ("packing", replace(GROUND, characters=True), wording("corpus-characters-cut-into")),
+        ("compile", replace(GROUND, packed=False), wording("widths-of-padded-rows")),
+        ("compile", replace(GROUND, windows=True), wording("triton-does-not-ship")),
     ],
 )
 def test_a_rung_that_cannot_be_tried_says_why(name, ground, words):
@@ -136,18 +137,18 @@ def test_a_rung_is_found_however_it_is_written():
 @pytest.mark.parametrize(
     ("before", "after", "share", "because"),
     [
-        ({"fp16": True, "bf16": False}, {"bf16": True}, 0.01, "the same rows in 16 bits"),
+        ({"fp16": True, "bf16": False}, {"bf16": True}, 0.01, wording("same-rows-in-bits")),
         (
             {"bf16": False, "fp16": False, "use_tf32": False, "attention": "eager"},
             {"bf16": False, "fp16": False, "use_tf32": False},
             0.001,
-            "the same rows in float32",
+            wording("the-same-rows-in"),
         ),
         (
             {"bf16": False, "fp16": False, "use_tf32": False},
             {"bf16": False, "fp16": False},
             0.01,
-            "the same rows in 16 bits",
+            wording("same-rows-in-bits"),
         ),
     ],
 )
@@ -158,8 +159,8 @@ def test_how_far_losses_may_differ_depends_on_what_differs(before, after, share,
 @pytest.mark.parametrize(
     ("before", "after", "because"),
     [
-        ({}, {"packing": False}, "other rows share an update"),
-        ({"dropout": 0.1}, {"dropout": 0.1}, "dropout draws other numbers"),
+        ({}, {"packing": False}, wording("other-rows-share-update")),
+        ({"dropout": 0.1}, {"dropout": 0.1}, wording("dropout-draws-other-numbers")),
         ({}, {"attention": "eager"}, ""),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 
 from expert.planning.choose.sequences import NoRoomForText
 from tests.planning.planning import decision, manifest, plan
+from tests.wording import wording
 
 RELEASED = {"type": "lora", "r": 8, "alpha": 8, "dropout": 0.05, "target_modules": ["q_proj"]}
 
@@ -17,7 +18,7 @@ def test_the_config_falls_back_to_the_released_adapter():
     made = plan(data)
     assert (made.adapter.rank, made.adapter.alpha, made.adapter.dropout) == (8, 8, 0.05)
     assert made.adapter.target_modules == ["q_proj"]
-    assert decision(made, "adapter.rank")[1] == "adapters[0] of the base model"
+    assert decision(made, "adapter.rank")[1] == wording("of-the-base-model")
 
 
 def test_without_any_word_the_adapter_is_rank_16_on_every_linear_layer():
@@ -28,8 +29,7 @@ def test_without_any_word_the_adapter_is_rank_16_on_every_linear_layer():
 
 
 @pytest.mark.parametrize(
-    ("kind", "rate"),
-    [("lora", 2e-4), ("dora", 2e-4), ("full", 2e-5), ("ia3", 5e-3)],
+    ("kind", "rate"), [("lora", 2e-4), ("dora", 2e-4), ("full", 2e-5), ("ia3", 5e-3)]
 )
 def test_the_rate_is_the_usual_one_for_what_learns(kind, rate):
     assert plan(manifest({"adapter_type": kind})).optim.learning_rate == rate
@@ -128,7 +128,7 @@ def test_a_model_of_the_hub_is_asked_by_its_own_template(name):
     made = plan(manifest(base_models=[{"name": name}]))
     assert decision(made, "model.prompt_template")[:2] == (
         "tokenizer",
-        "the tokenizer's own template, once it is fetched; chatml where it has none",
+        wording("tokenizers-own-template-once"),
     )
     asked = plan(manifest(base_models=[{"name": name, "prompt_template": "phi"}]))
     assert asked.model.prompt_template == "phi"
@@ -158,9 +158,6 @@ def test_soft_prompts_that_fill_a_length_left_open_are_refused():
     prompts = [{"name": f"part-{number}", "tokens": 512} for number in range(4)]
     with pytest.raises(NoRoomForText) as caught:
         plan(manifest(soft_prompts=prompts))
-    assert str(caught.value) == (
-        "soft_prompts: 2048 tokens leave no room for text in sequences of 2048  (use fewer tokens, "
-        "or a larger training.config.max_seq_length)"
-    )
+    assert str(caught.value) == wording("tokens-leave-no-room")
     prompts[0]["tokens"] = 511
     plan(manifest(soft_prompts=prompts))

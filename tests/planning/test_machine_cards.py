@@ -10,6 +10,7 @@ import pytest
 
 from expert.planning.machine.machine import Fact, GpuProcess, describe_machine, machine_as_dict
 from tests.planning.fake_nvml import GIB, NO_SUCH_PID, FakeNvml, FakeNVMLError, describe, process
+from tests.wording import wording
 
 # --- cards ---------------------------------------------------------------------------------------
 
@@ -22,7 +23,7 @@ def test_a_card_is_described_with_every_fact_and_its_source():
     assert gpu.index == Fact(0, "NVML")
     assert gpu.name == Fact("NVIDIA H100 80GB HBM3", "NVML")
     assert gpu.uuid == Fact("GPU-aaaa1111", "NVML")
-    assert gpu.mig_slice == Fact(None, "not split by MIG")
+    assert gpu.mig_slice == Fact(None, wording("not-split-by-mig"))
     assert gpu.memory_total_bytes == Fact(80 * GIB, "NVML")
     assert gpu.memory_free_bytes == Fact(77 * GIB, "NVML")
     assert gpu.holders == Fact((), "NVML")
@@ -30,9 +31,9 @@ def test_a_card_is_described_with_every_fact_and_its_source():
     assert gpu.capability == Fact((9, 0), "NVML")
     assert gpu.driver == Fact("570.86.10", "NVML")
     assert gpu.cuda_driver_version == Fact("12.8", "NVML")
-    assert gpu.power_limit_watts == Fact(700.0, "NVML enforced limit")
-    assert gpu.pcie_generation == Fact(5, "NVML link maximum")
-    assert gpu.pcie_width == Fact(16, "NVML at present")
+    assert gpu.power_limit_watts == Fact(700.0, wording("nvml-enforced-limit"))
+    assert gpu.pcie_generation == Fact(5, wording("nvml-link-maximum"))
+    assert gpu.pcie_width == Fact(16, wording("nvml-at-present"))
     assert nvml.running == 0
 
 
@@ -67,10 +68,7 @@ def test_one_missing_list_of_processes_is_named_while_the_other_is_kept():
     holders = describe(nvml).gpus[0].holders
     assert holders.value is not None
     assert len(holders.value) == 1
-    assert holders.source == (
-        "NVML; graphics processes unknown: "
-        "this card or its driver does not report it (NVML: some text)"
-    )
+    assert holders.source == wording("nvml-graphics-processes-unknown")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +92,7 @@ def test_a_call_the_card_does_not_support_makes_only_its_own_facts_unknown(funct
     lost = {name for name, fact in card.items() if fact["source"].startswith("unknown: ")}
     assert lost == fields
     for name in fields:
-        reason = "unknown: this card or its driver does not report it (NVML: some text)"
+        reason = wording("unknown-card-driver-does")
         assert card[name] == {"value": None, "source": reason}
 
 
@@ -104,7 +102,7 @@ def test_both_process_lists_missing_leave_the_holders_unknown():
         "nvmlDeviceGetGraphicsRunningProcesses": pynvml.NVML_ERROR_NO_PERMISSION,
     }
     holders = describe(FakeNvml(broken=broken)).gpus[0].holders
-    assert holders == Fact(None, "unknown: this user may not read it (NVML: some text)")
+    assert holders == Fact(None, wording("unknown-user-may-not"))
 
 
 def test_pynvmls_own_complaint_about_an_older_driver_is_one_unknown_fact():
@@ -119,7 +117,7 @@ def test_pynvmls_own_complaint_about_an_older_driver_is_one_unknown_fact():
     nvml.answers["nvmlDeviceGetComputeRunningProcesses"] = complain
     holders = describe(nvml).gpus[0].holders
     assert holders.value == ()
-    assert "compute processes unknown: the NVIDIA driver is too old to report it" in holders.source
+    assert wording("compute-processes-unknown-nvidia") in holders.source
 
 
 def test_a_failing_goodbye_does_not_lose_the_facts():
@@ -137,10 +135,7 @@ def test_a_card_that_cannot_be_opened_is_named_and_the_others_are_kept():
     nvml.answers["nvmlDeviceGetHandleByIndex"] = lost
     machine = describe(nvml)
     assert [gpu.index.value for gpu in machine.gpus] == [0, 2]
-    assert machine.gpu_note == (
-        "GPU 1 cannot be opened: "
-        "the driver has lost the card: restart the machine (NVML: some text)"
-    )
+    assert machine.gpu_note == wording("gpu-cannot-opened-driver")
 
 
 # --- no cards ------------------------------------------------------------------------------------
@@ -149,15 +144,15 @@ def test_a_card_that_cannot_be_opened_is_named_and_the_others_are_kept():
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "the NVIDIA driver is not installed"),
-        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, " not found): install it"),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, wording("nvidia-driver-not-installed")),
+        (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, wording("not-found-install-it")),
         (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "docker run --gpus all"),
-        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, "installed but not loaded: load it (sudo modprobe"),
-        (pynvml.NVML_ERROR_NO_PERMISSION, "this user may not talk to the NVIDIA driver: grant"),
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "was updated while the old one is still"),
-        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, "restart the machine"),
-        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "the NVIDIA driver is too old: update it"),
-        (pynvml.NVML_ERROR_UNKNOWN, "NVML did not start: some text"),
+        (pynvml.NVML_ERROR_DRIVER_NOT_LOADED, wording("installed-but-not-loaded")),
+        (pynvml.NVML_ERROR_NO_PERMISSION, wording("user-may-not-talk")),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, wording("updated-while-old-one")),
+        (pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH, wording("restart-the-machine")),
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, wording("nvidia-driver-too-old")),
+        (pynvml.NVML_ERROR_UNKNOWN, wording("nvml-did-not-start")),
     ],
 )
 def test_nvml_that_does_not_start_means_no_cards_and_a_reason_to_act_on(code, words):
@@ -171,14 +166,14 @@ def test_nvml_that_does_not_start_means_no_cards_and_a_reason_to_act_on(code, wo
 def test_a_driver_without_a_card_says_so():
     machine = describe(FakeNvml(cards=0))
     assert machine.gpus == ()
-    assert machine.gpu_note == "the NVIDIA driver is loaded but finds no GPU"
+    assert machine.gpu_note == wording("nvidia-driver-loaded-but")
 
 
 def test_cards_that_cannot_be_counted_are_unknown_and_nvml_is_closed():
     nvml = FakeNvml(broken={"nvmlDeviceGetCount": pynvml.NVML_ERROR_UNKNOWN})
     machine = describe(nvml)
     assert machine.gpus == ()
-    assert machine.gpu_note == "the number of GPUs is unknown: NVML: some text"
+    assert machine.gpu_note == wording("number-gpus-unknown-nvml")
     assert nvml.running == 0
 
 
@@ -227,8 +222,8 @@ def test_cuda_visible_devices_chooses_the_cards_and_their_order(visible, indices
     ("visible", "note"),
     [
         ("1", "CUDA_VISIBLE_DEVICES='1' shows 1 of 3 GPUs"),
-        ("", "CUDA_VISIBLE_DEVICES='' hides every GPU (3 found): unset it"),
-        ("-1", "CUDA_VISIBLE_DEVICES='-1' hides every GPU (3 found): unset it"),
+        ("", wording("hides-every-gpu-found")),
+        ("-1", wording("hides-every-gpu")),
         ("2,1,0", ""),
     ],
 )
@@ -264,8 +259,8 @@ def test_a_split_card_shows_the_memory_of_its_first_slice_and_says_so():
     (gpu,) = machine.gpus
     assert gpu.mig_slice == Fact("MIG-1111", "NVML")
     assert gpu.uuid.value == "GPU-aaaa1111"
-    assert gpu.memory_total_bytes == Fact(10 * GIB, "NVML, of one MIG slice")
-    assert machine.gpu_note == "MIG splits GPU 0: a program uses one slice of it"
+    assert gpu.memory_total_bytes == Fact(10 * GIB, wording("nvml-one-mig-slice"))
+    assert machine.gpu_note == wording("mig-splits-gpu-program")
 
 
 def test_a_slice_is_chosen_by_its_uuid():
@@ -280,15 +275,15 @@ def test_a_split_card_without_slices_has_unknown_memory():
     nvml.split = 1
     (gpu,) = describe(nvml).gpus
     assert gpu.memory_total_bytes.value is None
-    assert "it has no slice yet" in gpu.memory_total_bytes.source
+    assert wording("has-no-slice-yet") in gpu.memory_total_bytes.source
     assert gpu.holders.value is None
 
 
 @pytest.mark.parametrize(
     ("code", "source"),
     [
-        (pynvml.NVML_ERROR_NOT_SUPPORTED, "not split by MIG"),
-        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, "not split by MIG"),
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, wording("not-split-by-mig")),
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, wording("not-split-by-mig")),
         (pynvml.NVML_ERROR_UNKNOWN, "unknown: NVML: some text"),
     ],
 )

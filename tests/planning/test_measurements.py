@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from expert.planning.decisions import Decision
-from expert.planning.memory.measurements import (
+from expert.planning.measurements import (
     MeasuredRate,
     forget_rates,
     read_rates,
@@ -18,6 +18,7 @@ from expert.planning.memory.measurements import (
     speed_settings,
 )
 from tests.planning.planning import decision, manifest, plan
+from tests.wording import wording
 
 WON = {
     "kernels.compile": False,
@@ -147,10 +148,10 @@ def test_records_without_settings_from_before_are_still_rates(home):
 def test_a_later_plan_takes_what_won_and_says_so(home):
     remember_rate(home, rate())
     made = planned(home)
-    words = "fastest in the ladder of 2026-01-02"
+    words = wording("fastest-in-ladder")
     assert decision(made, "kernels.attention") == (
         "sdpa",
-        f"{words}, 1.25x as fast as without",
+        wording("as-fast-as-without", words=words),
         "measurement",
     )
     assert decision(made, "kernels.compile") == (False, words, "measurement")
@@ -165,14 +166,14 @@ def test_the_rows_at_once_that_won_are_taken_where_more_would_fit(home, tmp_path
     remember_rate(home, rate())
     value, because, source = decision(planned(home, folder=tmp_path), "batch.micro_batch")
     assert (value, source) == (1, "measurement")
-    assert because == "1 at once were fastest in the ladder of 2026-01-02"
+    assert because == wording("at-once-fastest-in")
 
 
 def test_recomputing_that_won_is_kept_although_less_would_fit(home):
     remember_rate(home, rate(settings={"kernels.checkpointing": "full"}))
     assert decision(planned(home), "kernels.checkpointing") == (
         "full",
-        "fastest in the ladder of 2026-01-02",
+        wording("fastest-in-ladder"),
         "measurement",
     )
 
@@ -214,7 +215,7 @@ def test_a_short_run_is_not_compiled_although_compiling_won(home, tmp_path):
     remember_rate(home, rate(settings={"kernels.compile": True}))
     value, because, source = decision(planned(home, folder=tmp_path), "kernels.compile")
     assert (value, source) == (False, "machine")
-    assert "run too short" in because
+    assert wording("run-too-short") in because
     long = planned(home, {"epochs": 100_000}, folder=tmp_path)
     assert decision(long, "kernels.compile")[0] is True
     assert decision(long, "kernels.compile")[2] == "measurement"
@@ -239,7 +240,7 @@ def test_a_run_tells_its_rate_to_the_plans_of_runs_like_it_and_settles_nothing(h
     assert before.length.seconds is None
     remember_rate(home, a_run(before))
     made = planned(home, folder=tmp_path)
-    told = "measured on 2026-01-02 in a run like this one"
+    told = wording("measured-on-in-run")
     assert decision(made, "length.tokens_per_second") == (1000.0, told, "measurement")
     tokens = made.length.tokens_per_epoch * made.length.epochs
     assert made.length.seconds == pytest.approx(tokens / 1000, rel=0.01)  # updates are whole

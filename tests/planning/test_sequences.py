@@ -7,6 +7,7 @@ import pytest
 from expert.planning.choose.sequences import concatenation_of, packing_of
 from expert.planning.survey import PackedRows, Survey
 from tests.planning.planning import decision, manifest, plan
+from tests.wording import wording
 
 
 def test_sequences_keep_their_length_where_whole_ones_hold_the_rows():
@@ -51,7 +52,7 @@ def packed(fill: float) -> Survey:
 def test_sequences_that_stay_half_empty_are_not_compiled_and_cut_to_the_fullest():
     made = plan(manifest({"batch_size": 8, "use_cuda_graphs": False}), survey=packed(0.5))
     assert (made.kernels.compile, made.data.trim) == (False, True)
-    assert "updates fill 50% of sequences" in decision(made, "kernels.compile")[1]
+    assert wording("sequences-long-enough") in decision(made, "kernels.compile")[1]
     assert decision(made, "data.trim")[1] == "sequences are 50% full"
     assert "50% full" in decision(made, "batch.sequences_per_update")[1]
 
@@ -59,7 +60,7 @@ def test_sequences_that_stay_half_empty_are_not_compiled_and_cut_to_the_fullest(
 def test_full_sequences_are_compiled_and_all_of_one_width():
     made = plan(manifest({"batch_size": 8}), survey=packed(0.97))
     assert (made.kernels.compile, made.data.trim) == (True, False)
-    assert decision(made, "data.trim")[1] == "compiled blocks want one width"
+    assert decision(made, "data.trim")[1] == wording("compiled-blocks-want-one")
 
 
 @pytest.mark.parametrize(("fill", "trims"), [(0.97, False), (0.8, True)])
@@ -68,7 +69,7 @@ def test_without_compilation_it_is_the_fill_that_decides(fill, trims):
     made = plan(manifest(config), survey=packed(fill))
     assert made.data.trim is trims
     recorded = plan(manifest(config | {"use_cuda_graphs": True}), survey=packed(fill))
-    assert decision(recorded, "data.trim")[:2] == (False, "recorded passes have one width")
+    assert decision(recorded, "data.trim")[:2] == (False, wording("recorded-passes-have-one"))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_a_cpu_computes_no_more_at_once_than_its_caches_like():
     made = on_cpu()
     assert (made.batch.sequences_per_update, made.batch.micro_batch) == (19, 4)
     assert (made.batch.accumulation, made.batch.eval_batch) == (5, 4)
-    because = "a CPU is fastest with about 4,096 places at once"
+    because = wording("cpu-fastest-with-about")
     assert decision(made, "batch.micro_batch")[1] == because
     assert on_cpu(max_seq_length=100_000).batch.eval_batch == 1
 
@@ -113,7 +114,7 @@ def test_flex_attention_has_one_width():
     config = {"batch_size": 8, "torch_compile": False, "attention": "flex"}
     made = plan(manifest(config), "h200", survey=packed(0.5))
     assert made.kernels.attention == "flex"
-    assert decision(made, "data.trim")[:2] == (False, "FlexAttention is compiled for one width")
+    assert decision(made, "data.trim")[:2] == (False, wording("flexattention-compiled-for-one"))
 
 
 def test_a_sequence_longer_than_a_cpu_likes_goes_alone_for_that_reason():
@@ -121,7 +122,7 @@ def test_a_sequence_longer_than_a_cpu_likes_goes_alone_for_that_reason():
     survey = Survey(6000, 7_000_000, "prepared rows", "prepared", 8000, rows)
     data = manifest({"max_seq_length": 8192, "batch_size": 128})
     value, because, _ = decision(plan(data, None, survey=survey), "batch.micro_batch")
-    assert (value, because) == (1, "a CPU is fastest with about 4,096 places at once")
+    assert (value, because) == (1, wording("cpu-fastest-with-about"))
 
 
 # --- a step by its tokens ------------------------------------------------------------------------
@@ -134,7 +135,7 @@ def counted(rows: int, tokens: int) -> Survey:
 def test_tokens_of_a_step_become_rows_by_their_mean_length():
     made = plan(manifest({"batch_tokens": 4096}), survey=counted(1000, 128_000))
     value, because, source = decision(made, "batch.examples_per_update")
-    assert (value, because, source) == (32, "batch_tokens 4,096, 128 tokens to a row", "manifest")
+    assert (value, because, source) == (32, wording("tokens-to-a-row"), "manifest")
     assert made.batch.tokens_per_step == 4096
     assert made.batch.sequences_per_update == 2  # of 2,048
 
@@ -162,7 +163,7 @@ def test_rows_of_unknown_length_are_planned_as_long_ones_and_told_to_be():
     assert made.batch.examples_per_update == 2
     told = [r.text for r in made.remarks if r.path == "batch.tokens_per_step"]
     assert len(told) == 1
-    assert "how long they are is not known yet (not there); a run counts first" in told[0]
+    assert wording("how-long-not-known") in told[0]
 
 
 CARDS = ("rtx-3060", "rtx-4090", "l40s", "a100", "h200", None)
@@ -188,7 +189,7 @@ def test_more_at_once_than_a_step_has_are_planned_as_what_a_step_has(card):
     assert asked.memory == fitting.memory
     assert asked.kernels == fitting.kernels
     assert asked.fits == fitting.fits
-    because = "all of a step; the manifest's 32 are more"
+    because = wording("all-step-manifests-more")
     assert decision(asked, "batch.micro_batch") == (4, because, "manifest")
 
 

@@ -9,6 +9,7 @@ import pytest
 from expert.manifest.schema.dataset import DatasetSpec, Task
 from expert.planning import survey as survey_module
 from expert.planning.survey import Survey, local_path, survey_data, survey_file
+from tests.wording import wording
 
 
 def survey(folder: Path, characters: bool = False, **spec: object) -> Survey:
@@ -57,13 +58,13 @@ def test_rows_beyond_max_samples_are_not_counted(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "because"),
     [
-        ({"path": "train.jsonl"}, "train.jsonl is not there"),
-        ({"path": "data/train.jsonl"}, "data/train.jsonl is not there"),
-        ({"path": "b-mc2/sql-create-context"}, "is a hub id, not downloaded yet"),
-        ({"path": "org/data::train[:100]::main"}, "is a hub id, not downloaded yet"),
-        ({"path": "shakespeare"}, "the corpus shakespeare has not been read yet"),
-        ({"path": "a.jsonl", "streaming": True}, "streamed rows are not counted beforehand"),
-        ({"tasks": {"a": {"train": "a.jsonl"}}}, "a.jsonl is not there"),
+        ({"path": "train.jsonl"}, wording("train-jsonl-is-not")),
+        ({"path": "data/train.jsonl"}, wording("data-train-jsonl-is")),
+        ({"path": "b-mc2/sql-create-context"}, wording("hub-id-not-downloaded")),
+        ({"path": "org/data::train[:100]::main"}, wording("hub-id-not-downloaded")),
+        ({"path": "shakespeare"}, wording("corpus-shakespeare-has-not")),
+        ({"path": "a.jsonl", "streaming": True}, wording("streamed-rows-not-counted")),
+        ({"tasks": {"a": {"train": "a.jsonl"}}}, wording("a-jsonl-is-not")),
     ],
 )
 def test_what_cannot_be_counted_says_why(tmp_path, spec, because):
@@ -93,7 +94,10 @@ def test_windows_separators_work_everywhere(tmp_path):
 def test_paths_that_no_file_can_have_are_told(tmp_path, path):
     found = survey(tmp_path, path=path)
     assert found.rows is None
-    assert "is not there" in found.because or "cannot be looked at" in found.because
+    assert (
+        wording("is-not-there-2") in found.because
+        or wording("cannot-be-looked-at") in found.because
+    )
 
 
 def test_rows_of_a_large_file_are_told_by_parts_all_over_it(tmp_path, monkeypatch):
@@ -103,4 +107,4 @@ def test_rows_of_a_large_file_are_told_by_parts_all_over_it(tmp_path, monkeypatc
     found = survey_file(tmp_path / "a.jsonl")
     # Of 9 % of the bytes, which are short lines, 1 of 16 parts and a piece of another tell.
     assert found.rows == pytest.approx(10_000, rel=0.2)
-    assert found.because == "lines of 0 MiB, spread over all of it"
+    assert found.because == wording("lines-mib-spread-over")

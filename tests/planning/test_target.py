@@ -7,11 +7,12 @@ from functools import partial
 
 import pytest
 
+from expert.planning.draft import Kept
 from expert.planning.machine.machine import Fact
 from expert.planning.machine.target import UnknownTarget, choose_target
 from expert.planning.models.presets import char_gpt_batch, verdicts
-from expert.planning.situation import Kept
 from tests.planning.planning import GIB, gpu, machine, manifest, plan
+from tests.wording import wording
 
 CHARACTER_MODEL = {
     "name": "bard",
@@ -40,7 +41,7 @@ def test_memory_alone_makes_a_card_nobody_knows():
     ("vram", "words"), [("16GB", "16 GiB"), ("1.5GB", "1.5 GiB"), ("100MB", "100 MiB")]
 )
 def test_a_card_nobody_knows_is_called_by_its_memory(vram, words):
-    assert choose_target(machine(), vram=vram).name == f"a card with {words}"
+    assert choose_target(machine(), vram=vram).name == wording("a-card-with", words=words)
 
 
 def test_this_machine_s_card_is_planned_with_what_is_free():
@@ -68,12 +69,12 @@ def test_a_misspelt_card_is_refused_with_the_nearest():
     with pytest.raises(UnknownTarget) as caught:
         choose_target(machine(), gpu="rtx-4095")
     text = str(caught.value)
-    assert text.startswith("--gpu rtx-4095: no such card in the table  (did you mean ")
+    assert text.startswith(wording("no-such-card-in-table"))
     assert "rtx-4090" in text
 
 
 def test_nonsense_for_a_card_points_to_the_list():
-    with pytest.raises(UnknownTarget, match=r"\(see: expert machine --cards\)"):
+    with pytest.raises(UnknownTarget, match=wording("see-expert-machine")):
         choose_target(machine(), gpu="toaster")
 
 
@@ -81,7 +82,7 @@ def test_nonsense_for_a_card_points_to_the_list():
 def test_a_memory_size_that_is_none_is_refused(text):
     with pytest.raises(UnknownTarget) as caught:
         choose_target(machine(), vram=text)
-    expected = f'--vram: {text!r} is not a memory size such as "16GB" or "900MiB"'
+    expected = wording("not-memory-size-such", text=text)
     assert str(caught.value) == expected
 
 
@@ -132,8 +133,8 @@ def test_presets_say_where_they_hold_and_where_they_do_not():
     assert found[("rtx-4080-super", "char-gpt", 256)].holds  # said to be too much for 16 GB
     small = found[("rtx-4090", "Qwen3-0.6B", 16)]
     assert not small.holds
-    assert small.words().startswith("does not hold: ")
-    assert small.words().endswith("rows at once fit, rows per update stay the same")
+    assert small.words().startswith(wording("does-not-hold"))
+    assert small.words().endswith(wording("rows-at-once-fit"))
     assert not found[("rtx-5090", "Llama-3.1-8B", 32)].holds
 
 

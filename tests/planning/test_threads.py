@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from expert.planning.machine.threads import Threads, choose_threads, threads_as_before
+from tests.wording import wording
 
 
 def chosen(
@@ -26,8 +27,8 @@ def test_a_run_takes_the_cores_that_nobody_else_uses(cores, busy, count):
 
 
 def test_the_reason_names_the_neighbours():
-    assert chosen(1.0) == Threads(1, "other processes use 1.0 of 2 cores", lowered=True)
-    assert chosen(0.0) == Threads(2, "torch's own number")
+    assert chosen(1.0) == Threads(1, wording("other-processes-use-1"), lowered=True)
+    assert chosen(0.0) == Threads(2, wording("torchs-own-number"))
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
@@ -38,7 +39,7 @@ def test_what_the_user_says_is_kept_however_busy_the_machine_is(name):
 def test_a_quota_of_a_container_counts_where_its_machine_is_large():
     found = chosen(10.0, own=64, granted=4, cores=64)
     assert (found.count, found.lowered) == (4, False)
-    assert found.because == "this process may use 4 of 64 cores"
+    assert found.because == wording("process-may-use-cores")
 
 
 def test_torch_s_own_number_is_never_raised():
@@ -51,7 +52,7 @@ def before(threads: object, began_on: int | None, *, granted: int, cores: int) -
 
 
 def test_a_run_resumed_on_as_many_cores_keeps_its_threads():
-    assert before(1, 2, granted=2, cores=2) == Threads(1, "as the run began", kept=True)
+    assert before(1, 2, granted=2, cores=2) == Threads(1, wording("as-the-run-began"), kept=True)
 
 
 @pytest.mark.parametrize(("threads", "began_on"), [(64, 64), (1, 1), (2, None), (None, 2), (0, 2)])
@@ -61,7 +62,7 @@ def test_a_run_resumed_on_other_cores_chooses_anew(threads, began_on):
 
 def test_a_resumed_run_takes_no_more_threads_than_are_granted_now():
     assert before(64, 64, granted=4, cores=64) == Threads(
-        4, "the run began with 64, this process may use 4 of 64 cores", kept=True
+        4, wording("run-began-with-process"), kept=True
     )
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from expert.core.install import pip_install
 from expert.telemetry.tensorboard import TensorBoardSink, TrackerUnavailable
+from tests.wording import wording
 
 STEP = {
     "event": "step",
@@ -136,8 +137,8 @@ def test_after_a_failure_it_says_so_once_and_is_silent(desk):
         desk.sink(STEP)
     desk.sink.close()
     [sentence] = desk.said
-    assert "no longer written: OSError: [Errno 28] No space left on device" in sentence
-    assert "events.jsonl has all values" in sentence
+    assert wording("no-longer-written-oserror") in sentence
+    assert wording("has-all-values") in sentence
 
 
 def test_what_it_says_may_come_back_to_it_as_an_event():
@@ -187,9 +188,11 @@ def test_a_resumed_run_hides_points_after_its_checkpoint(desk):
     assert second.scalars
 
 
-def test_a_missing_package_is_told_in_a_sentence(tmp_path, monkeypatch):
+def test_a_missing_package_is_reported_in_a_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(TrackerUnavailable, match="needs the Python package tensorboard") as caught:
+    with pytest.raises(
+        TrackerUnavailable, match=wording("needs-python-package-tensorboard")
+    ) as caught:
         TensorBoardSink(tmp_path, tell=pytest.fail)
     assert pip_install("tensorboard") in str(caught.value)
 
@@ -227,4 +230,4 @@ def test_curves_are_not_written_through_a_link_that_appears_while_a_run_lasts(tm
     folder.symlink_to(elsewhere)
     sink({"event": "rolled_back", "step": 5, "to_step": 3})
     assert len(made) == 1
-    assert f"{folder}: is a link to {elsewhere}" in told[0]
+    assert wording("is-a-link-to-5", folder=folder, elsewhere=elsewhere) in told[0]

@@ -7,6 +7,7 @@ import torch
 
 from expert.training.evaluation import EvalResult, NothingToJudge, evaluate, means_of
 from tests.training.toys import toy_batches, toy_engine
+from tests.wording import wording
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 8])
@@ -44,7 +45,7 @@ def test_metrics_go_by_the_names_of_the_manifest():
 
 
 def test_the_loss_of_nothing_is_no_number():
-    with pytest.raises(NothingToJudge, match="no token of 3 rows is an answer that comes before"):
+    with pytest.raises(NothingToJudge, match=wording("no-token-rows-answer")):
         means_of(0.0, 0, targets=0, examples=3)
     made = means_of(6.0, 1, targets=4, examples=3)
     assert (made.loss, made.token_accuracy) == (1.5, 0.25)

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from expert.core.publish import publishing
 from expert.training.checkpoint import CheckpointError, find_checkpoint, load_checkpoint
 from tests.training.checkpoints import FILES, assert_is, flip, names, saved
+from tests.wording import wording
 
 
 def emptied(path: Path) -> None:
@@ -80,10 +81,10 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
         for name in FILES
         for harm in (missing, shorter, longer, of_no_length, zeroed, flipped)
     },
-    "empty": (emptied, "it is empty"),
-    "a file": (turned_into_a_file, "it is no folder"),
-    "more files": (lambda p: (p / "x.bin").write_text(""), "x.bin is not listed in DONE"),
-    "another step's": (swapped, "it is the checkpoint of step 1 under another name"),
+    "empty": (emptied, wording("it-is-empty")),
+    "a file": (turned_into_a_file, wording("it-is-no-folder")),
+    "more files": (lambda p: (p / "x.bin").write_text(""), wording("not-listed-in")),
+    "another step's": (swapped, wording("checkpoint-step-under-another")),
     "a finished folder of something else": (lambda p: foreign(p, {"a": b""}), "state.json is not"),
     "pickles": (lambda p: foreign(p, {"model.bin": b"\x80\x04.", "state.json": b"\x80"}), "state."),
     "another version": (lambda p: foreign(p, {"state.json": head(format=2)}), "state.json is not"),
@@ -109,7 +110,7 @@ def test_a_harmed_checkpoint_is_refused_put_aside_and_the_one_before_is_used(
     harming, words = HARMS[harm]
     harming(path)
     if "another" not in harm or "version" in harm:
-        with pytest.raises(CheckpointError, match=r"step-000002: cannot be used .+\(resume from"):
+        with pytest.raises(CheckpointError, match=wording("cannot-used-resume-from")):
             load_checkpoint(path)
     before = sorted(path.rglob("*"))
     found = find_checkpoint(tmp_path)
@@ -139,7 +140,7 @@ def test_one_that_cannot_be_put_aside_is_passed_by(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(os, "rename", refuse)
     found = find_checkpoint(tmp_path)
     assert_is(found.path, 1)
-    assert found.rejected == [(tmp_path / "step-000002", "it is empty")]
+    assert found.rejected == [(tmp_path / "step-000002", wording("it-is-empty"))]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04.", b"\xff" * 64, b"\x00\x00\x00\x00\x19" * 9])
@@ -153,7 +154,7 @@ def test_shared_names_that_lead_nowhere_are_refused(tmp_path: Path):
     path = saved(tmp_path, 2)
     save_file({"a": torch.ones(1)}, path / "x", metadata={"shared": '{"b": "c"}'})
     foreign(path, {"state.json": head(), "model.safetensors": (path / "x").read_bytes()})
-    with pytest.raises(CheckpointError, match="names of shared tensors lead nowhere"):
+    with pytest.raises(CheckpointError, match=wording("names-shared-tensors-lead")):
         load_checkpoint(path)
 
 
@@ -168,7 +169,11 @@ def test_a_flipped_bit_anywhere_is_refused_and_the_file_is_named(tmp_path: Path)
             with pytest.raises(CheckpointError) as refusal:
                 load_checkpoint(path)
             if name != "DONE":  # a flip in the listing shows as a file that is not as listed
-                assert f"{name} has other bytes" in str(refusal.value), (name, offset, bit)
+                assert wording("has-other-bytes-2", name=name) in str(refusal.value), (
+                    name,
+                    offset,
+                    bit,
+                )
             flip(path / name, offset, bit)
         assert (path / name).read_bytes() == good
     assert_is(path, 1)

@@ -31,6 +31,7 @@ from tests.training.checkpoints import (
     save_in_stages,
     saved,
 )
+from tests.wording import wording
 
 Usage = collections.namedtuple("Usage", "total used free")
 
@@ -79,28 +80,31 @@ def test_a_full_disk_leaves_nothing_and_the_one_before_is_whole(tmp_path: Path, 
     saved(tmp_path / "c", 1)
     code, text = full_disk(tmp_path / "c", size - 1)
     assert code == 0, text
-    assert "step-000002: File too large: a checkpoint needs 0.1 MB, 0.1 MB should be free" in text
-    assert "(make room and resume" in text
+    assert wording("file-too-large") in text
+    assert wording("make-room-and-resume") in text
     assert names(tmp_path / "c") == ["step-000001"]
     assert_is(newest_after(tmp_path / "c"), 1)
 
 
-def test_the_room_is_looked_at_before_a_byte_is_written(tmp_path: Path):
+def test_the_room_is_looked_at_before_a_byte_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     asked: list[Path] = []
 
-    def free(place: Path) -> Any:
-        asked.append(place)
-        return Usage(0, 0, 1_199_999_999)
+    def usage(free: int) -> None:
+        def asking(place: Path) -> Any:
+            asked.append(place)
+            return Usage(0, 0, free)
 
+        monkeypatch.setattr(shutil, "disk_usage", asking)
+
+    usage(1_199_999_999)
     with pytest.raises(DiskFull) as refusal:
-        check_space(tmp_path / "not" / "yet", 1_000_000_000, free=free)
+        check_space(tmp_path / "not" / "yet", 1_000_000_000)
     assert asked == [tmp_path]
-    assert str(refusal.value).startswith(
-        f"{tmp_path}/not/yet: too little room: a checkpoint needs 1.00 GB, 1.20 GB should be free, "
-        "1.20 GB are  (make room"
-    )
-    check_space(tmp_path, 1_000_000_000, free=lambda place: Usage(0, 0, 1_200_000_000))
-    check_space(tmp_path, 1)
+    assert str(refusal.value).startswith(wording("too-little-room-checkpoint", folder=tmp_path))
+    usage(1_200_000_000)
+    check_space(tmp_path, 1_000_000_000)
 
 
 def test_a_full_disk_has_an_exit_code_of_its_own():

@@ -23,6 +23,7 @@ from expert.training.recovery import (
     plan_after,
 )
 from tests.planning.planning import decision, manifest, plan
+from tests.wording import wording
 
 NO_ROOM = OutOfMemory(where="training", message="CUDA out of memory.\nTried to allocate 2 GiB")
 
@@ -57,7 +58,7 @@ def changed_values(before: RunPlan, later: RunPlan) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def usual() -> RunPlan:
-    """LoRA on a card; sixteen rows an update, all at once."""
+    """LoRA on a card; sixteen rows a step, all at once."""
     return with_batch(plan(manifest({"packing": False})), 16, 16)
 
 
@@ -71,7 +72,7 @@ def test_out_of_memory_halves_the_micro_batch_and_doubles_the_accumulation(usual
     assert changed_values(usual, found) == {"batch.micro_batch": 8, "batch.accumulation": 2}
     value, because, source = decision(found, "batch.micro_batch")
     assert (value, source) == (8, "fallback")
-    assert because == f"out of memory in {where} with 16 at once: CUDA out of memory."
+    assert because == wording("out-memory-in-with", where=where)
 
 
 def test_out_of_memory_gives_up_what_was_recorded_before_anything_else(usual):
@@ -168,7 +169,7 @@ def test_out_of_memory_in_evaluation_halves_only_its_own_batch(usual):
     wheres=st.lists(st.sampled_from(["training", "evaluation", "probe"]), max_size=8),
     quantization=st.sampled_from(["auto", "none", "int4"]),
 )
-def test_running_out_of_memory_ends_and_never_changes_an_update(
+def test_running_out_of_memory_ends_and_never_changes_a_step(
     sequences, micro, blocks, count, wheres, quantization
 ):
     made = PLANS[quantization]
@@ -203,10 +204,10 @@ PLANS = {
     ("failure", "because"),
     [
         (CompileFailed(reason="ptxas exited\nwith 1"), "compilation failed: ptxas exited"),
-        (RecompileStorm(count=9), "blocks were compiled 9 times: shapes vary"),
+        (RecompileStorm(count=9), wording("blocks-compiled-times-shapes")),
         (
             KernelUnavailable(kernel="compile", reason="no Triton"),
-            "compile cannot run here: no Tri",
+            wording("compile-cannot-run-here"),
         ),
     ],
 )
@@ -223,7 +224,7 @@ def test_attention_falls_from_flex_to_flash_to_sdpa_to_eager(usual):
     for named, following in [("flex", "flash"), ("attention", "sdpa"), ("sdpa", "eager")]:
         here = after(here, KernelUnavailable(kernel=named, reason="no kernel image"))
         assert here.kernels.attention == following
-    assert "sdpa cannot run here: no kernel image" in decision(here, "kernels.attention")
+    assert wording("sdpa-cannot-run-here") in decision(here, "kernels.attention")
     assert plan_after(here, KernelUnavailable(kernel="attention", reason="?")) is None
 
 
@@ -240,7 +241,9 @@ def test_an_optimizer_without_its_kernel_becomes_the_plain_one(usual, optimizer,
     kernel = "fused_optimizer" if by_role else optimizer
     found = after(before, KernelUnavailable(kernel=kernel, reason="missing"))
     assert changed_values(before, found) == {"optim.optimizer": "adamw_torch"}
-    assert decision(found, "optim.optimizer")[1] == f"{optimizer} cannot run here: missing"
+    assert decision(found, "optim.optimizer")[1] == wording(
+        "cannot-run-here-missing", optimizer=optimizer
+    )
     assert plan_after(found, KernelUnavailable(kernel="adamw_torch", reason="?")) is None
 
 
@@ -288,7 +291,7 @@ def test_a_starving_card_gets_more_workers_up_to_the_cores_and_more_batches_ahea
         here = found
         seen.append((here.loader.workers, here.loader.prefetch, here.loader.persistent_workers))
     assert seen == [(1, 16, True), (2, 32, True), (4, 64, True), (6, 64, True)]
-    because = "30% of the time went on waiting for data, with 4 workers on 6 cores"
+    because = wording("time-went-on-waiting")
     assert decision(here, "loader.workers") == (6, because, "fallback")
 
 
