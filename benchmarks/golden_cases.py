@@ -155,7 +155,8 @@ RUNS: dict[str, dict[str, Any]] = {
     ),
     "tokens per step": case({"batch_size": "auto", "batch_tokens": 200, "train_on_prompt": True}),
     "tokenised late": case(
-        {"tokenize": "late", "overlong": "drop", "max_seq_length": 40}, rows=chats()
+        {"tokenize": "late", "packing": False, "overlong": "drop", "max_seq_length": 40},
+        rows=chats(),
     ),
 }
 INTERRUPTED = ("lora", "characters", "streamed")
@@ -166,7 +167,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     ),
     "chats": case(rows=chats()),
     "tools": case(
-        rows=tool_calls(), model={"prompt_template": "chatml"}, dataset={"validation_split": 0.25}
+        {"max_seq_length": 512},
+        rows=tool_calls(),
+        model={"prompt_template": "chatml"},
+        dataset={"validation_split": 0.25},
     ),
     "texts": case({"packing": "concat", "max_seq_length": 64}, rows=texts()),
     "text, cut": case({"overlong": "cut", "max_seq_length": 32}, rows=texts()),

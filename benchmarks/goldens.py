@@ -17,119 +17,43 @@ Not compared: wording, times, rates, process ids, free memory, and folders in fr
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import platform
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from golden_cases import INTERRUPTED, RUNS, SHAPES, instructions, write_expert
+from golden_values import Flat, course, events, fields, files, first_difference, flat
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 CARDS = ("t4", "rtx-3060", "rtx-4090", "a100-80gb", "h100", "h200")
-Flat = dict[str, Any]
 Record = dict[str, Flat]
-
-FIELDS = {
-    "step": {"loss", "grad_norm", "rate", "tokens", "targets", "examples", "padding", "epoch"},
-    "eval": {"loss", "perplexity", "token_accuracy", "tokens", "best"},
-}
-OCCASIONAL = {"neighbours", "slow", "threads"}  # events that tell what else the machine did
-VOLATILE = re.compile(  # what changes from run to run, and wording
-    r"seconds|\btime|_per_second|expected_|budget_bytes|\bpid\b|location$|_memory_|created"
-    r"|reason|notes\b|test_set$|data\.validation$|\bbecause$|\bremarks"
-)
-RUN_NAME = re.compile(r"golden-\d{8}-\d{6}")
-
-
-def flat(value: Any, path: str = "", here: str = "") -> Flat:
-    """Path → value of every leaf; floats in hex, folders in front of names left out."""
-    if VOLATILE.search(path):
-        return {}
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(x, dict) and "because" in x for x in value)
-    ):
-        value = {each["path"]: each["value"] for each in value}  # the decisions of a plan
-    if isinstance(value, dict):
-        parts = [flat(each, f"{path}.{key}".lstrip("."), here) for key, each in value.items()]
-        return {key: each for part in parts for key, each in part.items()}
-    if isinstance(value, list):
-        parts = [flat(each, f"{path}[{place}]", here) for place, each in enumerate(value)]
-        return {key: each for part in parts for key, each in part.items()} or {path: []}
-    if isinstance(value, float):
-        return {path: value.hex()}
-    if isinstance(value, str):
-        value = Path(value).name if value.startswith("/") else value.replace(here or "\0", ".")
-        return {path: RUN_NAME.sub("RUN", value)}
-    return {path: value}
-
-
-def tensors(path: Path) -> str:
-    """Names, types, shapes and bytes of the tensors of a safetensors file, without its metadata."""
-    data = path.read_bytes()
-    size = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:size])
-    header.pop("__metadata__", None)
-    total = hashlib.sha256()
-    for name, entry in sorted(header.items()):
-        start, end = (size + offset for offset in entry["data_offsets"])
-        total.update(repr((name, entry["dtype"], entry["shape"])).encode() + data[start:end])
-    return total.hexdigest()
-
-
-def files(folder: Path) -> Flat:
-    """Digest of every file below; of tensors and settings without what names a place or a time."""
-    found: Flat = {}
-    for path in sorted(each for each in folder.rglob("*") if each.is_file()):
-        name = path.relative_to(folder).as_posix()
-        if path.suffix == ".safetensors":
-            found[name] = tensors(path)
-        elif path.name in ("state.json", "adapter_config.json"):
-            found |= flat(json.loads(path.read_text(encoding="utf-8")), name)
-        elif path.name == "DONE" and not path.parent.name.startswith("tokens-"):
-            found[name] = "there"  # it has digests of files with times and paths in them
-        elif path.suffix != ".verified":  # the time when tokens were last read through
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
-
-
-def events(run: Path) -> list[dict[str, Any]]:
-    text = (run / "events.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def course(run: Path) -> Flat:
-    """Numbers of all steps and evaluations; of a step taken twice the second."""
-    found: Flat = {}
-    for event in events(run):
-        name = f"{event['event']} {event.get('step', 0):03} {event.get('split', '')}".strip()
-        for key in sorted(FIELDS.get(event["event"], ())):
-            found |= flat(event.get(key), f"{name}: {key}")
-    return {name: found[name] for name in sorted(found)}
-
-
-def fields(run: Path) -> Flat:
-    """Which events were written, each with all the fields it had."""
-    found: dict[str, set[str]] = {}
-    for event in events(run):
-        if event["event"] not in OCCASIONAL:
-            found.setdefault(event["event"], set()).update(event)
-    return {name: sorted(keys) for name, keys in sorted(found.items())}
 
 
 def the_run(folder: Path) -> Path:
     [run] = folder.glob("runs/*/")
     return run
+
+
+class Failed(Exception):
+    """A command that did not end as it should."""
+
+
+@contextmanager
+def told(record: Record, name: str) -> Iterator[None]:
+    """A command that fails is a difference, and the others are still compared."""
+    try:
+        yield
+    except Failed as error:
+        record[name] = {"failed": str(error)}
 
 
 class Bench:
@@ -153,8 +77,7 @@ class Bench:
         command = [self.expert, *words]
         done = subprocess.run(command, cwd=folder, env=self.env, capture_output=True, text=True)
         if done.returncode not in codes:
-            told = f"{done.stderr}{done.stdout}"
-            sys.exit(f"{' '.join(words)} ended with {done.returncode} in {folder}:\n{told}")
+            raise Failed(f"{done.returncode}: {' '.join(words)}: {done.stderr}{done.stdout}")
         return done.stdout
 
     def train(self, folder: Path, *more: str) -> Path:
@@ -172,9 +95,8 @@ class Bench:
                 break
             time.sleep(0.01)
         if running.wait() != 130:
-            sys.exit(
-                f"not interrupted, {running.returncode}: {(folder / 'output.txt').read_text()}"
-            )
+            output = (folder / "output.txt").read_text()
+            raise Failed(f"{running.returncode}, not interrupted: {output}")
 
     def wanted(self, name: str) -> bool:
         if self.only and not any(each in name for each in self.only):
@@ -196,21 +118,23 @@ def trained(bench: Bench, record: Record, keep: Path | None) -> None:
             continue
         folder = bench.work / "runs" / name.replace(", ", "-").replace(" ", "-")
         write_expert(folder, made)
-        run = bench.train(folder)
-        record[f"run: {name}"] = course(run)
-        record[f"run: {name}: events"] = fields(run)
-        record[f"run: {name}: checkpoints"] = files(run / "checkpoints")
-        record[f"run: {name}: final"] = files(run / "final")
-        plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
-        record[f"run: {name}: plan"] = flat(plan, here=str(folder))
-        record[f"run: {name}: tokens"] = files(folder / "datasets_optimized")
+        with told(record, f"run: {name}"):
+            run = bench.train(folder)
+            record[f"run: {name}"] = course(run)
+            record[f"run: {name}: events"] = fields(run)
+            record[f"run: {name}: checkpoints"] = files(run / "checkpoints")
+            record[f"run: {name}: final"] = files(run / "final")
+            plan = json.loads((run / "plan.json").read_text(encoding="utf-8"))
+            record[f"run: {name}: plan"] = flat(plan, here=str(folder))
+            record[f"run: {name}: tokens"] = files(folder / "datasets_optimized")
         if name in INTERRUPTED:
             again = bench.work / "interrupted" / name
             write_expert(again, made)
-            bench.interrupt(again)
-            if keep:
-                shutil.copytree(again, keep / name)
-            record[f"interrupted: {name}"] = resumed(bench, again)
+            with told(record, f"interrupted: {name}"):
+                bench.interrupt(again)
+                if keep:
+                    shutil.copytree(again, keep / name)
+                record[f"interrupted: {name}"] = resumed(bench, again)
 
 
 def resumed(bench: Bench, folder: Path) -> Flat:
@@ -232,12 +156,14 @@ def answered(bench: Bench, record: Record) -> None:
     prompts = [word for row in instructions(3) for word in ("--prompt", row["instruction"])]
     for name, how in {"greedy": ["0"], "drawn": ["0.9", "--top-p", "0.9"]}.items():
         options = [*prompts, "--max-tokens", "16", "--json", "--seed", "7", "--temperature", *how]
-        text = bench.call("sample", "runs/lora", *options, folder=bench.work)
-        record[f"answers: {name}"] = flat(json.loads(text))
+        with told(record, f"answers: {name}"):
+            text = bench.call("sample", "runs/lora", *options, folder=bench.work)
+            record[f"answers: {name}"] = flat(json.loads(text))
     for domain in ("open", "json"):
         options = ["--domain", domain, "--limit", "3", "--baseline", "base", "--json"]
-        text = bench.call("validate", "runs/lora", *options, folder=bench.work, codes=(0, 5))
-        record[f"scores: {domain}"] = flat(json.loads(text), here=str(bench.work))
+        with told(record, f"scores: {domain}"):
+            text = bench.call("validate", "runs/lora", *options, folder=bench.work, codes=(0, 5))
+            record[f"scores: {domain}"] = flat(json.loads(text), here=str(bench.work))
 
 
 def prepared(bench: Bench, record: Record, keep: Path | None) -> None:
@@ -247,7 +173,8 @@ def prepared(bench: Bench, record: Record, keep: Path | None) -> None:
     shapes = bench.work / "shapes"
     for name, made in SHAPES.items():
         write_expert(shapes / name.replace(", ", "-").replace(" ", "-"), made)
-    bench.call("pretokenize", "--all", "shapes", folder=bench.work)
+    with told(record, "tokens"):
+        bench.call("pretokenize", "--all", "shapes", folder=bench.work)
     for folder in sorted(shapes.iterdir()):
         record[f"tokens: {folder.name}"] = files(folder / "datasets_optimized")
     if keep:
@@ -255,18 +182,18 @@ def prepared(bench: Bench, record: Record, keep: Path | None) -> None:
 
 
 def planned(bench: Bench, record: Record, manifests: Path) -> None:
-    """What is decided for each manifest on each card; refused is an answer too."""
+    """What is decided for each manifest on each card; of a refused one nothing."""
     work = bench.work / "manifests"
     shutil.copytree(manifests, work)
     options = [word for card in CARDS for word in ("--gpu", card)] + ["--json"]
     found = sorted(each for each in work.rglob("*") if each.suffix in (".json", ".yaml"))
     for path in (each for each in found if each.name != "test_cases.json"):
         name = path.relative_to(work).as_posix()
-        if bench.wanted(f"plan: {name}"):
-            plans = json.loads(
-                bench.call("plan", name, *options, folder=work, codes=(0, 2, 3)) or "[]"
-            )
-            for card, plan in zip(CARDS, plans, strict=True) if plans else [("refused", {})]:
+        if not bench.wanted(f"plan: {name}"):
+            continue
+        with told(record, f"plan: {name}"):
+            text = bench.call("plan", name, *options, folder=work, codes=(0, 2, 3)) or "[]"
+            for card, plan in zip(CARDS, json.loads(text) or [{}] * len(CARDS), strict=True):
                 record[f"plan: {name}: {card}"] = flat(plan, here=str(bench.work))
 
 
@@ -285,30 +212,22 @@ def kept(bench: Bench, against: Path) -> Record:
     for name in INTERRUPTED:
         if bench.wanted(f"kept run: {name}"):
             shutil.copytree(against / "interrupted" / name, bench.work / "kept" / name)
-            found[f"kept run: {name}"] = resumed(bench, bench.work / "kept" / name)
+            with told(found, f"kept run: {name}"):
+                found[f"kept run: {name}"] = resumed(bench, bench.work / "kept" / name)
     if bench.wanted("kept tokens"):
         folder = bench.work / "kept" / "shapes"
         shutil.copytree(against / "shapes", folder)
         before = written(folder)
-        bench.call("pretokenize", "--all", "shapes", folder=folder.parent)
-        found["kept tokens"] = dict.fromkeys(written(folder) - before, "written")
+        with told(found, "kept tokens"):
+            bench.call("pretokenize", "--all", "shapes", folder=folder.parent)
+            found["kept tokens"] = dict.fromkeys(written(folder) - before, "written")
     return found
 
 
 def written(folder: Path) -> set[str]:
     """Files below and when they were last written."""
-    found = [each for each in folder.rglob("*") if each.is_file() and each.suffix != ".verified"]
+    found = [each for each in folder.rglob("*") if each.is_file() and each.name[0] != "."]
     return {f"{each.relative_to(folder)} {each.stat().st_mtime_ns}" for each in found}
-
-
-def first_difference(before: Flat, after: Flat) -> str:
-    for key in [*before, *(key for key in after if key not in before)]:
-        old, new = before.get(key, "absent"), after.get(key, "absent")
-        if old != new and isinstance(old, dict) and isinstance(new, dict):
-            return f"{key}: {first_difference(old, new)}"
-        if old != new:
-            return f"{key}: {old} -> {new}"[:300]
-    return ""
 
 
 def record_all(bench: Bench, out: Path) -> int:
@@ -320,14 +239,21 @@ def record_all(bench: Bench, out: Path) -> int:
     for name in ("experts", "examples", "tests/manifests/good"):
         shutil.copytree(REPOSITORY / name, out / "manifests" / name, ignore=ignored)
     record = {"machine": machine(bench), **measured(bench, out / "manifests", out)}
-    for name in INTERRUPTED:
-        rest = {key: each for key, each in record[f"interrupted: {name}"].items() if ": " in key}
-        difference = first_difference(record[f"run: {name}"], rest)
-        if difference:
-            sys.exit(f"{name}: resumed, it is not the run that was never interrupted: {difference}")
     (out / "record.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
     print(f"{len(record)} results, {sum(map(len, record.values()))} values: {out / 'record.json'}")
-    return 0
+    wrong = {name: each["failed"] for name, each in record.items() if list(each) == ["failed"]}
+    for name in INTERRUPTED:
+        whole, rest = record[f"run: {name}"], record[f"interrupted: {name}"]
+        difference = first_difference(
+            whole, {key: each for key, each in rest.items() if ": " in key}
+        )
+        if difference:
+            wrong[f"interrupted: {name}"] = (
+                f"not as the run that was never interrupted: {difference}"
+            )
+    for name, why in wrong.items():
+        print(f"{name}: {why}")
+    return 1 if wrong else 0
 
 
 def compare_all(bench: Bench, against: Path) -> int:
