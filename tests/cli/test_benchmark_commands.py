@@ -14,7 +14,7 @@ from expert.planning.ladder import RUNGS
 from expert.planning.memory.measurements import remember_rate
 from tests.cli.running import Runner
 from tests.insight.ladders import ladder, rung
-from tests.jobs.rigs import be_brisk
+from tests.jobs.benchmark.played import be_brisk
 from tests.jobs.runs import base_model, write_expert
 from tests.planning.test_measurements import rate as a_rate
 from tests.wording import wording

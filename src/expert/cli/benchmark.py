@@ -28,7 +28,7 @@ from expert.core.interrupts import Interrupted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.jobs.benchmark.benchmark import Asked
+    from expert.jobs.benchmark.benchmark import BenchmarkRequest
 
 Minutes = Annotated[
     float | None, typer.Option("--minutes", min=0.5, help="About so many instead of ten.")
@@ -83,7 +83,7 @@ def benchmark(
     """Climb from the way most people begin to all that a plan can do, and measure every rung."""
     from expert.cli.benchmark_view import show_compared
     from expert.cli.display import make_console
-    from expert.jobs.benchmark.benchmark import Asked
+    from expert.jobs.benchmark.benchmark import BenchmarkRequest
     from expert.run.locate import run_or_result
 
     console = make_console(error=as_json, needed=compare is not None)
@@ -102,7 +102,7 @@ def benchmark(
             "nothing to measure is named  (expert benchmark --manifest FILE; or a text for the "
             "built-in character GPT: expert benchmark --dataset shakespeare)"
         )
-    asked = Asked(
+    asked = BenchmarkRequest(
         read=lambda more: asked_manifest(manifest, dataset, (*told, *more)),
         command=command_line(),
         model=model,
@@ -119,7 +119,7 @@ def benchmark(
     _measure(asked, to, console, as_json=as_json)
 
 
-def _forget(asked: Asked | None, console: Console) -> None:
+def _forget(asked: BenchmarkRequest | None, console: Console) -> None:
     from expert.cli.run_view import say
     from expert.jobs.benchmark.benchmark import forget
 
@@ -131,7 +131,7 @@ def _forget(asked: Asked | None, console: Console) -> None:
         say(console, f"nothing was remembered: {file}")
 
 
-def _measure(asked: Asked, to: Path | None, console: Console, *, as_json: bool) -> None:
+def _measure(asked: BenchmarkRequest, to: Path | None, console: Console, *, as_json: bool) -> None:
     """Climbs, shows the ladder, and says in which files it is kept."""
     from expert.cli.benchmark_view import ClimbView, show_ladder
     from expert.cli.display import write_line

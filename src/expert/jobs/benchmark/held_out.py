@@ -1,4 +1,4 @@
-"""The loss of a rung on the held-out rows, computed in one way whatever rung made the weights."""
+"""The loss of a setting on the held-out rows, computed in one way whatever trained the weights."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from expert.jobs.benchmark.processes import Job
     from expert.jobs.rehearse import Rehearsal
     from expert.planning.run_plan import RunPlan
     from expert.run.checkpoints import Groups
@@ -14,46 +15,44 @@ if TYPE_CHECKING:
     from expert.run.prepared import PreparedSplit
     from expert.training.evaluation import EvalSums
 
+BECAUSE = "all settings are judged in the same way"
 
-def judged(
-    run: Rehearsal, weights: Groups, *, precision: str, own_way: bool, most: int
-) -> dict[str, Any]:
-    """Loss of the weights on so many held-out rows: rows alone, SDPA, nothing compiled. Where it is
-    asked for, also as the rung trains. The model is built anew beside what the run has built."""
-    own = run.plan.with_values(
-        {
-            "kernels.compile": False,  # that it computes the same is a rung of its own
-            "kernels.loss_scaling": False,
-            "kernels.checkpointing": "none",
-        },
-        "only looked at",
-        "preset",
-    )
-    plan = own.with_values(
-        {
-            "data.packing": "none",
-            "kernels.attention": "sdpa",
-            "kernels.fused_loss": True,
-            "kernels.precision": precision,
-        },
-        "all rungs are judged in one way",
-        "preset",
-    )
+
+def judged(run: Rehearsal, weights: Groups, job: Job) -> dict[str, Any]:
+    """Loss of the weights on the first held-out rows: not packed, SDPA, nothing compiled. Where it
+    is asked for, also as the setting trains. The model is built again beside the trained one."""
     if run.data.validation is None:
         return {"loss": None, "held_out_rows": 0, "held_out_tokens": 0}
-    sums = _looked_at(plan, run, weights, most)
-    seen = {
-        "loss": sums.loss_sum.item() / sums.targets if sums.targets else None,
+    own = {
+        "kernels.compile": False,  # that it computes the same is a setting of its own
+        "kernels.loss_scaling": False,
+        "kernels.checkpointing": "none",
+    }
+    common = {
+        "data.packing": "none",
+        "kernels.attention": "sdpa",
+        "kernels.fused_loss": True,
+        "kernels.precision": job.judged_in,
+    }
+    sums = _evaluated(run.plan.with_values(own | common, BECAUSE, "preset"), run, weights, job)
+    found = {
+        "loss": _mean(sums),
         "held_out_rows": sums.examples,
         "held_out_tokens": sums.targets,
     }
-    if own_way:
-        other = _looked_at(own, run, weights, most)
-        seen["own_loss"] = other.loss_sum.item() / other.targets if other.targets else None
-    return seen
+    if job.own_way:
+        other = _evaluated(run.plan.with_values(own, BECAUSE, "preset"), run, weights, job)
+        found["own_loss"] = _mean(other)
+    return found
 
 
-def _looked_at(plan: RunPlan, run: Rehearsal, weights: Groups, most: int) -> EvalSums:
+def _mean(sums: EvalSums) -> float | None:
+    """None also where it is not finite: JSON has no word for that, and it agrees with nothing."""
+    loss = sums.loss_sum.item() / sums.targets if sums.targets else math.nan
+    return loss if math.isfinite(loss) else None
+
+
+def _evaluated(plan: RunPlan, run: Rehearsal, weights: Groups, job: Job) -> EvalSums:
     """The held-out rows under a plan, with a model that is gone again afterwards."""
     from itertools import islice
 
@@ -61,7 +60,7 @@ def _looked_at(plan: RunPlan, run: Rehearsal, weights: Groups, most: int) -> Eva
     from expert.run.feed import split_batches
     from expert.training.evaluation import evaluate
 
-    split, rows, batches_of = _held_out(plan, run.data, most)
+    split, rows, batches_of = _held_out(plan, run.data, job.pace.held_out)
     built = build(plan, run.data.encoder, device=run.device)
     built.load(weights)
     built.loaded.module.eval()
@@ -72,8 +71,7 @@ def _looked_at(plan: RunPlan, run: Rehearsal, weights: Groups, most: int) -> Eva
 
 
 def _held_out(plan: RunPlan, data: RunData, most: int) -> tuple[PreparedSplit, int, int]:
-    """The first of the validation rows as the plan lays them out, how many go at once, and how
-    many batches that are."""
+    """The first validation rows as the plan lays them out, the batch size, and the batches."""
     import numpy as np
 
     from expert.data.pack.pack import pack_best_fit, pack_none
@@ -83,7 +81,7 @@ def _held_out(plan: RunPlan, data: RunData, most: int) -> tuple[PreparedSplit, i
     split = data.validation
     assert split is not None
     rows = max(1, min(8, plan.batch.eval_batch, most))
-    if plan.model.name == CHAR_GPT:  # blocks of one document: there are no rows to lay out anew
+    if plan.model.name == CHAR_GPT:  # blocks of one document, not rows
         return split, rows, math.ceil(min(most, split.index.bins) / rows)
     documents = np.unique(split.index.piece_document)[:most]
     lengths = split.open().lengths[documents]

@@ -1,9 +1,8 @@
-"""The ladder climbed for real on a CPU, and what keeps it from being climbed."""
+"""A benchmark with real processes on a CPU, and what keeps it from starting."""
 
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
@@ -11,15 +10,13 @@ import pytest
 from expert.data.pack import pack
 from expert.insight.ladder.ladder import read_ladder
 from expert.jobs.benchmark.benchmark import (
-    CannotClimb,
+    CannotBenchmark,
     NothingMeasured,
     benchmark,
-    ended_by_sigterm,
     new_folder,
 )
 from expert.planning.ladder import BASELINE, RUNGS, TOLERANCE_FP32
-from tests.jobs.climbs import Heard, asked
-from tests.jobs.rigs import BRISK, be_brisk
+from tests.jobs.benchmark.played import BRISK, Heard, be_brisk, request
 from tests.jobs.runs import base_model, events_of, write_expert
 from tests.jobs.trained_runs import CORPUS
 from tests.wording import wording
@@ -39,25 +36,24 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_ladder_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
-    # Whether a rung is faster is not for a test: on a machine that does other things all hold,
-    # nothing is costly, and neighbours are no doubt.
+def test_every_setting_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
+    # Whether a setting is faster is not for a test: on a busy machine all are kept, nothing is
+    # costly, and other processes are no doubt.
     monkeypatch.setattr("expert.insight.ladder.pairs.AS_FAST", 1000.0)
     monkeypatch.setattr("expert.jobs.benchmark.result.cost_of", lambda before, after: "")
-    monkeypatch.setattr("expert.jobs.benchmark.result.doubts_of", lambda ladder: [])
+    monkeypatch.setattr("expert.jobs.benchmark.measure.doubts_of", lambda ladder: [])
     path = write_expert(tmp_path / "expert", base, {"batch_size": 8, "epochs": 1})
     (tmp_path / "home").write_text("a file, not a folder", encoding="utf-8")
     heard = Heard()
-    found = benchmark(asked(path), folder=tmp_path / "out", watcher=heard)
+    found = benchmark(request(path), folder=tmp_path / "out", watcher=heard)
     assert "home" in heard.forgotten  # what cannot be remembered is not lost
     by = {rung.name: rung for rung in found.rungs}
-    assert list(by) == NAMES == heard.done
+    assert list(by) == NAMES == heard.ended
     passed = {name: rung.status for name, rung in by.items() if rung.measured is None}
     assert passed == dict.fromkeys(
         ["bf16 + TF32", "fused AdamW", "compile", "CUDA graphs"], "not here"
     ) | {name: "not here" for name in ("batch size",) if name in passed}
-    assert heard.begun == [name for name in NAMES if name not in passed]
-    # "starting" only where no test has started it before
+    assert heard.started == [name for name in NAMES if name not in passed]
     assert {wording("opening-the-data"), wording("loading-the-model"), "training"} <= heard.doing
     for rung in found.kept[1:]:
         held = rung.loss_difference if rung.own_difference is None else rung.own_difference
@@ -67,11 +63,11 @@ def test_the_ladder_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     same = [rung for rung in found.kept[1:] if rung.same_rows]
     assert {rung.tolerance for rung in same} == {TOLERANCE_FP32}
     assert by["packing"].same_rows is False
-    # Its weights come from other rows: it is held to itself.
+    # Its weights come from other rows: it is judged by its own loss.
     assert [rung.name for rung in found.rungs if rung.own_difference is not None] == ["packing"]
     assert by["baseline"].measured is not None
     assert by["pre-tokenised"].measured is not None
-    # What is judged has learnt: the loss of the first update was that of the untrained model.
+    # What is judged is trained: the loss of the first step was that of the untrained model.
     run = min((tmp_path / "out" / "runs").glob("baseline-*"))
     first = events_of(run, "step")[0]["loss"]
     assert by["baseline"].measured.loss is not None
@@ -82,11 +78,11 @@ def test_the_ladder_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     assert len(learnt) == 1
     assert by["pre-tokenised"].changes == {"data.tokenize": ("late", "ahead")}
     assert read_ladder(tmp_path / "out").rungs == found.rungs
-    # Rungs are real runs, and leave no weights.
+    # Settings are real runs, and leave no weights.
     made = sorted((tmp_path / "out" / "runs").iterdir())
     runs = {run.name.partition("-20")[0]: run for run in made}
-    assert len(runs) == len(heard.begun)
-    # What won was held against the baseline at the end, in a run that only timed it.
+    assert len(runs) == len(heard.started)
+    # The best was compared with the baseline at the end, in a run that only timed it.
     assert found.against_baseline is not None
     assert found.against_baseline.against == "baseline"
     assert len([run for run in made if run.name.startswith("baseline-")]) > 1
@@ -99,7 +95,7 @@ def test_the_ladder_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
         assert (run / "plan.json").is_file()
 
 
-def test_packing_that_sorts_rows_by_length_does_not_hold(tmp_path, base, monkeypatch):
+def test_packing_that_sorts_rows_by_length_is_rejected(tmp_path, base, monkeypatch):
     """Planted: rows are laid longest first, and a step is a sequence of rows of one length."""
     rows = [
         {"instruction": f"say {'cat ' * (number % 3)}{number:03}", "response": f"{number:03}"}
@@ -111,8 +107,8 @@ def test_packing_that_sorts_rows_by_length_does_not_hold(tmp_path, base, monkeyp
         with monkeypatch.context() as patch:
             patch.setattr(pack, "_fit", fit)
             path = write_expert(tmp_path / name, base, config, rows=rows)
-            climbed = benchmark(asked(path, only=("packing",)), folder=tmp_path / f"{name}-out")
-        [found[name]] = [rung for rung in climbed.rungs if rung.name == "packing"]
+            made = benchmark(request(path, only=("packing",)), folder=tmp_path / f"{name}-out")
+        [found[name]] = [rung for rung in made.rungs if rung.name == "packing"]
     assert found["sorted"].status == "disagrees"
     assert wording("rows-one-length") in found["sorted"].because
     assert found["mixed"].status != "disagrees"
@@ -120,7 +116,7 @@ def test_packing_that_sorts_rows_by_length_does_not_hold(tmp_path, base, monkeyp
     assert found["mixed"].measured.clumping < 2
 
 
-def test_the_character_model_has_a_ladder_too(tmp_path):
+def test_the_character_model_can_be_benchmarked_too(tmp_path):
     (tmp_path / "corpus.txt").write_text(CORPUS, encoding="utf-8")
     shape = {"layers": 1, "heads": 2, "width": 32, "block_size": 16}
     data = {
@@ -134,7 +130,7 @@ def test_the_character_model_has_a_ladder_too(tmp_path):
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps(data), encoding="utf-8")
     named = ("baseline", "pre-tokenised", "packing", "attention")
-    found = benchmark(asked(path, only=named, remember=False), folder=tmp_path / "out")
+    found = benchmark(request(path, only=named, remember=False), folder=tmp_path / "out")
     by = {rung.name: rung for rung in found.rungs}
     assert by["baseline"].status == "kept"
     assert by["attention"].measured is not None
@@ -145,19 +141,21 @@ def test_the_character_model_has_a_ladder_too(tmp_path):
     assert not (tmp_path / "home").exists()
 
 
-def test_a_stream_cannot_be_climbed_on(tmp_path, base):
+def test_a_stream_cannot_be_benchmarked(tmp_path, base):
     path = write_expert(tmp_path / "expert", base, {}, dataset={"streaming": True})
-    with pytest.raises(CannotClimb, match=wording("stream-has-no-rows")):
-        benchmark(asked(path), folder=tmp_path / "out")
+    with pytest.raises(CannotBenchmark, match=wording("stream-has-no-rows")):
+        benchmark(request(path), folder=tmp_path / "out")
 
 
-def test_an_unknown_rung_is_refused_with_those_there_are(tmp_path, base):
+def test_an_unknown_setting_is_refused_with_the_known_ones(tmp_path, base):
     path = write_expert(tmp_path / "expert", base, {})
-    with pytest.raises(CannotClimb, match=r"--only rocket: .*rungs: baseline, pre-tokenised"):
-        benchmark(asked(path, only=("rocket",)), folder=tmp_path / "out")
+    with pytest.raises(
+        CannotBenchmark, match=r"--only rocket: .*settings: baseline, pre-tokenised"
+    ):
+        benchmark(request(path, only=("rocket",)), folder=tmp_path / "out")
 
 
-def test_a_model_that_cannot_be_loaded_fails_every_rung_and_the_first_says_why(tmp_path, base):
+def test_a_model_that_cannot_be_loaded_fails_every_setting_with_the_reason(tmp_path, base):
     broken = tmp_path / "broken"
     broken.mkdir()
     for file in base.iterdir():
@@ -166,49 +164,11 @@ def test_a_model_that_cannot_be_loaded_fails_every_rung_and_the_first_says_why(t
     (broken / "model.safetensors").write_bytes(b"not weights")
     path = write_expert(tmp_path / "expert", broken, {})
     with pytest.raises(NothingMeasured, match=wording("no-rung-could-measured")):
-        benchmark(asked(path, only=("pre-tokenised",)), folder=tmp_path / "out")
+        benchmark(request(path, only=("pre-tokenised",)), folder=tmp_path / "out")
 
 
-def test_two_that_begin_at_once_have_folders_of_their_own(tmp_path, base):
+def test_two_that_start_at_once_have_folders_of_their_own(tmp_path, base):
     path = write_expert(tmp_path / "expert", base, {})
-    places = {new_folder(asked(path)) for _ in range(3)}
+    places = {new_folder(request(path)) for _ in range(3)}
     assert len(places) == 3
     assert {place.parent for place in places} == {tmp_path / "expert" / "runs" / "benchmarks"}
-
-
-def test_sigterm_leaves_as_ctrl_c_does_and_is_as_before_afterwards():
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(SystemExit) as left, ended_by_sigterm():
-        signal.raise_signal(signal.SIGTERM)
-    assert left.value.code == 143
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-@pytest.mark.parametrize("before", [signal.SIG_IGN, lambda *_: None])
-def test_sigterm_that_is_ignored_or_heard_by_somebody_stays_so(before):
-    mine = signal.signal(signal.SIGTERM, before)
-    try:
-        with ended_by_sigterm():
-            assert signal.getsignal(signal.SIGTERM) is before
-            signal.raise_signal(signal.SIGTERM)
-        assert signal.getsignal(signal.SIGTERM) is before
-    finally:
-        signal.signal(signal.SIGTERM, mine)
-
-
-def test_sigterm_that_is_heard_outside_of_python_stays_so(monkeypatch):
-    monkeypatch.setattr(signal, "getsignal", lambda number: None)
-    monkeypatch.setattr(signal, "signal", lambda *_: pytest.fail("it cannot be put back"))
-    with ended_by_sigterm():
-        pass
-
-
-def test_a_second_sigterm_ends_the_process_however_long_tidying_up_takes():
-    def tidied_up() -> None:
-        try:
-            signal.raise_signal(signal.SIGTERM)
-        finally:
-            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-    with pytest.raises(SystemExit), ended_by_sigterm():
-        tidied_up()

@@ -1,4 +1,4 @@
-"""What a climb is asked for, and who is told how it goes."""
+"""What a benchmark is asked for, and who follows it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
-from expert.jobs.benchmark.footing import ReadWith
+from expert.jobs.benchmark.rows import ReadWith
 from expert.planning.ladder import BASELINE, RUNGS, Rung, find_rung
 
 if TYPE_CHECKING:
     from expert.insight.ladder.ladder import Ladder, RungResult
 
 
-class CannotClimb(ExpertError):
-    """A ladder that cannot be begun."""
+class CannotBenchmark(ExpertError):
+    """A benchmark that cannot start."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class BenchmarkRequest:
     """What is to be measured, and how."""
 
     read: ReadWith
@@ -28,51 +28,51 @@ class Asked:
     vram: str | None = None
     quick: bool = False
     minutes: float | None = None
-    """About as long as the climb may take; None: two where it is quick, else ten."""
+    """About as long as it may take; None: two with `quick`, else ten."""
     only: tuple[str, ...] = ()
-    """Names of rungs; the others are taken as they are. None: all are measured."""
+    """Names of settings; the others are applied without being measured. Empty: all are measured."""
     remember: bool = True
     allow_remote_code: bool = False
 
 
 class Watcher:
-    """Told how a climb goes; this one says nothing."""
+    """Follows a benchmark; this one shows nothing."""
 
     def preparing(self, name: str, rows: int, tokens: int) -> None:
         """Rows are being tokenised."""
 
     def begins(self, rung: Rung, number: int, of: int, left: float) -> None:
-        """A rung begins, one of so many; about so many seconds are left for them all."""
+        """A setting starts, `number` of `of`; about `left` seconds remain for all."""
 
     def compares(self, name: str, left: float) -> None:
-        """The rung that won is held against the baseline once more."""
+        """The best setting is compared with the baseline directly."""
 
     def crowded(self, words: str) -> None:
-        """Others use the cores while rungs are timed."""
+        """Other processes use the cores while settings are timed."""
 
     def goes_on(self, doing: str, done: int, of: int) -> None:
-        """What the rung is doing, and how far it is."""
+        """What the setting is doing, and how far it is."""
 
     def ends(self, result: RungResult) -> None:
-        """A rung has ended, or was passed over."""
+        """A setting was measured, or skipped."""
 
     def cut_off(self, ladder: Ladder) -> None:
-        """An end was asked for; this is what was measured by then."""
+        """Interrupted; this is what was measured by then."""
 
     def remembered(self, file: Path) -> None:
-        """What won is kept for later plans."""
+        """The best setting is remembered for later plans."""
 
     def not_remembered(self, because: str) -> None:
-        """What won could not be kept."""
+        """The best setting could not be remembered."""
 
 
 def wanted_rungs(names: tuple[str, ...]) -> list[Rung]:
-    """The rungs of these names; an error names those that there are."""
+    """The settings of these names; an error lists the known ones."""
     found = []
     for name in names:
         rung = find_rung(name)
         if rung is None:
             known = ", ".join(rung.name for rung in (BASELINE, *RUNGS))
-            raise CannotClimb(f"--only {name}: there is no such rung  (rungs: {known})")
+            raise CannotBenchmark(f"--only {name}: no such setting  (settings: {known})")
         found.append(rung)
     return found

@@ -1,4 +1,4 @@
-"""What a ladder stands on: the rows prepared, and how many of them make up an update."""
+"""The rows of a benchmark: prepared once, and as many to a step in every setting."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ ReadWith = Callable[[tuple[str, ...]], "ReadManifest"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Footing:
-    """The ground, and what is the same for every rung on it."""
+class Rows:
+    """The rows, and what is the same for every setting."""
 
     ground: Ground
     examples: int
-    """Rows of an update."""
+    """Rows of a step."""
     overrides: tuple[str, ...]
-    """What every rung lays over the manifest besides its settings."""
+    """Overrides of the manifest that all settings share."""
     notes: tuple[str, ...]
-    """What a reader of the result must know about it."""
+    """What a reader of the result must know about them."""
 
 
-def find_footing(read: ReadWith, top: RunPlan, *, model: str | None, tell: Tell) -> Footing:
-    """Prepare the rows, and see what the ladder stands on."""
+def prepare_rows(read: ReadWith, top: RunPlan, *, model: str | None, tell: Tell) -> Rows:
+    """Prepare the rows, and see how many make up a step."""
     from expert.manifest.schema.manifest import CHAR_GPT
 
     characters = top.model.name == CHAR_GPT
@@ -49,7 +49,7 @@ def find_footing(read: ReadWith, top: RunPlan, *, model: str | None, tell: Tell)
     sequences = bins_per_update(index, written)
     examples = written if characters else max(1, round(sequences * per_sequence))
     if examples != written:
-        text = f"an update has {examples} rows and not the {written} of the manifest: as many as"
+        text = f"a step has {examples} rows, not the {written} of the manifest: as many as"
         notes = (*notes, f"{text} {sequences} packed sequences hold on average")
     always = as_overrides({"batch_size": examples, "gradient_accumulation_steps": 1})
     first = read(())
@@ -63,7 +63,7 @@ def find_footing(read: ReadWith, top: RunPlan, *, model: str | None, tell: Tell)
         not_late=_not_late(first, top, characters=characters),
         windows=os.name == "nt",
     )
-    return Footing(ground=ground, examples=examples, overrides=(*overrides, *always), notes=notes)
+    return Rows(ground=ground, examples=examples, overrides=(*overrides, *always), notes=notes)
 
 
 def _prepared(
@@ -79,12 +79,12 @@ def _prepared(
     if made.validation is not None:
         return made.train.index, (), ()
     share = f"training.dataset.validation_split={HELD_OUT_SHARE}"
-    note = f"the manifest holds no rows out: {HELD_OUT_SHARE:.0%} were, to judge by"
+    note = f"the manifest has no validation rows: {HELD_OUT_SHARE:.0%} of the rows were held out"
     return make(read((share, *packed))).train.index, (share,), (note,)
 
 
 def _rows_at_once(read: ReadManifest, examples: int, *, characters: bool) -> int:
-    """The batch as it is written: what people run before they know of anything else."""
+    """The micro-batch size of the manifest: what people run before they tune anything."""
     config = read.manifest.training.config
     for written in (config.micro_batch_size, config.batch_size):
         if written != "auto":
@@ -93,7 +93,7 @@ def _rows_at_once(read: ReadManifest, examples: int, *, characters: bool) -> int
 
 
 def _not_late(read: ReadManifest, top: RunPlan, *, characters: bool) -> str:
-    """Why these rows cannot be tokenised late."""
+    """Why these rows cannot be tokenised on the fly."""
     training = read.manifest.training
     if characters:
         return "a corpus of characters needs no tokenizer"
