@@ -253,13 +253,12 @@ def _configuration(
     counts: Counts | None,
     options: tuple[str | None, str | None, str | None],
 ) -> list[Finding]:
-    from expert.jobs.diagnose.faults.asked import Asked
-    from expert.jobs.diagnose.faults.table import config_findings
-    from expert.jobs.diagnose.machine_checks import facts_of
+    from expert.insight.findings.evidence import Before, evidence_before
+    from expert.insight.findings.table import find
 
     gpu, vram, model = options
 
-    def replanned(overrides: tuple[str, ...]) -> RunPlan | None:
+    def replan(overrides: tuple[str, ...]) -> RunPlan | None:
         if again is None:
             return None
         try:
@@ -270,18 +269,18 @@ def _configuration(
         except ExpertError:  # a rule of the manifest may forbid the combination
             return None
 
-    asked = Asked(
-        manifest=read.manifest,
-        plan=plan,
+    card = machine.gpus[0] if machine.gpus else None
+    before = Before(
         capability=target.capability,
+        windows=(machine.os.value or "").startswith("Windows"),
         cores=target.cores,
+        gpu_here=(card.name.value or "a GPU") if card is not None else "",
         named_card=not target.is_this_machine,
         mean_tokens=facts.mean_tokens,
         longest_tokens=facts.longest_tokens,
-        replan=replanned,
-        **facts_of(machine),
+        replan=replan,
     )
-    return config_findings(asked)
+    return find(evidence_before(read.manifest, plan, before))
 
 
 def expected(plan: RunPlan, target: Target) -> Band | None:

@@ -9,7 +9,7 @@ from typing import Any
 from expert.core.rundir import RunFolder
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import Finding, worst_first
-from expert.insight.findings.table import find_faults
+from expert.insight.findings.table import find
 from expert.insight.findings.verdict import judge, judge_step
 from expert.insight.outcome import Outcome, judge_learning
 from expert.insight.record import RunRecord, read_run
@@ -75,7 +75,7 @@ def diagnose_run(place: Path | None) -> Diagnosis:
     if status.state in ENDED_BEFORE:
         go_on = command_of_run(folder, next(reversed(run.of("started")), {}))
     found = Evidence(run=run, anatomy=dissect(run), go_on=go_on)
-    findings = find_faults(found)
+    findings = find(found)
     if status.state == "gone":
         findings = worst_first([_killed(run, status.step, go_on), *findings])
     return Diagnosis(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from expert.core.install import pip_install
 from expert.insight.findings.finding import Finding, Severity
@@ -285,12 +285,3 @@ def needed_kernels(plan: RunPlan) -> frozenset[str]:
         "bitsandbytes 8-bit AdamW": plan.optim.optimizer in ("adamw_bnb_8bit", "paged_adamw_8bit"),
     }
     return frozenset(name for name, needed in used.items() if needed)
-
-
-def facts_of(machine: Machine) -> dict[str, Any]:
-    """What the rules about a configuration want to know of this machine."""
-    gpu = machine.gpus[0] if machine.gpus else None
-    return {
-        "gpu_here": (gpu.name.value or "a GPU") if gpu is not None else "",
-        "windows": (machine.os.value or "").startswith("Windows"),
-    }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from expert.insight.findings.table import RULES, find_faults
+from expert.insight.findings.table import RULES, find
 from expert.insight.findings.verdict import judge
 from expert.insight.record import RunRecord
 from tests.insight.records import (
@@ -395,7 +395,7 @@ def test_no_rule_stumbles_over_a_damaged_run(events, plan):
         validation=None,
     )
     found = evidence(run)
-    assert {each.name for each in find_faults(found)} <= {
+    assert {each.name for each in find(found)} <= {
         "damaged-files",
         "eager-attention",
         "not-finite",
@@ -403,8 +403,12 @@ def test_no_rule_stumbles_over_a_damaged_run(events, plan):
     }
 
 
-def test_every_rule_is_in_the_table_once():
-    assert len(RULES) == len(set(RULES)) > 30
+def test_every_rule_is_in_the_table_once_and_has_a_test():
+    assert len(RULES) == len({rule.name for rule in RULES}) > 50
+    tests = Path(__file__).parents[1]
+    files = [*tests.glob("insight/test_*.py"), *tests.glob("jobs/**/test_planted*.py")]
+    texts = "".join(file.read_text(encoding="utf-8") for file in files)
+    assert [rule.name for rule in RULES if f'"{rule.name}"' not in texts] == []
 
 
 # --- a run on a CPU with neighbours --------------------------------------------------------------
