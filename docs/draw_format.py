@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from expert.manifest.migrate.names import CONFIG, DATASET
+from expert.manifest.migrate.aliases import CONFIG, DATASET
 from expert.manifest.schema.explain import KeyHelp, explain, special_names
 
 FILE = Path(__file__).parent / "EXPERT_FORMAT.md"

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expert.core.errors import ExpertError, ManifestError
+    from expert.core.version import __version__
     from expert.jobs.python_api import export, sample
-    from expert.jobs.train import RunResult, train
+    from expert.jobs.train import train
     from expert.jobs.validate.validate import validate
     from expert.jobs.validate.validated import Validation
     from expert.manifest.reader import ReadManifest, read_manifest
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from expert.run.plan import plan
     from expert.run.prepare import prepare
     from expert.run.prepared import PreparedData
+    from expert.run.session.finish import RunResult
 
-__version__ = "0.1.0"
 __all__ = [
     "ExpertError",
     "Machine",
@@ -37,6 +38,7 @@ __all__ = [
     "RunPlan",
     "RunResult",
     "Validation",
+    "__version__",
     "describe_machine",
     "export",
     "plan",
@@ -48,6 +50,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "__version__": "expert.core.version",
     "ExpertError": "expert.core.errors",
     "ManifestError": "expert.core.errors",
     "Machine": "expert.planning.machine.machine",
@@ -58,7 +61,7 @@ _HOMES = {
     "plan": "expert.run.plan",
     "prepare": "expert.run.prepare",
     "PreparedData": "expert.run.prepared",
-    "RunResult": "expert.jobs.train",
+    "RunResult": "expert.run.session.finish",
     "sample": "expert.jobs.python_api",
     "train": "expert.jobs.train",
     "Validation": "expert.jobs.validate.validated",

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from expert.cli.benchmark_view import ClimbView, line_of, show_ladder
+from expert.cli.benchmark import BenchmarkView, line_of, show_ladder
 from expert.planning.ladder import RUNGS
-from expert.planning.memory.measurements import remember_rate
+from expert.planning.measurements import remember_rate
 from tests.cli.running import Runner
 from tests.insight.ladders import ladder, rung
 from tests.jobs.benchmark.played import be_brisk
@@ -151,7 +151,7 @@ def test_a_rung_in_a_line_says_what_came_of_it():
 def test_the_time_left_is_what_the_climb_says_less_what_has_passed(terminal):
     now = [0.0]
     shown = console(terminal=terminal)
-    with ClimbView(shown, clock=lambda: now[0]) as view:
+    with BenchmarkView(shown, clock=lambda: now[0]) as view:
         view.begins(RUNGS[0], 1, 11, 120.0)
         view.goes_on("training", 5, 10)
         view.crowded("other processes used 1.4 of 2 cores meanwhile")
@@ -188,7 +188,7 @@ def test_what_won_is_forgotten_and_the_file_is_named(run: Runner, manifest, tmp_
 
 def test_the_end_of_a_climb_names_the_file_that_keeps_it(tmp_path):
     shown = console(terminal=False)
-    with ClimbView(shown) as view:
+    with BenchmarkView(shown) as view:
         view.remembered(tmp_path / "measurements.json")
     text = text_of(shown)
     assert str(tmp_path / "measurements.json") in text.replace("\n", "")

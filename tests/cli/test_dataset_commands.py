@@ -272,9 +272,9 @@ def test_a_terminal_has_colours_instead_of_brackets(tmp_path):
 
     from rich.console import Console
 
-    from expert.cli.row_view import show_rows
-    from expert.jobs.datasets.datasets import check_dataset
-    from expert.jobs.datasets.showing import RowsToShow
+    from expert.cli.rows import show_rows
+    from expert.jobs.datasets.check import check_dataset
+    from expert.jobs.datasets.show import RowsToShow
 
     rows = check_dataset(an_expert(tmp_path), show=RowsToShow(count=1)).rows
     wrote = StringIO()

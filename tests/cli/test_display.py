@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from expert.cli.display import Sheet, bar_of, plain_lines, show_sheet
-from expert.cli.words import count, counted, duration, gib, value_in_words
+from expert.core.text import count, counted, duration, gib, value_in_words
 from tests.wording import wording
 
 SHEET = Sheet(("key", "value"), [[("a", "1")], [("longer", "[bold]2")]], "title")

@@ -109,7 +109,7 @@ def test_a_run_that_is_resumed_with_other_options_is_told_which_and_the_whole_co
     ]
     ran = run("train", file, "--epochs", "5", "--set", "seed=7", "--resume", str(folder))
     assert ran.err.splitlines()[-1] == wording("go-on-started", file=file, folder=folder)
-    monkeypatch.setattr("expert.run.session.Session", None)  # nothing is loaded or trained
+    monkeypatch.setattr("expert.run.session.session.Session", None)  # nothing is loaded or trained
     ran = run("train", file, "--set", "seed=7", "--epochs=2", "--set", "seed=42", "--resume")
     assert ran.code == 0, ran.err
     assert wording("nothing-left-to-do", folder=folder) in ran.out

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from expert.core.rundir import RunFolder
-from expert.jobs.resumable import command_of_run
 from expert.manifest.reader import read_manifest
 from expert.planning.machine.machine import describe_machine
-from expert.run.announce import started_facts
 from expert.run.plan import plan
+from expert.run.session.session import Start
+from expert.run.session.start import started_facts
+from expert.run.stored.resume_command import command_of_run
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import CORPUS, place
 from tests.wording import wording
@@ -136,7 +137,7 @@ def test_a_limit_of_the_cards_memory_is_asked_for_again_and_none_where_there_was
     on_cpu = replace(describe_machine(tmp_path), gpus=())
     for card, words in ({"gpu": "rtx-4090"}, " --vram '8 GB'"), ({"machine": on_cpu}, ""):
         planned = plan(read, look=False, **card)
-        facts = started_facts(folder, planned, str(file), ("8 GB", False))
+        facts = started_facts(folder, planned, Start(source=str(file), vram="8 GB"))
         command = f"expert train --manifest {file}{words} --resume {folder.path}"
         assert command_of_run(folder, {"event": "started", **facts}) == command
 

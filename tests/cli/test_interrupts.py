@@ -256,7 +256,7 @@ def test_only_the_main_thread_can_listen():
 
 
 def test_the_line_is_said_once_and_needs_no_reader(capsys, monkeypatch):
-    from expert.cli.interrupted import tell
+    from expert.cli.main import show_interrupted as tell
 
     end = Interrupted(signal.SIGTERM)
     tell(end, ["--json", "watch"])

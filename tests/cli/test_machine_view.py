@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from expert.cli.machine_view import machine_sheet
+from expert.cli.machine import machine_sheet
 from expert.planning.machine.machine import Fact, Gpu, GpuProcess, Machine, unknown
 from tests.wording import wording
 

@@ -237,7 +237,7 @@ def test_in_a_terminal_it_answers_line_after_line_until_there_is_none(run, monke
             raise EOFError from None
 
     monkeypatch.setattr("builtins.input", typing)
-    monkeypatch.setattr("expert.cli.runs._is_terminal", lambda: True)
+    monkeypatch.setattr("expert.cli.sample._is_terminal", lambda: True)
     asked = ("sample", str(finished("lora")), "--max-tokens", "6", *CPU)
     ran = run(*asked)
     assert ran.code == 0
@@ -259,7 +259,7 @@ class Refusing:
 
 
 def test_what_cannot_be_answered_is_told_and_the_next_line_may_be():
-    from expert.cli.talk import talk
+    from expert.cli.sample import talk
 
     typed = iter(["a", "b"])
     said: list[str] = []

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from expert.cli.asked_manifest import asked_manifest, flag_overrides
-from expert.cli.train import _say_stopping
+from expert.cli.options import asked_manifest, flag_overrides
+from expert.cli.train import _show_stopping
 from expert.core.interrupts import Interrupted
-from expert.jobs.resumable import command_to_go_on, with_resume_value
-from expert.jobs.train import RunResult
+from expert.run.session.finish import RunResult
+from expert.run.stored.resume_command import command_to_go_on, with_resume_value
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.test_watching import a_run
 from tests.jobs.trained_runs import CORPUS, finished, place
@@ -439,7 +439,7 @@ def test_ctrl_c_before_the_first_update_says_so_and_leaves_no_folder(run, expert
         assert list((expert.parent / "runs").iterdir())
         raise Interrupted(signal.SIGINT)
 
-    monkeypatch.setattr("expert.run.session.Session.__init__", interrupted)
+    monkeypatch.setattr("expert.run.session.session.Session.__init__", interrupted)
     ran = run("train", "-m", str(expert), "--device", "cpu")
     assert ran.code == 130
     assert ran.out.endswith(NO_RUN)
@@ -456,7 +456,7 @@ def test_ctrl_c_after_tensorboard_s_log_was_opened_leaves_no_folder_either(
         assert self.folder.tensorboard.is_dir()
         raise Interrupted(signal.SIGINT)
 
-    monkeypatch.setattr("expert.run.session.Session.__enter__", interrupted)
+    monkeypatch.setattr("expert.run.session.session.Session.__enter__", interrupted)
     wanted = 'training.config.trackers=["tensorboard"]'
     ran = run("train", "-m", str(expert), "--device", "cpu", "--set", wanted)
     assert ran.code == 130, ran.err
@@ -466,5 +466,5 @@ def test_ctrl_c_after_tensorboard_s_log_was_opened_leaves_no_folder_either(
 
 
 def test_a_signal_is_acknowledged_past_the_buffers_of_python(capfd):
-    _say_stopping()
+    _show_stopping()
     assert capfd.readouterr().err == wording("stopping-after-update-once")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from expert.cli.validate_view import ValidatingView, next_lines
+from expert.cli.validate import ValidatingView, next_lines
 from expert.core.errors import EXIT_GATE_FAILED
 from expert.judging.score import score_of
 from tests.jobs.trained_runs import finished, finished_characters
@@ -38,7 +38,7 @@ def example_lines(now: str, before: str) -> list[str]:
     """What is shown of a run and its baseline, of whose answers a + is right and a - is wrong."""
     from types import SimpleNamespace as Made
 
-    from expert.cli.validate_view import _example_lines
+    from expert.cli.validate import _example_lines
     from expert.judging.score import compare
 
     def verdicts(signs: str) -> dict[str, bool | None]:
@@ -193,7 +193,7 @@ def test_a_terminal_has_a_bar_with_rate_and_time_left():
 
 
 def test_what_a_model_says_cannot_move_the_cursor():
-    from expert.cli.validate_view import _short
+    from expert.cli.validate import _short
 
     assert _short("a\x1b[2J\nb\x07") == "a [2J b "
     assert len(_short("x" * 1000)) == 160

@@ -37,7 +37,7 @@ def test_an_instruction_row_becomes_a_question_and_an_answer():
 def test_the_input_block_is_labelled_by_its_text_and_its_column(column, material, label):
     row = {"question": "Q", column: material, "answer": "A"}
     mapping = FieldMapping(input=column)
-    assert turns_of(row, mapping=mapping)[0] == ("user", f"Q\n\n{label}:\n{material}")
+    assert turns_of(row, field_mapping=mapping)[0] == ("user", f"Q\n\n{label}:\n{material}")
 
 
 @pytest.mark.parametrize("blank", ["", "  \n", None])
@@ -96,7 +96,7 @@ def test_a_number_is_an_answer_as_it_is_written(answer, text):
 def test_an_answer_of_a_known_shape_is_what_it_says(answer):
     assert turns_of({"prompt": "Q", "completion": answer}) == [("user", "Q"), ("assistant", "A")]
     mapped = turns_of(
-        {"prompt": "Q", "x": answer}, mapping=FieldMapping(instruction="prompt", response="x")
+        {"prompt": "Q", "x": answer}, field_mapping=FieldMapping(instruction="prompt", response="x")
     )
     assert mapped == [("user", "Q"), ("assistant", "A")]
 

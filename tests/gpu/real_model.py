@@ -227,7 +227,7 @@ def _settle_scale(engine: Any, batches: Sequence[Batch], targets: int) -> None:
     for _ in range(20):
         for batch in batches:
             engine.accumulate(batch, divisor=targets)
-        if bool(engine.update(step=1, rate=0.0, max_norm=0.0).applied):
+        if bool(engine.step(step=1, rate=0.0, max_norm=0.0).applied):
             return
     raise AssertionError("no loss scale was found")
 

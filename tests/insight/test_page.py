@@ -12,9 +12,9 @@ import pytest
 from expert.insight.findings.finding import Finding
 from expert.insight.page.blocks import Example, Folded, LineChart
 from expert.insight.page.contents import ladder_page, make_page
+from expert.insight.page.environment import FIRST_EDGE
 from expert.insight.page.html import page_html
 from expert.insight.page.markdown import page_markdown
-from expert.insight.page.prepared import FIRST_EDGE
 from expert.insight.step.bound import Verdict
 from expert.jobs.report import gather
 from tests.insight.pages import (

@@ -24,8 +24,16 @@ from expert.insight.page.blocks import (
 )
 from expert.insight.page.charts import draw
 from expert.insight.page.markdown import spark
-from expert.insight.page.scales import clock_words, labels, scale_of, si
-from expert.insight.page.thinning import BUCKETS, running_total, smoothed, thinned
+from expert.insight.page.scales import (
+    BUCKETS,
+    clock_words,
+    labels,
+    running_total,
+    scale_of,
+    si,
+    smoothed,
+    thinned,
+)
 from tests.insight.pages import Tags
 
 FINITE = st.floats(min_value=-1e12, max_value=1e12)

@@ -13,10 +13,11 @@ from typing import Any
 from torch import Tensor
 
 from expert.core.events import read_events
-from expert.jobs.train import RunResult, train
+from expert.jobs.train import train
 from expert.model.load import LoadedModel
+from expert.run.session.finish import RunResult
 from expert.training import loop
-from expert.training.step import seed_update
+from expert.training.step import seed_step
 from tests.model.models import tiny_model
 
 WORDS = ("red", "green", "blue", "one", "two", "three", "cat", "dog")
@@ -108,7 +109,7 @@ def inject(monkeypatch: Any, fault: Fault) -> Now:
 
     def seeded(number: int, step: int) -> None:
         now.update, now.micro_batch = step, 0
-        seed_update(number, step)
+        seed_step(number, step)
 
     def faulty(self: LoadedModel, batch: Any) -> Tensor:
         loss = fault(loss_sum(self, batch), batch, now)
@@ -116,7 +117,7 @@ def inject(monkeypatch: Any, fault: Fault) -> Now:
         now.learnt += 1
         return loss
 
-    monkeypatch.setattr(loop, "seed_update", seeded)
+    monkeypatch.setattr(loop, "seed_step", seeded)
     monkeypatch.setattr(LoadedModel, "loss_sum", faulty)
     return now
 

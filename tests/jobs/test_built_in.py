@@ -19,7 +19,7 @@ from expert.jobs.validate.validate import validate
 from expert.planning.run_plan import RunPlan
 from expert.run.feed import is_padded
 from expert.run.plan import plan
-from expert.run.trained import AnotherBase
+from expert.run.stored.load import AnotherBase
 from expert.training.checkpoint import CheckpointError
 from tests.jobs.runs import base_model, events_of, run, write_expert
 from tests.wording import wording

@@ -11,7 +11,7 @@ from itertools import count
 import pytest
 import torch
 
-from expert.run.cpu_threads import look_for_threads
+from expert.run.session.start import look_for_threads
 from expert.telemetry.cpu import CpuSampler, Neighbours, cores_seen
 from tests.jobs.runs import base_model, events_of, run, write_expert
 from tests.wording import wording

@@ -14,9 +14,9 @@ import pytest
 
 from expert.data.inspect.audit import SAME, SAME_PROMPT
 from expert.data.records import DataError
-from expert.jobs.datasets import datasets as job
-from expert.jobs.datasets.datasets import DatasetReport, check_dataset
-from expert.jobs.datasets.finding import (
+from expert.jobs.datasets import check as job
+from expert.jobs.datasets.check import DatasetReport, check_dataset
+from expert.jobs.datasets.find import (
     FoundDataset,
     count_rows,
     datasets_cache,
@@ -24,7 +24,7 @@ from expert.jobs.datasets.finding import (
     hub_cache,
     read_users,
 )
-from expert.jobs.datasets.gathering import consolidate
+from expert.jobs.datasets.gather import consolidate
 from expert.jobs.datasets.hub_copies import Caches
 from expert.jobs.pretokenize import manifests_below
 from expert.run.prepare import prepare

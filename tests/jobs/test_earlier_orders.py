@@ -14,9 +14,9 @@ from expert.data.pack.index_name import IndexName
 from expert.jobs.validate.held_out import CannotBeTold, draw_again
 from expert.manifest.reader import read_manifest
 from expert.planning.run_plan import RunPlan
-from expert.run import checkpoints
 from expert.run.prepare import prepare
-from expert.run.trained_rows import learnt_rows
+from expert.run.session import checkpoints
+from expert.run.stored.trained_rows import learnt_rows
 from expert.training.checkpoint import CheckpointError
 from tests.jobs.runs import base_model, copied, events_of, losses_of, plan_of, run, write_expert
 from tests.wording import wording

@@ -9,7 +9,7 @@ from expert.planning.choose import cuda_graphs as recording
 from expert.run import build as building
 from expert.training import learner
 from tests.jobs.runs import base_model, events_of, losses_of, plan_of, run, weights_of, write_expert
-from tests.parallel.again import Again, UndoneUpdate
+from tests.parallel.again import Again, UndoneStep
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ SLOW_BF16 = pytest.mark.skipif(
 def test_a_recorded_run_equals_one_that_is_not(base, tmp_path, monkeypatch, config):
     plain = run(write_expert(tmp_path / "plain", base, config))
     recorder = Again()
-    monkeypatch.setattr(building, "recorder_of", lambda plan, device: recorder)
+    monkeypatch.setattr(building, "capture_for", lambda plan, device: recorder)
     recorded = run(write_expert(tmp_path / "recorded", base, config))
     assert recorder.replayed > 4
     assert losses_of(recorded.folder) == losses_of(plain.folder)
@@ -47,8 +47,8 @@ def test_a_run_whose_updates_are_recorded_learns_the_same(base, tmp_path, monkey
     config = {"optim": "adamw_torch_fused", "epochs": 3, "eval_steps": 4}
     plain = run(write_expert(tmp_path / "plain", base, config))
     recorder = Again()
-    monkeypatch.setattr(building, "recorder_of", lambda plan, device: recorder)
-    monkeypatch.setattr(learner, "RecordedUpdate", UndoneUpdate)
+    monkeypatch.setattr(building, "capture_for", lambda plan, device: recorder)
+    monkeypatch.setattr(learner, "CapturedStep", UndoneStep)
     recorded = run(write_expert(tmp_path / "recorded", base, config))
     assert recorder.recorded == 3  # forward, backward, update
     found = [
@@ -67,7 +67,7 @@ def test_a_run_that_cannot_be_recorded_goes_on_without(base, tmp_path, monkeypat
 
     monkeypatch.setattr(recording, "_cannot_record", lambda *_, **__: "")
     monkeypatch.setattr(
-        building, "recorder_of", lambda plan, device: refuses if plan.kernels.cuda_graphs else None
+        building, "capture_for", lambda plan, device: refuses if plan.kernels.cuda_graphs else None
     )
     done = run(write_expert(tmp_path / "expert", base, {"use_cuda_graphs": True}))
     (told,) = events_of(done.folder, "fell_back")

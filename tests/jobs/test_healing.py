@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from expert.model import attention
-from expert.run import parts
 from expert.run.build import DoesNotRun, check_attention, check_precision
-from expert.run.recover import failure_of
+from expert.run.session import instruments
+from expert.run.session.failures import failure_of
 from expert.training.recovery import (
     CompileFailed,
     KernelUnavailable,
@@ -130,11 +130,10 @@ def test_flash_attention_is_tried_with_the_heads_of_the_model(monkeypatch):
 
 def test_what_the_card_does_goes_into_step_events_as_numbers_alone(monkeypatch):
     gpu = SimpleNamespace(step_fields=lambda since: {"power_watts": 300.0})
-    plan = SimpleNamespace(loader=SimpleNamespace(workers=1))
-    session: Any = SimpleNamespace(gpu=gpu, device=CARD, plan=plan)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    meter: Any = SimpleNamespace(settled_at=None)
-    fields = parts._device_fields(session, meter)()
+    meter = SimpleNamespace(settled_at=None)
+    looking: Any = SimpleNamespace(gpu=gpu, device=CARD, meter=meter, emit=None)
+    fields = instruments.device_fields(looking, workers=1)(1)
     assert fields["power_watts"] == 300.0
     assert "because" not in fields
     assert not any(isinstance(value, str) for value in fields.values())
@@ -143,20 +142,19 @@ def test_what_the_card_does_goes_into_step_events_as_numbers_alone(monkeypatch):
 def test_what_a_card_does_while_it_compiles_is_not_told_as_training(monkeypatch):
     asked: list[float] = []
     gpu = SimpleNamespace(step_fields=lambda since: asked.append(since) or {})
-    plan = SimpleNamespace(loader=SimpleNamespace(workers=1))
-    session: Any = SimpleNamespace(gpu=gpu, device=CARD, plan=plan)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     now = iter([100.0, 130.0, 140.0])
-    monkeypatch.setattr(parts.time, "monotonic", lambda: next(now))
-    meter: Any = SimpleNamespace(settled_at=125.0)
-    fields = parts._device_fields(session, meter)
-    fields()
-    fields()
+    monkeypatch.setattr(instruments.time, "monotonic", lambda: next(now))
+    meter = SimpleNamespace(settled_at=125.0)
+    looking: Any = SimpleNamespace(gpu=gpu, device=CARD, meter=meter, emit=None)
+    fields = instruments.device_fields(looking, workers=1)
+    fields(1)
+    fields(2)
     assert asked == [125.0, 130.0]
 
 
 def test_loss_scaling_alone_is_no_state_of_an_optimizer():
-    from expert.run.checkpoints import state_to_come
+    from expert.run.session.checkpoints import state_to_come
 
     held = {"loss_scale.scale": torch.ones(()), "loss_scale.growth": torch.ones(())}
     weights = [("w", torch.zeros(10))]

@@ -182,7 +182,7 @@ NEW = [{"instruction": f"sing {n}", "output": YES} for n in range(10)]
 
 
 def test_cases_that_were_learnt_are_told_and_the_gate_is_judged_without_them(tmp_path):
-    from expert.cli.validate_view import gate_lines
+    from expert.cli.validate import gate_lines
 
     folder = own_run_without_validation(tmp_path)
     done = judged_by(folder, [*ROWS[:12], *NEW])

@@ -14,9 +14,9 @@ from expert.jobs.export.export import export
 from expert.jobs.report import report
 from expert.jobs.sample.sample import sample
 from expert.jobs.validate.validate import validate
-from expert.run.follow import run_status
-from expert.run.locate import find_trained
-from expert.run.trained import read_plan
+from expert.run.stored.load import read_plan
+from expert.run.stored.locate import find_trained
+from expert.run.stored.status import run_status
 from tests.jobs.runs import base_model, plan_of, run, write_expert
 from tests.jobs.trained_runs import place
 from tests.wording import wording

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from expert.jobs.datasets.datasets import check_dataset
+from expert.jobs.datasets.check import check_dataset
 from expert.manifest.reader import read_manifest
 from expert.run.plan import plan
 from expert.run.prepare import prepare

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from expert.core.rundir import RunFolderError
-from expert.run.locate import find_expert, find_trained
+from expert.run.stored.locate import find_expert, find_trained
 from tests.wording import wording
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from expert.planning.memory.measurements import measurements_file, read_rates
-from expert.run import run_rate
+from expert.planning.measurements import measurements_file, read_rates
 from expert.run.plan import plan
-from expert.run.run_rate import LEAST_SECONDS, LEAST_UPDATES, settled_rate
+from expert.run.session import run_rate
+from expert.run.session.run_rate import LEAST_SECONDS, LEAST_UPDATES, settled_rate
 from tests.insight.records import CPU, evidence, finished_events, planned, record, step_events
 from tests.jobs.runs import base_model, events_of, run, write_expert
 from tests.wording import wording

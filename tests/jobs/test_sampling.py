@@ -18,9 +18,9 @@ from expert.jobs.sample.conversation import Conversation
 from expert.jobs.sample.sample import CannotSample, Work, generate, prompt_text, ready, sample
 from expert.model.chargpt import load_char_gpt
 from expert.run import row_kind
-from expert.run.choose_checkpoint import NothingTrained, choose
 from expert.run.prepare import prepare
-from expert.run.trained import load_trained, pick_device, read_plan
+from expert.run.stored.choose_checkpoint import NothingTrained, choose
+from expert.run.stored.load import load_trained, pick_device, read_plan
 from tests.data.tokenizers import model_folder
 from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import finished, finished_characters, place

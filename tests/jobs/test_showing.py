@@ -11,8 +11,8 @@ import pytest
 
 from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
 from expert.data.inspect.shown_rows import ShownRow
-from expert.jobs.datasets.datasets import check_dataset
-from expert.jobs.datasets.showing import NoSuchRow, RowsToShow, first_row_of
+from expert.jobs.datasets.check import check_dataset
+from expert.jobs.datasets.show import NoSuchRow, RowsToShow, first_row_of
 from expert.manifest.reader import read_manifest
 from expert.run.plan import plan as plan_job
 from expert.run.prepare import prepare

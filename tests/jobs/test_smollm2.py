@@ -19,9 +19,9 @@ from expert.core.rundir import RunFolder
 from expert.manifest.reader import read_manifest
 from expert.planning.models.resolve import home_models
 from expert.run import smollm2
-from expert.run.choose_checkpoint import choose
 from expert.run.smollm2 import ModelUnavailable, provide_model, smollm2_folder
-from expert.run.trained import load_trained, read_plan
+from expert.run.stored.choose_checkpoint import choose
+from expert.run.stored.load import load_trained, read_plan
 from tests.jobs.runs import events_of, run, write_expert
 from tests.wording import wording
 

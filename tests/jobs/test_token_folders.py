@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 import expert
 from expert.data.records import DataError
-from expert.jobs.datasets.datasets import check_dataset
-from expert.jobs.datasets.finding import find_datasets, read_users
+from expert.jobs.datasets.check import check_dataset
+from expert.jobs.datasets.find import find_datasets, read_users
 from expert.run.prepare import prepare
 from expert.run.prepared import PreparedData
 from expert.run.token_folders import CHECKED

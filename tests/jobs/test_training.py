@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from expert.core.publish import damage
-from expert.telemetry.ahead import Ahead
+from expert.telemetry.meter import Ahead
 from tests.jobs.runs import base_model, events_of, losses_of, run, weights_of, write_expert
 from tests.wording import wording
 
@@ -151,11 +151,7 @@ def test_the_best_checkpoint_is_what_the_run_leaves(base, tmp_path):
 
 
 def test_the_last_validation_loss_may_be_from_before_a_resume(tmp_path):
-    from types import SimpleNamespace
-    from typing import cast
-
-    from expert.run.ending import last_eval_loss
-    from expert.run.session import Session
+    from expert.run.session.finish import recorded_eval_loss
     from tests.jobs.test_watching import a_run
 
     evals = [
@@ -163,8 +159,7 @@ def test_the_last_validation_loss_may_be_from_before_a_resume(tmp_path):
         {"event": "eval", "step": 3, "split": "test", "loss": 9.0},
     ]
     folder = a_run(tmp_path / "r", *evals)
-    session = SimpleNamespace(last_eval=None, evaluates=True, folder=folder)
-    assert last_eval_loss(cast(Session, session)) == 1.5
+    assert recorded_eval_loss(folder) == 1.5
 
 
 def test_a_changed_run_is_not_resumed_without_being_told_to(whole, tmp_path):

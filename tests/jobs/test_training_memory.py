@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from expert.jobs.train import RunFailed
 from expert.model import load as model_load
 from expert.model.attention import KernelUnavailable
 from expert.model.load import LoadedModel
-from expert.parallel.engine import SingleDevice
-from expert.run import evaluate as judging
+from expert.parallel.single_device import SingleDevice
+from expert.run.session import evaluate as judging
+from expert.run.session.failures import RunFailed
 from expert.telemetry.late import LateNumbers
 from expert.training import optim
 from expert.training import recorder as recorder_module
@@ -186,7 +186,7 @@ def test_an_update_torn_by_missing_memory_is_taken_again_from_a_checkpoint(
             raise no_room()
         return update(self, **settings)
 
-    monkeypatch.setattr(OptimizerLearner, "update", torn)
+    monkeypatch.setattr(OptimizerLearner, "step", torn)
     settings = SETTINGS | {"save_steps": 2, "evaluation_strategy": "no"}
     done = run(write_expert(tmp_path, base, settings))
     steps = [event["step"] for event in events_of(done.folder, "step")]
@@ -265,7 +265,7 @@ def test_packed_batches_that_vary_in_width_are_tried_at_their_widest(base, tmp_p
     plain = run(write_expert(tmp_path / "plain", base, settings))
     with monkeypatch.context() as patch:
         inject(patch, seen)
-        patch.setattr(judging, "varies_in_width", lambda session: True)
+        patch.setattr(judging, "varies_in_width", lambda *_: True)
         done = run(write_expert(tmp_path / "tried", base, settings))
     tried = [width for update, width in widths if update is None]
     assert tried == [plan_of(done.folder)["data"]["sequence_length"]]

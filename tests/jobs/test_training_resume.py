@@ -17,7 +17,7 @@ import torch
 from expert.core.publish import damage
 from expert.core.rundir import RunFolder, RunInUse
 from expert.model import load
-from expert.run import checkpoints
+from expert.run.session import checkpoints
 from expert.training import checkpoint
 from expert.training.checkpoint import CheckpointError, DiskFull
 from expert.training.state import TrainState

@@ -205,7 +205,7 @@ def interrupted_in(monkeypatch, owner, name: str, call: int) -> None:
         # The first evaluation only shows that it fits; the second is due after four updates.
         pytest.param(LoadedModel, "evaluate", 2, 4, id="in an evaluation"),
         pytest.param(checkpoint, "save_checkpoint", 2, 4, id="in a save"),
-        pytest.param(loop, "seed_update", 12, 12, id="in the last update"),
+        pytest.param(loop, "seed_step", 12, 12, id="in the last update"),
     ],
 )
 def test_a_signal_is_answered_wherever_it_comes(

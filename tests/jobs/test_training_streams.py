@@ -179,11 +179,11 @@ def test_a_thread_that_feeds_too_slowly_is_told_once(base, tmp_path, monkeypatch
 def test_memory_that_has_to_be_asked_for_again_and_again_counts_as_none(
     base, tmp_path, monkeypatch
 ):
-    from expert.run import parts
+    from expert.run.session import instruments
 
     retries = iter([0, 1, 1, 2, 3, 4, 4, 4, 4, 5, 6, 7, 8, 9, 10, 11])
-    fields = lambda: {"allocator_retries": next(retries, 11)}  # noqa: E731
-    monkeypatch.setattr(parts, "_device_fields", lambda *_: fields)
+    fields = lambda step: {"allocator_retries": next(retries, 11)}  # noqa: E731
+    monkeypatch.setattr(instruments, "device_fields", lambda *_, **__: fields)
     done = run(write_expert(tmp_path, base, SETTINGS | {"save_steps": 100}))
     told = [
         (event["failure"], event["step"], event["changes"][0]["value"])

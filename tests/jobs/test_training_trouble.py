@@ -12,9 +12,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from expert.jobs.train import RunFailed
 from expert.model.load import LoadedModel
-from expert.run.session import Session
+from expert.run.session.checkpoints import Checkpoints
+from expert.run.session.failures import RunFailed
 from expert.telemetry import tensorboard
 from expert.telemetry.late import LateNumbers
 from expert.training import recorder as recorder_module
@@ -262,11 +262,11 @@ def test_a_run_that_stops_keeps_what_it_had_learnt(base, tmp_path, monkeypatch):
 
 
 def test_a_run_that_stops_and_cannot_save_says_so(base, tmp_path, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise DiskFull("x: too little room  (make some)")
 
     inject(monkeypatch, at({2}, lambda loss: loss * float("nan")))
-    monkeypatch.setattr(Session, "save", full)
+    monkeypatch.setattr(Checkpoints, "save", full)
     settings = SETTINGS | {"save_strategy": "no"}
     settings.pop("save_steps")
     with pytest.raises(RunFailed, match=wording("update-3-is-not")) as caught:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from expert.data.records import DataError
-from expert.jobs.datasets.datasets import check_dataset
+from expert.jobs.datasets.check import check_dataset
 from expert.jobs.diagnose.data_checks import check_data
 from expert.manifest.reader import read_manifest
 from expert.run.plan import plan

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from expert.core.rundir import RunFolder, RunFolderError
-from expert.run.follow import find_run, follow_run, run_status
+from expert.run.stored.locate import find_run
+from expert.run.stored.status import follow_run, run_status
 from tests.wording import wording
 
 NO_SUCH_PID = 2**22 + 7  # above Linux's largest

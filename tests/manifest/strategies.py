@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from expert.core.errors import ManifestError
 from expert.manifest.check.rules import _SCHEDULE_OPTIONS
-from expert.manifest.migrate.names import CONFIG_ALIASES
+from expert.manifest.migrate.aliases import CONFIG_ALIASES
 from expert.manifest.reader import understand
 from expert.manifest.schema.expectations import resolve, schema
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest

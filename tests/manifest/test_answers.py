@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from expert.manifest.migrate.names import CONFIG_ALIASES, CONFIG_KEYS, DATASET_KEYS, SPECIAL_NAMES
-from expert.manifest.peers.answers import ANSWERS, FAMILIES, answer_to
+from expert.manifest.migrate.aliases import CONFIG_ALIASES, CONFIG_KEYS, DATASET_KEYS, SPECIAL_NAMES
+from expert.manifest.peers.converted_keys import CONVERTED
 from expert.manifest.peers.sections import SECTIONS
-from expert.manifest.peers.switches import SWITCHES
+from expert.manifest.peers.unsupported_keys import ANSWERS, FAMILIES, answer_to
 from tests.manifest.reading import MINIMAL, error_of, notices_of, read
 from tests.wording import wording
 
@@ -27,8 +27,8 @@ def config_of(text: str) -> Any:
 def test_no_name_of_ours_has_an_answer_of_others():
     ours = CONFIG_KEYS | DATASET_KEYS | set(CONFIG_ALIASES) | set(SPECIAL_NAMES)
     assert not ours & (set(ANSWERS) | set(SECTIONS))
-    assert not ours & set(SWITCHES)
-    assert not set(ANSWERS) & set(SWITCHES)
+    assert not ours & set(CONVERTED)
+    assert not set(ANSWERS) & set(CONVERTED)
     assert not [key for key in ours if answer_to(key)]
 
 
@@ -54,7 +54,7 @@ def test_every_answer_is_given_wherever_the_key_stands(key, place):
         assert [(n.kind, n.text) for n in told] == [(answer.kind, answer.text)]
 
 
-@pytest.mark.parametrize("key", [*ANSWERS, *(f"{start}x" for start in FAMILIES), *SWITCHES])
+@pytest.mark.parametrize("key", [*ANSWERS, *(f"{start}x" for start in FAMILIES), *CONVERTED])
 def test_an_empty_key_of_another_trainer_says_nothing(key):
     assert [n for n in notices_of(f"{MINIMAL}{key}:\n") if key in n] == []
 

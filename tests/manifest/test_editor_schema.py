@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft7Validator
 
 from expert.core.errors import ManifestError
-from expert.manifest.migrate.names import (
+from expert.manifest.migrate.aliases import (
     CONFIG_ALIASES,
     CONFIG_KEYS,
     DATASET_ALIASES,

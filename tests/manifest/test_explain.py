@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from expert.core.errors import ExpertError
-from expert.manifest.migrate.names import (
+from expert.manifest.migrate.aliases import (
     CONFIG_ALIASES,
     CONFIG_KEYS,
     DATASET_ALIASES,

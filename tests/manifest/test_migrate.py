@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from expert.manifest.migrate.names import (
+from expert.manifest.migrate.aliases import (
     ADAM_BETAS,
     AMP_NAMES,
     BASE_MODEL_KEYS,

@@ -9,8 +9,8 @@ import pytest
 
 from expert.core.errors import ManifestError, Problem
 from expert.manifest.check.problems import unknown_keys
-from expert.manifest.check.slips import edit_distance, neighbour_of, slip_of
-from expert.manifest.migrate.names import (
+from expert.manifest.check.spelling import edit_distance, neighbour_of, slip_of
+from expert.manifest.migrate.aliases import (
     CONFIG_ALIASES,
     DATASET_ALIASES,
     LOOSE_DATASET_KEYS,

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from expert.manifest.reader import understand
-from expert.manifest.text.document import Item, parse_document
+from expert.manifest.text.document import parse_document
+from expert.manifest.text.item import Item
 from expert.manifest.text.write import (
     WIDTH,
     to_json,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from expert.parallel.graphs import CudaRecorder
+from expert.parallel.graphs import CudaCapture
 
 
 class Graph:
@@ -49,7 +49,7 @@ def tidied(monkeypatch):
         assert began
         calls.append(graph)
 
-    monkeypatch.setattr(CudaRecorder, "_tidy_up", tidy_up)
+    monkeypatch.setattr(CudaCapture, "_tidy_up", tidy_up)
     return calls
 
 
@@ -59,22 +59,22 @@ def no_memory():
 
 def test_memory_that_runs_out_is_told_and_a_recording_that_ended_is_left_alone(ends, tidied):
     with pytest.raises(torch.OutOfMemoryError):
-        CudaRecorder()(no_memory)
+        CudaCapture()(no_memory)
     assert tidied == []
 
 
 def test_a_recording_that_cannot_be_ended_is_tidied_up_and_the_first_error_told(ends, tidied):
     ends.append(RuntimeError("the capture is no longer valid"))
     with pytest.raises(torch.OutOfMemoryError):
-        CudaRecorder()(no_memory)
+        CudaCapture()(no_memory)
     ends.append(RuntimeError("the capture is no longer valid"))
     with pytest.raises(RuntimeError, match="no longer valid"):
-        CudaRecorder()(list)
+        CudaCapture()(list)
     assert len(tidied) == 2
 
 
 def test_a_pool_keeps_a_graph_as_long_as_its_recorder_is_there(ends):
-    recorder = CudaRecorder()
+    recorder = CudaCapture()
     replay: Any = recorder(list)[1]
     graph = weakref.ref(replay.__self__)
     del replay
@@ -96,7 +96,7 @@ def test_what_was_made_before_memory_ran_out_is_gone_with_the_error(ends, tidied
     gc.disable()  # a circle of references would keep it until the next collection
     try:
         with contextlib.suppress(torch.OutOfMemoryError):
-            CudaRecorder()(too_much)
+            CudaCapture()(too_much)
         assert seen[0]() is None
     finally:
         gc.enable()

@@ -91,9 +91,7 @@ def test_on_the_cpu_phases_take_the_time_of_the_clock(on_host, clock):
     clock.turn(0.5)
     on_host.end()
     phases = dict.fromkeys(PHASES, 0.0) | {"data_wait": 0.25, "forward": 1.0, "other": 0.5}
-    assert on_host.ready(lag=0) == [
-        StepTimes(step=7, wall=1.75, phases=phases, host_wall=1.75, host=phases)
-    ]
+    assert on_host.ready(lag=0) == [StepTimes(step=7, wall=1.75, phases=phases)]
 
 
 def test_phases_of_all_micro_batches_of_an_update_add_up(on_host, clock):
@@ -139,9 +137,6 @@ def test_device_time_is_told_apart_from_host_time(on_device, clock, device):
     on_device.end()
     [times] = on_device.drain()
     assert (times.wall, times.phases["forward"], times.phases["data_wait"]) == (2.0, 2.0, 0.0)
-    assert times.host_wall == pytest.approx(0.425)  # sums of clock readings round
-    assert times.host["data_wait"] == pytest.approx(0.3)
-    assert times.host["forward"] == pytest.approx(0.125)
 
 
 def test_an_update_is_not_given_out_before_the_device_has_finished_it(on_device, device):
@@ -205,21 +200,6 @@ def test_an_update_waits_for_its_copies_too(on_device, device):
     assert len(on_device.ready(lag=0)) == 1
 
 
-def test_of_updates_that_are_thinned_out_every_nth_is_timed(clock, device):
-    timeline = Timeline("cpu", every=4, clock=clock, new_event=device.new_event)
-    for step in range(1, 13):
-        start, end = timeline.take_event(), timeline.take_event()
-        start.record()
-        end.record()
-        timeline.add_events("copy", start, end)
-        launch(timeline, device, step, forward=float(step))
-        device.reached = device.now
-    found = timeline.drain()
-    forward = {times.step: times.phases["forward"] for times in found}
-    assert forward == {4: 4.0, 8: 8.0, 12: 12.0}
-    assert len(device.made) <= 3 * 6  # the copies of the others gave their events back
-
-
 def test_phases_outside_an_update_measure_nothing(on_device, device):
     with on_device.phase("forward"):
         device.work(5.0)
@@ -270,19 +250,11 @@ def test_an_unknown_phase_is_a_mistake(on_host):
 
 
 def test_updates_that_nobody_reads_are_dropped_and_counted(on_device, device, monkeypatch):
-    monkeypatch.setattr(timeline_module, "KEPT_UPDATES", 3)
+    monkeypatch.setattr(timeline_module, "KEPT_STEPS", 3)
     for step in range(10):
         launch(on_device, device, step)
-    assert on_device.dropped == 7
     assert [times.step for times in on_device.drain()] == [7, 8, 9]
     assert len(device.made) <= 4 * 4
-
-
-def test_a_share_is_a_part_of_the_wall_time():
-    times = StepTimes(step=1, wall=2.0, phases={"copy": 0.5}, host_wall=0.0, host={})
-    assert times.share("copy") == 0.25
-    empty = StepTimes(step=1, wall=0.0, phases={"copy": 0.0}, host_wall=0.0, host={})
-    assert empty.share("copy") == 0.0
 
 
 @given(
@@ -333,7 +305,6 @@ def test_real_events_measure_what_the_device_did():
         assert times.phases["forward"] > 4 * times.phases["optimizer"] > 0
         assert times.phases["copy"] > 0
         assert times.wall >= times.phases["forward"] + times.phases["optimizer"]
-        assert times.phases["forward"] > times.host["forward"]  # launched, not waited for
 
 
 def test_a_device_that_has_come_to_what_was_only_just_launched_ran_dry(on_device, device):

@@ -16,14 +16,14 @@ def copy_of(groups):
 
 def update(engine, batch=BATCH, factor=1.0):
     engine.accumulate(batch, divisor=4)
-    return engine.update(step=1, rate=1e-2, max_norm=1.0)
+    return engine.step(step=1, rate=1e-2, max_norm=1.0)
 
 
 def overflowing(model, engine):
     """One update whose scaled gradients are not finite."""
     engine.accumulate(BATCH, divisor=4)
     model.gate.grad[0] = float("inf")
-    return engine.update(step=1, rate=1e-2, max_norm=1.0)
+    return engine.step(step=1, rate=1e-2, max_norm=1.0)
 
 
 def scale_of(learner):
@@ -86,7 +86,7 @@ def test_small_steps_on_bfloat16_weights_add_up_in_their_masters():
     start = model.gate.detach().clone()
     for _ in range(10):
         engine.accumulate(BATCH, divisor=4)
-        engine.update(step=1, rate=1e-5, max_norm=1.0)
+        engine.step(step=1, rate=1e-5, max_norm=1.0)
     master = learner.tensors()["model"]["gate"]
     assert master.dtype == torch.float32
     assert torch.equal(model.gate, start)
@@ -117,7 +117,7 @@ def test_a_loss_that_is_not_finite_counts_although_its_gradients_are(bad):
         loss = model.loss_sum(BATCH) / 4 + more
         learner.backpropagate(loss)
         learner.collect(loss.detach())
-    stats = engine.update(step=2, rate=1e-2, max_norm=1.0)
+    stats = engine.step(step=2, rate=1e-2, max_norm=1.0)
     assert not bool(stats.applied)
     assert torch.equal(learner.tensors()["model"]["matrix"], before["model"]["matrix"])
     assert bool(update(engine).applied)  # and is forgotten with the update

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from expert.telemetry.late import LateNumbers
-from expert.telemetry.meter import Meter, Peak
+from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
 from expert.training import recorder as recorder_module
 from expert.training.evaluation import EvalResult
@@ -87,7 +87,7 @@ class Run:
         recorder = Recorder(
             emit,
             device=CPU,
-            meter=Meter(peak=Peak(flops=None, because="")),
+            meter=Meter(),
             timeline=Timeline(CPU),
             spikes=SpikeWatch(),
             log_every=self.log_every,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from expert.telemetry.late import LateNumbers
-from expert.telemetry.meter import Meter, Peak
+from expert.telemetry.meter import Meter
 from expert.telemetry.timeline import Timeline
 from expert.training import recorder as recorder_module
 from expert.training.pressure import DataWait, Pressure, Recompiling, Spilling
@@ -29,7 +29,7 @@ def made(told, **changes):
     recorder = Recorder(
         lambda event, *, step=None, **fields: told.append({"event": event, "step": step, **fields}),
         device=CPU,
-        meter=Meter(clock, peak=Peak(flops=None, because="unknown")),
+        meter=Meter(clock),
         timeline=Timeline(CPU, clock=clock),
         spikes=SpikeWatch(),
         **{"log_every": 1, **changes},
@@ -189,7 +189,7 @@ def test_what_is_measured_reaches_the_watch_over_plans():
     facts = iter(range(10))
     wait = DataWait(workers=1, cores=4, window_seconds=2.0)
     pressure = Pressure(data=wait, spilling=Spilling(), recompiling=Recompiling(lambda: 0))
-    recorder, clock = made([], pressure=pressure, more=lambda: {"allocator_retries": next(facts)})
+    recorder, clock = made([], pressure=pressure, more=lambda _: {"allocator_retries": next(facts)})
     for step in range(3):
         take(recorder, clock, step)
         assert pressure.taken() is None

@@ -1,52 +1,107 @@
 """Events of a run as text: the parts of a step line, and the lines of every other event.
 
-Fields that are missing are left out, events that are not known have no lines: a file may be older
-or newer than the program that shows it.
+Missing fields are left out and unknown events have no lines: a file may be older or newer than the
+program that shows it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
-from expert.cli.event_words import (
-    bytes_in_words,
-    counted,
-    joined,
-    listed,
-    loss_in_words,
-    number,
-    percent,
-    three_digits,
-    time_in_words,
-    whole,
-    worded,
-)
-from expert.cli.words import loss, value_in_words
+from expert.cli.display import GAP, Line
+from expert.core.text import count, duration, gib, loss, value_in_words
 
 Event = Mapping[str, Any]
-Line = tuple[str, str]
-"""A line of text and its style in a terminal."""
-
-GAP = "  "
 NOTICEABLE = 0.02
-"""A share by which a rate may be off from what stands beside it without a word."""
+"""A rate may differ by this share from tokens / seconds without a note."""
+
+
+def number(event: Event, key: str) -> float | None:
+    """The field as a number; None where it is missing. The event file holds "nan" as text."""
+    value = event.get(key)
+    if isinstance(value, str):
+        with suppress(ValueError):
+            return float(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value)
+
+
+def whole(event: Event, key: str) -> int | None:
+    """The field as a whole number; None where it is not one."""
+    value = event.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def worded(value: float | None, form: str, write: Callable[[float], Any] = lambda v: v) -> str:
+    """The value in its form; empty where there is none."""
+    return "" if value is None else form.format(write(value))
+
+
+def field(event: Event, key: str, form: str, write: Callable[[float], Any] = lambda v: v) -> str:
+    """A number of the event in its form; empty where it is missing."""
+    return worded(number(event, key), form, write)
+
+
+def _finite(write: Callable[[float], str]) -> Callable[[float], str]:
+    return lambda value: write(value) if math.isfinite(value) else "?"
+
+
+time_in_words = _finite(duration)
+bytes_in_words = _finite(gib)
+count_in_words = _finite(lambda value: count(int(value)))
+
+
+def three_digits(value: float) -> str:
+    """`0.0123`, `2.31`, `12.3`, `1,234`."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
+
+
+def _short_loss(value: float) -> str:
+    """Two decimals, and three digits below one: `12.34`, `1.71`, `0.0312`."""
+    return f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
+
+
+def _percent(share: float) -> float:
+    return 100 * share
+
+
+def _joined(*words: str, gap: str = " ") -> str:
+    return gap.join(filter(None, words))
+
+
+def _plural(amount: float, noun: str) -> str:
+    return f"{amount:g} {noun}" if amount == 1 else f"{amount:g} {noun}s"
+
+
+def _listed(value: Any) -> str:
+    """The items, or how many of them where the list is long."""
+    if not isinstance(value, list | tuple):
+        return str(value)
+    if len(value) > 8:
+        return f"{len(value)} ({', '.join(map(str, value[:3]))}, …)"
+    return ", ".join(map(str, value))
+
+
+# --- steps ---------------------------------------------------------------------------------------
 
 
 def step_parts(event: Event, *, total: int | None, epochs: float | None) -> dict[str, str]:
-    """What a step event says, in the order it is shown; unknown values are left out."""
+    """The values of a step event in the order they are shown; unknown ones are left out."""
     step, epoch = whole(event, "step"), number(event, "epoch")
     parts = {
         "step": f"{step}/{total}" if total is not None else f"{step}",
-        "loss": worded(number(event, "loss"), "loss {}", loss),
-        "rate": worded(number(event, "rate"), "lr {:.1e}"),
-        "speed": worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"),
-        "steps": worded(number(event, "steps_per_second"), "{} it/s", three_digits),
-        "gpu": worded(number(event, "gpu_utilization"), "GPU {:.0f} %"),
+        "loss": field(event, "loss", "loss {}", loss),
+        "rate": field(event, "rate", "lr {:.1e}"),
+        "speed": field(event, "tokens_per_second", "{:,.0f} tok/s"),
+        "steps": field(event, "steps_per_second", "{} it/s", three_digits),
+        "gpu": field(event, "gpu_utilization", "GPU {:.0f} %"),
         "memory": _memory(event),
-        "data_wait": worded(number(event, "data_wait"), "data wait {:.1f} %", percent),
-        "eta": worded(number(event, "eta_seconds"), "ETA {}", time_in_words),
+        "data_wait": field(event, "data_wait", "data wait {:.1f} %", _percent),
+        "eta": field(event, "eta_seconds", "ETA {}", time_in_words),
     }
     if epoch is not None and epochs is not None and math.isfinite(epoch):
         parts["epoch"] = f"epoch {_current_epoch(epoch, epochs)}/{epochs:g}"
@@ -54,59 +109,76 @@ def step_parts(event: Event, *, total: int | None, epochs: float | None) -> dict
 
 
 def _memory(event: Event) -> str:
-    """The most that the run had of the card, or what is in use there by whomever where only that
-    is known; without a card the most that the process had of the host."""
-    for field, form in (
+    """Peak GPU memory of the run, or what is in use on the GPU by any process where only that is
+    known; without a GPU the peak RAM of the process."""
+    for key, form in (
         ("peak_reserved_bytes", "peak {}"),
         ("gpu_memory_bytes", "{}"),
         ("cpu_peak_memory_bytes", "peak {} RAM"),
     ):
-        known = number(event, field)
+        known = number(event, key)
         if known is not None and math.isfinite(known):
-            return form.format(bytes_in_words(known))
+            return form.format(gib(known))
     return ""
 
 
 def _current_epoch(epoch: float, epochs: float) -> int:
-    """Which epoch, counted from 1: a whole number is one that is named, a fraction is progress."""
+    """Which epoch, counted from 1: a whole number names one, a fraction is progress."""
     last = max(1, math.ceil(epochs)) if math.isfinite(epochs) else int(epoch) + 1
     return min(last, int(epoch) if epoch == int(epoch) and epoch > 0 else int(epoch) + 1)
 
 
+# --- all other events ----------------------------------------------------------------------------
+
+
 def lines_of(event: Event) -> list[Line]:
-    """The lines that an event is printed as; none for events that are not shown."""
-    writer = _WRITERS.get(str(event.get("event")))
+    """The lines an event is printed as; none for events that are not shown."""
+    kind = str(event.get("event"))
+    if kind in _ONE_LINE:
+        form, style = _ONE_LINE[kind]
+        return [(form.format_map(_Fields(event)), style)]
+    writer = _WRITERS.get(kind)
     return writer(event) if writer is not None else []
 
 
+class _Fields(dict[str, Any]):
+    def __missing__(self, key: str) -> str:
+        return ""
+
+
+_ONE_LINE = {
+    "columns": ("columns: {text}", ""),
+    "warning": ("warning: {text}", "yellow"),
+    "log_failed": ("warning: {what}: {because}", "yellow"),
+    "rejected": ("rejected {path}: {reason}", "yellow"),
+    "took_best": ("took the best checkpoint: step {step}", ""),
+    "failed": ("failed: {error}", "bold red"),
+}
+
+
 def _started(event: Event) -> list[Line]:
-    parameters, tokens = number(event, "trainable_parameters"), number(event, "tokens_per_epoch")
-    epochs, steps = number(event, "epochs"), whole(event, "total_steps")
-    facts = [
+    steps = whole(event, "total_steps")
+    facts = _joined(
         worded(steps, "1 step" if steps == 1 else "{:,} steps"),
-        worded(epochs, "{}", lambda passes: _epochs_in_words(passes, event)),
-        worded(tokens, "{} tokens an epoch", counted),
-        worded(parameters, "{} parameters learn", counted),
-    ]
-    who = f"{event.get('expert', 'expert')}: {event.get('model', 'model')}"
+        field(event, "epochs", "{}", lambda epochs: _epochs_in_words(epochs, event)),
+        field(event, "tokens_per_epoch", "{} tokens per epoch", count_in_words),
+        field(event, "trainable_parameters", "{} trainable parameters", count_in_words),
+        gap=", ",
+    )
     device = f" on {event['device']}" if event.get("device") else ""
-    lines = [(who + device, "bold")]
-    if any(facts):
-        lines.append((", ".join(filter(None, facts)), ""))
-    if event.get("run"):
-        lines.append((f"run folder: {event['run']}", "dim"))
-    return lines
+    lines = [(f"{event.get('expert', 'expert')}: {event.get('model', 'model')}{device}", "bold")]
+    lines += [(facts, "")] if facts else []
+    return lines + ([(f"run folder: {event['run']}", "dim")] if event.get("run") else [])
 
 
 def _epochs_in_words(epochs: float, event: Event) -> str:
-    """The passes that are made; where max_steps ends the run before those that were asked for,
-    so much is said, and where nobody knows how many it will be, no more than that."""
+    """The epochs to come; where max_steps ends the run earlier, how many of them, if known."""
     known = number(event, "epochs_to_come")
     if known is None or not math.isfinite(known):
-        words = "1 epoch" if epochs == 1 else f"{epochs:g} epochs"
+        words = _plural(epochs, "epoch")
         return f"at most {words}" if event.get("ends_by") == "max_steps" else words
     digits = f"{known:.2g}" if known < 10 else f"{known:.0f}"
-    return f"{digits} of {epochs:g} {'epoch' if epochs == 1 else 'epochs'} (max_steps)"
+    return f"{digits} of {_plural(epochs, 'epoch')} (max_steps)"
 
 
 def _kernels(event: Event) -> list[Line]:
@@ -114,60 +186,55 @@ def _kernels(event: Event) -> list[Line]:
 
 
 def _compiled(event: Event) -> list[Line]:
-    return [(joined("compiled", worded(number(event, "seconds"), "in {}", time_in_words)), "dim")]
+    return [(_joined("compiled", field(event, "seconds", "in {}", time_in_words)), "dim")]
 
 
 def _epoch(event: Event) -> list[Line]:
-    which = f"epoch {whole(event, 'epoch')}" + worded(number(event, "epochs"), "/{:g}")
-    learnt = worded(number(event, "loss"), "loss {}", loss_in_words)
-    validation = worded(number(event, "eval_loss"), "(validation {})", loss_in_words)
-    parts = (
-        which,
-        " ".join(filter(None, (learnt, validation))),
-        worded(number(event, "seconds"), "{}", time_in_words),
-        worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"),
-        joined(
-            worded(number(event, "samples_per_second"), "{:,.1f} samples/s"), _without_warmup(event)
+    text = _joined(
+        f"epoch {whole(event, 'epoch')}" + field(event, "epochs", "/{:g}"),
+        _joined(
+            field(event, "loss", "loss {}", _short_loss),
+            field(event, "eval_loss", "(validation {})", _short_loss),
         ),
+        field(event, "seconds", "{}", time_in_words),
+        field(event, "tokens_per_second", "{:,.0f} tok/s"),
+        _joined(field(event, "samples_per_second", "{:,.1f} samples/s"), _without_warmup(event)),
+        gap=GAP,
     )
-    return [(GAP.join(filter(None, parts)), "bold")]
+    return [(text, "bold")]
 
 
 def _without_warmup(event: Event) -> str:
-    """Says so where the rates are not those of all tokens and seconds: the first updates, which
-    compile and settle, are left out of them."""
+    """A note where the rates exclude the first steps, which compile and settle."""
     tokens, seconds = number(event, "tokens"), number(event, "seconds")
     rate = number(event, "tokens_per_second")
     if not tokens or not seconds or not rate or abs(tokens / seconds / rate - 1) < NOTICEABLE:
         return ""
-    return "after the warm-up"
+    return "after warm-up"
 
 
 def _eval(event: Event) -> list[Line]:
-    split = event.get("split") or "validation"
-    parts = (
+    text = _joined(
         worded(whole(event, "step"), "step {}"),
-        worded(number(event, "loss"), f"{split} loss {{}}", loss),
-        worded(number(event, "perplexity"), "perplexity {:.4g}"),
-        worded(number(event, "token_accuracy"), "token accuracy {:.1f} %", percent),
-        worded(number(event, "seconds"), "{}", time_in_words),
+        field(event, "loss", f"{event.get('split') or 'validation'} loss {{}}", loss),
+        field(event, "perplexity", "perplexity {:.4g}"),
+        field(event, "token_accuracy", "token accuracy {:.1f} %", _percent),
+        field(event, "seconds", "{}", time_in_words),
         "best so far" if event.get("best") is True else "",
+        gap=GAP,
     )
-    return [(GAP.join(filter(None, parts)), "cyan")]
+    return [(text, "cyan")]
 
 
 def _data(event: Event) -> list[Line]:
-    found = "tokens were there" if event.get("hit") else "tokens were made"
+    found = "prepared tokens reused" if event.get("hit") else "tokens prepared"
     return [(f"{event.get('split', 'data')}: {found}: {event.get('because', '')}", "dim")]
 
 
 def _saved(event: Event) -> list[Line]:
-    parts = (
-        f"saved {event.get('path', '')}",
-        worded(number(event, "bytes"), "{}", bytes_in_words),
-        worded(number(event, "seconds"), "{}", time_in_words),
-    )
-    return [(GAP.join(filter(None, parts)), "dim")]
+    size = field(event, "bytes", "{}", bytes_in_words)
+    took = field(event, "seconds", "{}", time_in_words)
+    return [(_joined(f"saved {event.get('path', '')}", size, took, gap=GAP), "dim")]
 
 
 def _fell_back(event: Event) -> list[Line]:
@@ -175,65 +242,53 @@ def _fell_back(event: Event) -> list[Line]:
     lines = [(f"fell back: {why}", "yellow")]
     for change in event.get("changes") or ():
         path = str(change.get("path"))
-        value = value_in_words(path, change.get("value"))
         because = f"  ({change['because']})" if change.get("because") else ""
-        lines.append((f"  {path} = {value}{because}", "yellow"))
+        lines.append((f"  {path} = {value_in_words(path, change.get('value'))}{because}", "yellow"))
     return lines
 
 
 def _not_finite(event: Event) -> list[Line]:
-    bins = event.get("bins")
-    where = f" in sequences {listed(bins)}" if bins else ""
+    where = f" in sequences {_listed(event['bins'])}" if event.get("bins") else ""
     policy = f": {event['policy']}" if event.get("policy") else ""
-    return [(f"step {event.get('step')}: not a finite number{where}{policy}", "yellow")]
+    return [(f"step {event.get('step')}: loss is not finite{where}{policy}", "yellow")]
 
 
 def _spike(event: Event) -> list[Line]:
-    parts = (
-        worded(number(event, "median"), "median {}", loss_in_words),
-        worded(number(event, "z"), "z {:.1f}"),
+    known = _joined(
+        field(event, "median", "median {}", _short_loss), field(event, "z", "z {:.1f}"), gap=", "
     )
-    leap = worded(number(event, "loss"), "loss {}", loss_in_words)
-    known = ", ".join(filter(None, parts))
-    text = f"step {event.get('step')}: the loss leaps: {leap}"
+    text = f"step {event.get('step')}: loss spike: {field(event, 'loss', '{}', _short_loss)}"
     return [(f"{text} ({known})" if known else text, "yellow")]
 
 
 def _rolled_back(event: Event) -> list[Line]:
     skipped = event.get("skipped")
     text = f"rolled back to step {event.get('to_step')}"
-    return [(f"{text}, skipping {listed(skipped)}" if skipped else text, "yellow")]
+    return [(f"{text}, skipping {_listed(skipped)}" if skipped else text, "yellow")]
 
 
 def _skipped(event: Event) -> list[Line]:
     why = event.get("reason") or event.get("text") or ""
-    return [(": ".join(filter(None, (f"step {event.get('step')} skipped", str(why)))), "yellow")]
-
-
-def _columns(event: Event) -> list[Line]:
-    return [(f"columns: {event.get('text', '')}", "")]
-
-
-def _warning(event: Event) -> list[Line]:
-    return [(f"warning: {event.get('text', '')}", "yellow")]
-
-
-def _log_failed(event: Event) -> list[Line]:
-    return [(f"warning: {event.get('what', '')}: {event.get('because', '')}", "yellow")]
+    return [(_joined(f"step {event.get('step')} skipped", str(why), gap=": "), "yellow")]
 
 
 def _threads(event: Event) -> list[Line]:
-    count, cores = whole(event, "threads"), whole(event, "cores")
-    if count is None:
+    """Only where the number of threads is not the one torch would choose."""
+    used, default = whole(event, "threads"), whole(event, "own")
+    if used is None:
         return []
-    text = f"computing with {count} {'thread' if count == 1 else 'threads'}: {event.get('because')}"
+    text = f"computing with {_plural(used, 'thread')}: {event.get('because')}"
     if event.get("lowered") is True:
-        return [(f"{text}  (OMP_NUM_THREADS={cores} takes them all)", "yellow")]
-    own = whole(event, "own")
-    if event.get("kept") is True and own is not None and own != count:
-        fix = f"OMP_NUM_THREADS={own} takes torch's own number, whose sums round otherwise"
+        return [(f"{text}  (OMP_NUM_THREADS={whole(event, 'cores')} uses all cores)", "yellow")]
+    if event.get("kept") is True and default is not None and default != used:
+        fix = f"OMP_NUM_THREADS={default} uses torch's default, whose sums round differently"
         return [(f"{text}  ({fix})", "yellow")]
     return []
+
+
+def _resumed(event: Event) -> list[Line]:
+    lines = [(f"resumed at step {event.get('step')} from {event.get('path')}", "bold")]
+    return lines + [(f"  changed: {change}", "yellow") for change in event.get("changed") or ()]
 
 
 def _stopped(event: Event) -> list[Line]:
@@ -243,34 +298,31 @@ def _stopped(event: Event) -> list[Line]:
 
 
 def _finished(event: Event) -> list[Line]:
-    parts = (
-        joined("finished", _time_taken(event)),
-        worded(number(event, "loss"), "mean loss {}", loss),
+    text = _joined(
+        _joined("finished", _time_taken(event)),
+        field(event, "loss", "mean loss {}", loss),
         _validation_loss(number(event, "eval_loss"), number(event, "last_eval_loss")),
-        joined(worded(number(event, "tokens_per_second"), "{:,.0f} tok/s"), _without_warmup(event)),
+        _joined(field(event, "tokens_per_second", "{:,.0f} tok/s"), _without_warmup(event)),
+        gap=GAP,
     )
-    lines = [(GAP.join(filter(None, parts)), "bold green")]
-    if event.get("final"):
-        lines.append((f"final: {event['final']}", "bold"))
-    return lines
+    final = [(f"final: {event['final']}", "bold")] if event.get("final") else []
+    return [(text, "bold green"), *final]
 
 
 def _time_taken(event: Event) -> str:
-    """How long somebody waited, and how much of it was training; a run that was resumed has
+    """Time since the command started, and how much of it was training; a run that was resumed has
     trained longer than that."""
     training, waited = number(event, "seconds"), number(event, "wall_seconds")
     if waited is None or training is None:
         return worded(training, "in {}", time_in_words)
-    words = f"in {time_in_words(waited)}"
+    words, trained = f"in {time_in_words(waited)}", time_in_words(training)
     if training > waited:
-        return f"{words} ({time_in_words(training)} of training with what came before)"
-    if time_in_words(training) == time_in_words(waited):
-        return words
-    return f"{words} ({time_in_words(training)} of it training)"
+        return f"{words} ({trained} of training including earlier sessions)"
+    return words if trained == time_in_words(waited) else f"{words} ({trained} of it training)"
 
 
 def _validation_loss(best: float | None, last: float | None) -> str:
-    """The best, and the last where that is another: it rose again."""
+    """The best, and the last where it differs."""
     if best is None or last is None or last == best:
         known = worded(best, "best validation loss {}", loss)
         return known or worded(last, "last validation loss {}", loss)
@@ -290,10 +342,8 @@ _WRITERS: Mapping[str, Callable[[Event], list[Line]]] = {
     "spike": _spike,
     "rolled_back": _rolled_back,
     "skipped": _skipped,
-    "warning": _warning,
-    "columns": _columns,
-    "log_failed": _log_failed,
     "threads": _threads,
+    "resumed": _resumed,
     "stopped": _stopped,
     "finished": _finished,
 }

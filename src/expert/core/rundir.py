@@ -20,7 +20,7 @@ from expert.core.errors import ExpertError
 from expert.core.events import plain, secrets_of_environment
 from expert.core.files import sync_folder, write_text_atomically
 from expert.core.links import open_plain, refuse_links, refuse_links_inside
-from expert.core.publish import is_alive
+from expert.core.publish import damage, is_alive
 
 if sys.platform != "win32":
     import fcntl
@@ -28,7 +28,8 @@ if sys.platform != "win32":
 NAMING_TRIES = 20
 NAMING_WAIT_SECONDS = 0.05
 
-_STAMP = re.compile(r"(\d{8}-\d{6})(?:-(\d+))?")
+_RUN = re.compile(r"(.+)-(\d{8}-\d{6})(?:-(\d+))?")
+_CHECKPOINT = re.compile(r"step-(\d{6,})")
 _NO_LOCKS_HERE = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL)
 _held: dict[int, Path] = {}  # open lock files of this process
 _forks_watched = False
@@ -186,26 +187,52 @@ class RunFolder:
             _release(descriptor)
 
 
-def latest_run(parent: Path, expert: str) -> RunFolder | None:
-    """The newest run of the expert that has a plan, by the time in its name; None without one."""
-    if not parent.is_dir():
-        return None
-    prefix = f"{_folder_name(expert)}-"
+def checkpoint_name(step: int) -> str:
+    """The name of the folder of a step's checkpoint."""
+    return f"step-{step:06d}"
+
+
+def checkpoint_step(name: str) -> int | None:
+    """The step of a checkpoint by the name of its folder; None where that is another name."""
+    match = _CHECKPOINT.fullmatch(name)
+    return int(match[1]) if match and name == checkpoint_name(int(match[1])) else None
+
+
+def checkpoints_in(folder: Path) -> list[tuple[int, Path]]:
+    """Everything that is named like a checkpoint, by its step, whole or not."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted(
+        (step, path) for path in paths if (step := checkpoint_step(path.name)) is not None
+    )
+
+
+def runs_in(parent: Path, expert: str | None = None) -> list[RunFolder]:
+    """The runs of a folder, or those of one expert, that have a plan, newest first by the time in
+    their names."""
+    wanted = None if expert is None else _folder_name(expert)
     found = []
-    for path in parent.iterdir():
-        match = _STAMP.fullmatch(path.name.removeprefix(prefix))
-        if path.name.startswith(prefix) and match and RunFolder(path).was_started:
-            found.append((match[1], int(match[2] or 1), RunFolder(path)))
-    return found_in(parent, max(found, key=lambda run: run[:2])[2].path.name) if found else None
+    for path in parent.iterdir() if parent.is_dir() else ():
+        match = _RUN.fullmatch(path.name)
+        if match and wanted in (None, match[1]) and RunFolder(path).was_started:
+            found.append((match[2], int(match[3] or 1), path.name))
+    return [RunFolder(parent / name) for _, _, name in sorted(found, reverse=True)]
 
 
-def found_in(parent: Path, name: str) -> RunFolder:
-    """A run that was found in a folder of runs, and not named by the user: the folder itself, no
-    link to another one."""
-    run = RunFolder(parent / name)
-    refuse_links(run.path, below=parent, instead="or name the folder that is meant")
-    run.refuse_links()
+def latest_run(parent: Path, expert: str | None = None) -> RunFolder | None:
+    """The newest run in a folder of runs; None without one. It was found, not named by the user:
+    it must be the folder itself, not a link to another one."""
+    run = next(iter(runs_in(parent, expert)), None)
+    if run is not None:
+        refuse_links(run.path, below=parent, instead="or name the folder that is meant")
+        run.refuse_links()
     return run
+
+
+def finished_beside(folder: RunFolder) -> RunFolder | None:
+    """The newest run of the same expert in the same folder that has a finished expert."""
+    match = _RUN.fullmatch(folder.path.absolute().name)
+    runs = runs_in(folder.path.parent, match[1]) if match else []
+    return next((run for run in runs if not damage(run.final, contents=False)), None)
 
 
 def named_manifest(started: Mapping[str, Any]) -> str:

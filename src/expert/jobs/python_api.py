@@ -50,7 +50,7 @@ def export(
 ) -> Path:
     """Write what a run has learnt to the new folder `to`, as `expert export` does; its path."""
     from expert.jobs.export.export import export as export_job
-    from expert.run.locate import find_trained
+    from expert.run.stored.locate import find_trained
 
     done = export_job(
         find_trained(Path(run)).path,

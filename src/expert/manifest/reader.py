@@ -12,14 +12,15 @@ from pydantic import ValidationError
 from expert.core.errors import ManifestError, Problem
 from expert.manifest.check.problems import broken_places, schema_problems, unknown_keys
 from expert.manifest.check.rules import Findings, check_rules
-from expert.manifest.migrate.migrate import complete_layout, migrate
-from expert.manifest.migrate.names import CONFIG
+from expert.manifest.migrate.aliases import CONFIG
+from expert.manifest.migrate.layout import complete_layout, migrate
 from expert.manifest.migrate.overrides import apply_overrides
 from expert.manifest.notices import Notice
 from expert.manifest.schema.expectations import allows_null, below, schema
 from expert.manifest.schema.manifest import Manifest
 from expert.manifest.schema.values import convert_values
-from expert.manifest.text.document import Document, Item, is_comment, read_document
+from expert.manifest.text.document import Document, read_document
+from expert.manifest.text.item import Item, is_comment
 
 
 @dataclass(frozen=True)

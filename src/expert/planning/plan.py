@@ -40,8 +40,8 @@ from expert.planning.choose.starting_points import made_for_tiny
 from expert.planning.decisions import Ledger
 from expert.planning.machine.host import package_version
 from expert.planning.machine.target import Target
+from expert.planning.measurements import find_best, measurements_file, read_rates
 from expert.planning.memory.calibration import calibrations_file, calibrations_of
-from expert.planning.memory.measurements import find_best, measurements_file, read_rates
 from expert.planning.memory.workload import Workload
 from expert.planning.models.resolve import basename, resolve_model
 from expert.planning.run_plan import RunPlan

@@ -11,8 +11,8 @@ from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.manifest import CHAR_GPT, Adapter, BaseModelSpec, Manifest
 from expert.planning.decisions import Ledger, Source
 from expert.planning.machine.target import Target
+from expert.planning.measurements import MeasuredRate
 from expert.planning.memory.calibration import Calibrations
-from expert.planning.memory.measurements import MeasuredRate
 from expert.planning.models.resolve import ResolvedModel, basename
 from expert.planning.survey import Survey
 

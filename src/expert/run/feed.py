@@ -68,7 +68,7 @@ def data_order(plan: RunPlan, split: PreparedSplit) -> DataOrder:
 def settled_by_data(plan: RunPlan, order: DataOrder, split: PreparedSplit) -> RunPlan:
     """The plan with the counts that were estimates until the data was prepared."""
     from expert.planning.memory.fitting import most_at_once
-    from expert.run.calibrate import known_calibrations
+    from expert.run.session.memory_watch import known_calibrations
 
     index, sequences = split.index, order.bins_per_update
     total = order.updates_in(plan.length.epochs)
@@ -141,7 +141,7 @@ def settled_by_stream(plan: RunPlan, sequences: int) -> RunPlan:
     """The plan with the sequences of an update that the first rows of a stream make: a batch with
     room for more of them would be empty there, and memory is that of the batch there is."""
     from expert.planning.memory.calibration import estimated_again
-    from expert.run.calibrate import known_calibrations
+    from expert.run.session.memory_watch import known_calibrations
 
     values = _batches_of(plan, sequences, plan.batch.micro_batch)
     plan = plan.with_values(values, "the first rows of the stream", "measurement")

@@ -67,7 +67,6 @@ def open_data(
     every sequence may be as long as the longest allowed. Without it only counts change.
     """
     from expert.planning.memory.calibration import estimated_again
-    from expert.run.calibrate import known_calibrations
     from expert.run.count import counts_of
     from expert.run.feed import (
         RunData,
@@ -78,6 +77,7 @@ def open_data(
     )
     from expert.run.left_out import doubts_of_stream
     from expert.run.prepare import Builder
+    from expert.run.session.memory_watch import known_calibrations
     from expert.run.token_folders import named_sources
 
     spec = read.manifest.training.dataset

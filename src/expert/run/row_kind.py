@@ -64,7 +64,7 @@ def trained_on_text(plan: RunPlan, first: FirstRow | None = None) -> bool:
     """
     from pydantic import ValidationError
 
-    from expert.manifest.migrate.names import CORPORA
+    from expert.manifest.migrate.aliases import CORPORA
     from expert.manifest.schema.dataset import DatasetSpec
     from expert.manifest.schema.manifest import CHAR_GPT
 

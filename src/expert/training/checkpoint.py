@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from expert.core.errors import EXIT_NO_SPACE, ExpertError
 from expert.core.files import sync_folder
 from expert.core.publish import damage, publishing
+from expert.core.rundir import checkpoint_name, checkpoints_in
 
 FORMAT = 1
 STATE = "state.json"
@@ -34,7 +35,6 @@ STATE_BYTES = 65_536
 IDENTITY = ("model", "adapter", "data", "tokenizer", "batch", "schedule", "seed")
 SHOWN_CHARACTERS = 60
 
-_NAME = re.compile(r"step-(\d{6,})")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _RUST_ERROR = re.compile(r"\(os error (\d+)\)")
 
@@ -87,7 +87,7 @@ def save_checkpoint(
     `extra` may put more files into it. A name that is taken is an error unless the content is
     the same. A full disk leaves nothing behind.
     """
-    path = folder / f"step-{step:06d}"
+    path = folder / checkpoint_name(step)
     try:
         with publishing(path) as temporary:
             head = {"format": FORMAT, "step": step, "groups": sorted(tensors)}
@@ -137,7 +137,7 @@ def read_state(path: Path) -> dict[str, Any]:
 def find_checkpoint(folder: Path) -> Found:
     """The newest checkpoint that verifies. Newer ones that do not are renamed, never deleted."""
     rejected: list[tuple[Path, str]] = []
-    for step, path in sorted(_numbered(folder), reverse=True):
+    for step, path in reversed(checkpoints_in(folder)):
         fault = damage(path) or _foreign(path, step)
         if not fault:
             return Found(path, rejected)
@@ -147,7 +147,7 @@ def find_checkpoint(folder: Path) -> Found:
 
 def put_aside_after(folder: Path, step: int) -> list[Path]:
     """Rename the checkpoints behind `step`, so that a run which goes back can save them anew."""
-    later = sorted(path for number, path in _numbered(folder) if number > step)
+    later = [path for number, path in checkpoints_in(folder) if number > step]
     return [put_aside(path, "old") for path in later]
 
 
@@ -169,7 +169,7 @@ def prune(
     assert keep is None or keep >= 1, "the newest checkpoint is never deleted"
     whole = [
         (step, path)
-        for step, path in sorted(_numbered(folder), reverse=True)
+        for step, path in reversed(checkpoints_in(folder))
         if not (damage(path, contents=False) or _foreign(path, step))
     ]
     due = [path for _, path in whole if not in_between(path)]
@@ -325,18 +325,6 @@ def _foreign(path: Path, step: int) -> str:
     except ValueError as error:
         return str(error)
     return "" if told == step else f"it is the checkpoint of step {told} under another name"
-
-
-def _numbered(folder: Path) -> list[tuple[int, Path]]:
-    """Everything that is named like a checkpoint, with its step."""
-    if not folder.is_dir():
-        return []
-    matches = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
-    return [
-        (int(match[1]), path)
-        for match, path in matches
-        if match and path.name == f"step-{int(match[1]):06d}"
-    ]
 
 
 def put_aside(path: Path, why: str) -> Path:

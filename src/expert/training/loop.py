@@ -1,4 +1,4 @@
-"""The one loop: update; record; time to evaluate? to save? to stop?"""
+"""The one loop: step; record; time to evaluate? to save? to stop?"""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from expert.parallel.engine import SingleDevice
+from expert.parallel.engine import Engine
 from expert.training.evaluation import EvalResult
 from expert.training.pressure import Sign
 from expert.training.recorder import Emit, Facts, Recorder, Trouble, due
@@ -14,7 +14,7 @@ from expert.training.recovery import LossSpike, NotFinite
 from expert.training.schedule import Schedule, learning_rate
 from expert.training.spikes import Stability, Tally, after_not_finite, after_spike
 from expert.training.state import TrainState
-from expert.training.step import seed_update, train_step
+from expert.training.step import seed_step, train_step
 from expert.training.stopping import BestSoFar
 
 RowsOf = Callable[[tuple[int, ...]], list[int | str]]
@@ -83,7 +83,7 @@ class Moment:
 
 
 def train(
-    engine: SingleDevice, updates: Iterable[Any], state: TrainState, plan: LoopPlan, tools: Tools
+    engine: Engine, updates: Iterable[Any], state: TrainState, plan: LoopPlan, tools: Tools
 ) -> tuple[TrainState, Ending]:
     """Take update after update until something ends it; returns where the run stands and why."""
     coming = iter(updates)
@@ -124,22 +124,24 @@ def train(
 
 
 def _one_update(
-    engine: SingleDevice, fed: Any, state: TrainState, plan: LoopPlan, tools: Tools
+    engine: Engine, fed: Any, state: TrainState, plan: LoopPlan, tools: Tools
 ) -> tuple[TrainState, list[Trouble]]:
     number = fed.update.done
-    seed_update(plan.seed, number)
+    seed_step(plan.seed, number)
     rate = learning_rate(number, plan.schedule)
     stats = train_step(engine, fed.batches, step=number + 1, rate=rate, max_norm=plan.max_norm)
     counts = fed.counts
+    places = sum(batch.tokens.numel() for batch in fed.batches)
+    real_tokens, places, examples = engine.total(counts.real_tokens, places, counts.examples)
     per_epoch = plan.steps_per_epoch
     facts = Facts(
         step=number,
         epoch=(number + 1) / per_epoch if per_epoch else float(fed.update.epoch),
         rate=rate,
-        targets=counts.targets,
-        real_tokens=counts.real_tokens,
-        places=sum(batch.tokens.numel() for batch in fed.batches),
-        examples=counts.examples,
+        targets=stats.targets,
+        real_tokens=real_tokens,
+        places=places,
+        examples=examples,
         bins=tuple(number for batch in fed.batches for number in batch.bins),
         made_seconds=fed.made_seconds,
     )
@@ -150,8 +152,8 @@ def _one_update(
         done=number + 1,
         epoch=update.epoch,
         place=(update.epoch, update.window, update.step + 1),
-        tokens=state.tokens + counts.real_tokens,
-        examples=state.examples + counts.examples,
+        tokens=state.tokens + real_tokens,
+        examples=state.examples + examples,
     )
     return state, troubles
 
@@ -207,31 +209,29 @@ def _evaluates(plan: LoopPlan) -> bool:
 def _answer(
     troubles: list[Trouble], state: TrainState, plan: LoopPlan, tools: Tools
 ) -> Ending | None:
-    """Tell of every trouble; an Ending with the first one that cannot be passed over."""
+    """Report every trouble; an Ending with the first one that cannot be skipped."""
+    found = judge(troubles, state, plan.stability, emit=tools.emit, rows_of=tools.rows_of)
+    return Ending(trouble=found[0], verdict=found[1]) if found is not None else None
+
+
+def judge(
+    troubles: list[Trouble], state: TrainState, policy: Stability, *, emit: Emit, rows_of: RowsOf
+) -> tuple[Trouble, str] | None:
+    """Report every trouble with what the policy says about it: skip, ignore, rollback or stop; the
+    first one that is neither skipped nor ignored, and its verdict."""
     for trouble in troubles:
-        verdict = verdict_on(trouble, state, plan.stability)
-        tell_trouble(trouble, verdict, tools.emit, tools.rows_of)
+        so_far = Tally(skips=trouble.skips, rollbacks=state.rollbacks)
+        match trouble.what:
+            case NotFinite(step=step, bins=bins):
+                verdict: str = after_not_finite(policy, so_far)
+                rows = rows_of(bins)
+                emit("not_finite", step=step + 1, bins=list(bins), rows=rows, policy=verdict)
+            case LossSpike(step=step, loss=loss, median=median, z=z):
+                verdict = after_spike(policy, so_far)
+                emit("spike", step=step + 1, loss=loss, median=median, z=z, policy=verdict)
         if verdict not in ("skip", "ignore"):
-            return Ending(trouble=trouble, verdict=verdict)
+            return trouble, verdict
     return None
-
-
-def verdict_on(trouble: Trouble, state: TrainState, policy: Stability) -> str:
-    """What the policy says: skip, ignore, rollback or stop."""
-    so_far = Tally(skips=trouble.skips, rollbacks=state.rollbacks)
-    if isinstance(trouble.what, NotFinite):
-        return after_not_finite(policy, so_far)
-    return after_spike(policy, so_far)
-
-
-def tell_trouble(trouble: Trouble, verdict: str, emit: Emit, rows_of: RowsOf) -> None:
-    """Emit what went wrong in an update, and what the policy says about it."""
-    match trouble.what:
-        case NotFinite(step=step, bins=bins):
-            rows = rows_of(bins)
-            emit("not_finite", step=step + 1, bins=list(bins), rows=rows, policy=verdict)
-        case LossSpike(step=step, loss=loss, median=median, z=z):
-            emit("spike", step=step + 1, loss=loss, median=median, z=z, policy=verdict)
 
 
 def _another_plan(tools: Tools) -> Ending | None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from expert.telemetry.late import LateNumbers
-from expert.telemetry.meter import Meter, Update
+from expert.telemetry.meter import Meter, StepCounts
 from expert.telemetry.syncs import SyncWatch
 from expert.telemetry.timeline import Timeline
 from expert.training.pressure import Pressure
@@ -21,6 +21,10 @@ from expert.training.step import StepStats
 
 # A scale of 65,536 comes down to 1 in 16 halvings; float16 that overflows more often is broken.
 SCALE_HALVINGS = 20
+
+
+MoreFields = Callable[[int], dict[str, Any]]
+"""Further fields of the event of a step, by its number."""
 
 
 class Emit(Protocol):
@@ -68,7 +72,7 @@ class Recorder:
         flops_per_token: float | None = None,
         loss_scaling: bool = False,
         compiles: bool = False,
-        more: Callable[[], dict[str, Any]] = dict,
+        more: MoreFields = lambda step: {},
         pressure: Pressure | None = None,
         skips: int = 0,
     ) -> None:
@@ -114,7 +118,7 @@ class Recorder:
         flops = self._flops_per_token
         fresh = self.meter.fresh
         seconds = self.meter.add(
-            Update(
+            StepCounts(
                 step=facts.step,
                 real_tokens=facts.real_tokens,
                 places=facts.places,
@@ -199,7 +203,7 @@ class Recorder:
         times["time_feed"] = sum(self._made) if self._made else None
         times["ran_dry"] = sum(self._dry) / len(self._dry) if self._dry else None
         self._phases, self._made, self._dry = {}, [], []
-        more = self._more()
+        more = self._more(facts.step + 1)
         if self.pressure is not None:
             self.pressure.add_facts(more)
             if self._compiles:

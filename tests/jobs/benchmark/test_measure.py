@@ -16,7 +16,7 @@ from expert.jobs.benchmark.measure import Benchmark
 from expert.jobs.benchmark.pace import THOROUGH, Clock
 from expert.planning.choose.sequences import Packing
 from expert.planning.ladder import BASELINE, RUNGS, Rung
-from expert.planning.memory.measurements import read_rates
+from expert.planning.measurements import read_rates
 from tests.insight.ladders import measured
 from tests.jobs.benchmark.played import (
     Heard,

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from expert.core.text import counted
-from expert.data.read.arrow_rows import damage_told, rows_of_batches
+from expert.data.read.arrow_rows import arrow_errors, rows_of_batches
 from expert.data.read.sources import Source, first_row, iterate
 from expert.data.records import BadRow, DataError, Dropped, Row, TokenSegment
 from expert.data.tokens.documents import numbers_in
@@ -190,7 +190,7 @@ def _arrow_rows(files: Sequence[Path], names: Sequence[str]) -> Iterator[Row | B
     would take 5 times as long. What is not plain lists of whole numbers is read that way."""
     for path in files:
         number = 0
-        with damage_told(path, "Arrow"), pa.memory_map(str(path)) as stream:
+        with arrow_errors(path, "Arrow"), pa.memory_map(str(path)) as stream:
             for whole in pa.ipc.open_stream(stream):
                 batch = whole.select([name for name in names if name in whole.schema.names])
                 for start in range(0, batch.num_rows, _BATCH_ROWS):

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from pydantic import ValidationError
 
-from expert.core.text import gib
+from expert.core.text import gib, percent, span
 from expert.insight.findings.evidence import Evidence
 from expert.insight.findings.finding import CONFIG, Rule, Seen, seen
-from expert.insight.wording import percent, span
 from expert.planning.choose.gains import COMPILE_PAYS_AFTER_SECONDS, COMPILED, NOT_RECOMPUTED
 from expert.planning.machine.cards import card_named
 from expert.planning.memory.calibration import workload_of

@@ -21,8 +21,7 @@ from expert.insight.page.blocks import (
     WideBar,
 )
 from expert.insight.page.markup import Markup, joined, path, tag
-from expert.insight.page.scales import SIZE, Scale, labels, said, scale_of
-from expert.insight.page.thinning import thinned
+from expert.insight.page.scales import SIZE, Scale, labels, said, scale_of, thinned
 
 TOOLTIPS = 80
 """Columns of a chart that show their values below the pointer, or where a finger taps."""

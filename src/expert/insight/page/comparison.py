@@ -18,10 +18,10 @@ from expert.insight.page.blocks import (
     Unit,
     Words,
 )
+from expert.insight.page.curves import MIN_SMOOTHED, has_values, spans_far
+from expert.insight.page.events import told_value
 from expert.insight.page.facts import RunFacts, number
-from expert.insight.page.learning import MIN_SMOOTHED, has_values, spans_far
-from expert.insight.page.story import told_value
-from expert.insight.page.thinning import running_total, smoothed
+from expert.insight.page.scales import running_total, smoothed
 
 COLOURS = (1, 2, 3, 4, 5, 6)
 NOT_COMPARED = ("decisions", "remarks")

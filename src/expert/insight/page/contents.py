@@ -12,17 +12,15 @@ from expert.insight.ladder.ladder import Ladder
 from expert.insight.ladder.table import headline
 from expert.insight.outcome import Outcome
 from expert.insight.page.blocks import MADE_BY, Page, Section, Tone
-from expert.insight.page.climb import ladder_section
 from expert.insight.page.comparison import comparison
-from expert.insight.page.decisions import decisions
+from expert.insight.page.curves import learning, speed
+from expert.insight.page.environment import prepared, surroundings
+from expert.insight.page.events import story
 from expert.insight.page.facts import RunFacts, mapping
-from expert.insight.page.judged import judged, standing
-from expert.insight.page.learning import learning
+from expert.insight.page.ladder import ladder_section
 from expert.insight.page.overview import overview
-from expert.insight.page.prepared import prepared
-from expert.insight.page.speed import speed
-from expert.insight.page.story import story
-from expert.insight.page.surroundings import surroundings
+from expert.insight.page.plan import decisions
+from expert.insight.page.validation import judged, standing
 from expert.insight.step.bound import Verdict
 
 STATES = {

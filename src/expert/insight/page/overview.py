@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from expert.core.text import count, counted, duration, gib, loss
+from expert.core.text import count, counted, duration, gib, loss, percent, times
 from expert.insight.findings.finding import Finding, worst_first
 from expert.insight.page.blocks import Block, Card, Cards, Folded, Grid, Section, Words
 from expert.insight.page.facts import RunFacts, listed, mapping, number
-from expert.insight.page.judged import by_loss
-from expert.insight.wording import percent, times
+from expert.insight.page.validation import by_loss
 
 Measured = Card | str
 """A number, or why there is none."""

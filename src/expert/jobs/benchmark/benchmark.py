@@ -93,8 +93,8 @@ def new_folder(request: BenchmarkRequest) -> Path:
     """A new folder below the output folder; another one for each of two that start at once."""
     from expert.core.links import refuse_links
     from expert.planning.plan import folder_name
-    from expert.run.locate import runs_folder
     from expert.run.plan import plan
+    from expert.run.stored.locate import runs_folder
 
     read = request.read(())
     runs = runs_folder(read)
@@ -144,7 +144,7 @@ def write_result(ladder: Ladder, file: Path) -> list[Path]:
 
 def remember(made: Benchmark, ladder: Ladder) -> Path | None:
     """Keep the best settings for later plans; the file, or None where nothing was measured."""
-    from expert.planning.memory.measurements import MeasuredRate, measurements_file, remember_rate
+    from expert.planning.measurements import MeasuredRate, measurements_file, remember_rate
     from expert.planning.models.resolve import basename
 
     won, plan = made.standing.result, made.standing.plan
@@ -175,7 +175,7 @@ def remember(made: Benchmark, ladder: Ladder) -> Path | None:
 
 def forget(request: BenchmarkRequest | None) -> tuple[Path, int]:
     """Forget remembered benchmarks: of a manifest's model, or all; the file, and how many."""
-    from expert.planning.memory.measurements import forget_rates, measurements_file
+    from expert.planning.measurements import forget_rates, measurements_file
     from expert.planning.models.resolve import basename
     from expert.planning.plan import choose_model
 
@@ -187,7 +187,7 @@ def forget(request: BenchmarkRequest | None) -> tuple[Path, int]:
 
 def tried_paths(ladder: Ladder) -> list[str]:
     """Values of the plan that were measured both ways, of those that later plans may take over."""
-    from expert.planning.memory.measurements import REMEMBERED
+    from expert.planning.measurements import REMEMBERED
 
     tried = {rung.name for rung in ladder.rungs if rung.status not in ("not here", "no time")}
     about = [path for rung in (BASELINE, *RUNGS) if rung.name in tried for path in rung.about]

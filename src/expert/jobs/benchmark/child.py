@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
 from expert.jobs.benchmark.processes import Job, Ready, Window
-from expert.jobs.rehearse import WITHOUT_PAUSES, Rehearsal, copied
+from expert.run.session.session import Start, copied, model_of, open_session, release_memory
+from expert.run.session.short_run import WITHOUT_PAUSES
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import torch
 
     from expert.planning.run_plan import RunPlan
+    from expert.run.session.execute import Through
+    from expert.run.session.session import Session
     from expert.telemetry.gpu import GpuSampler
     from expert.telemetry.meter import Meter
 
@@ -50,6 +53,9 @@ SECONDS_BETWEEN_EVENTS = 0.1
 a fast run."""
 NVML_LOOKS_BACK = 1.0
 """Seconds: NVML's utilization is that of a sixth of a second up to one before."""
+LOOK_SECONDS = 1.0
+"""For free cores: the threads that the first setting settles count for all, and a fifth of a second
+misses much."""
 BECAUSE = "a benchmark measures steps alone"
 
 Say = Callable[[dict[str, Any]], None]
@@ -118,21 +124,11 @@ def _cuda_is_spoilt() -> bool:
     return bool(getattr(torch.cuda, "_is_in_bad_fork", lambda: False)())
 
 
-class MeasuredRun(Rehearsal):
-    """A run that gives its model's memory back before the loss is judged."""
-
-    look_seconds = 1.0  # what it settles counts for all settings: a fifth of a second misses much
-
-    def let_go(self) -> None:
-        """Give the model's memory back."""
-        self._built = None
-        self._let_go()
-
-
 def measure(job: Job, say: Say, hear: Hear) -> None:
     """Train, judge the loss on the held-out rows, and time the windows that are asked for."""
     from expert.core.rundir import RunFolder
     from expert.run.open import open_data
+    from expert.run.session.start import announce
 
     say({"doing": "opening the data", "done": 0, "of": 0})
     plan, data, _ = open_data(for_measuring(job.plan, beside=job.beside), job.read, lambda *_: None)
@@ -144,30 +140,28 @@ def measure(job: Job, say: Say, hear: Hear) -> None:
         if event["event"] == "step":
             say({"doing": "training", "done": event["step"], "of": 0})
 
-    run = MeasuredRun(
+    opened = open_session(
         folder=folder,
         plan=plan,
         data=data,
         manifest=job.read.manifest,
         sinks=(heard,),
-        allow_remote_code=job.allow_remote_code,
+        start=Start(allow_remote_code=job.allow_remote_code),
+        keep=False,
     )
-    run.given_threads = job.threads
-    with folder.locked(), run:
-        run.announce()
+    with folder.locked(), opened as run:
+        announce(run, threads=job.threads, look_seconds=LOOK_SECONDS)
         say({"doing": "loading the model", "done": 0, "of": 0})
         _measured(run, job, events, say, hear)
 
 
-def _measured(
-    run: MeasuredRun, job: Job, events: list[dict[str, Any]], say: Say, hear: Hear
-) -> None:
+def _measured(run: Session, job: Job, events: list[dict[str, Any]], say: Say, hear: Hear) -> None:
     from expert.jobs.benchmark.held_out import judged
     from expert.jobs.benchmark.numbers import numbers_of
     from expert.model.switches import set_switches
 
     steps = _train_first_steps(run, events, job)
-    weights = None if job.only_rate else copied(run.built.tensors())
+    weights = None if job.only_rate else copied(model_of(run).tensors())
     if run.plan.kernels.cuda_graphs:  # the weights are copied; what is timed is to be captured
         _train_to(run, run.state.done + UNTIL_CAPTURED)
 
@@ -180,7 +174,7 @@ def _measured(
         return found
 
     found = judge() if job.stays else {}
-    run._let_go()
+    release_memory(run.device)
     ready = _ready(events, steps)
     _log_every(run, max(1, round(SECONDS_BETWEEN_EVENTS / ready.step_seconds)))
     say({"ready": ready})
@@ -190,17 +184,17 @@ def _measured(
         finished=lambda: numbers_of(run, events, windows.timed, steps) | found,
         stays=job.stays,
         device=run.device,
-        meter=lambda: run.recorder.meter,
-        gpu=run.gpu,
+        meter=lambda: run.instruments.meter,
+        gpu=run.instruments.gpu,
         fresh=0 if ready.step_seconds > SLOW_SECONDS else WARM_UP,
     )
-    run.through = windows
-    run.plan = _with(run.plan, **{"length.total_steps": run.state.done + ENOUGH_STEPS})
+    run.now.plan = _with(run.plan, **{"length.total_steps": run.state.done + ENOUGH_STEPS})
     while not windows.over:
-        _checked(run)
+        _checked(run, windows)
     if windows.ends_with_loss:
         numbers = numbers_of(run, events, windows.timed, steps)
-        run.let_go()
+        run.now.built = None
+        release_memory(run.device)
         say({"measured": numbers | judge()})
 
 
@@ -250,7 +244,7 @@ def for_measuring(plan: RunPlan, *, beside: bool = False) -> RunPlan:
 # --- training ------------------------------------------------------------------------------------
 
 
-def _train_first_steps(run: MeasuredRun, events: list[dict[str, Any]], job: Job) -> int:
+def _train_first_steps(run: Session, events: list[dict[str, Any]], job: Job) -> int:
     """Train so many steps, or as many as there is time for; how many they were."""
     steps, seconds = job.steps, job.pace.learn_seconds
     if steps is None:
@@ -266,20 +260,21 @@ def _train_first_steps(run: MeasuredRun, events: list[dict[str, Any]], job: Job)
     return steps
 
 
-def _train_to(run: MeasuredRun, total: int) -> None:
+def _train_to(run: Session, total: int) -> None:
     """Train up to so many steps; a smaller micro-batch is the only change that is allowed."""
-    from expert.run.recover import change_over, failure_of, nothing_left
+    from expert.run.session.failures import failure_of, nothing_left
+    from expert.run.session.recover import change_over
     from expert.training.recovery import changes, plan_after
-    from expert.training.step import UpdateTorn
+    from expert.training.step import StepInterrupted
 
-    run.plan = _with(run.plan, **{"length.total_steps": total})
+    run.now.plan = _with(run.plan, **{"length.total_steps": total})
     while run.state.done < total:
-        failure, torn = None, False
+        failure, interrupted = None, False
         try:
             _checked(run)
         except Exception as error:
-            failure = failure_of(error, run.doing, run.plan)
-            torn = isinstance(error, UpdateTorn)
+            failure = failure_of(error, run.now.doing, run.plan)
+            interrupted = isinstance(error, StepInterrupted)
             if failure is None:
                 raise
         if failure is not None:
@@ -287,13 +282,15 @@ def _train_to(run: MeasuredRun, total: int) -> None:
             changed = changes(run.plan, after) if after is not None else []
             if after is None or not all(each.path.startswith("batch.") for each in changed):
                 raise SettingFailed(nothing_left(failure).partition("  (")[0])
-            change_over(run, after, failure, torn=torn)
+            change_over(run, after, failure, interrupted=interrupted)
 
 
-def _checked(run: MeasuredRun) -> None:
+def _checked(run: Session, through: Through = iter) -> None:
     """Train until the plan's end or until the steps run out; an error where something else ends
     it."""
-    ending = run.attempt()
+    from expert.run.session.execute import attempt
+
+    ending = attempt(run, through=through)
     if ending.trouble is not None:
         raise SettingFailed(f"step {run.state.done}: the loss or a gradient is not finite")
     if ending.exit_code is not None:
@@ -304,11 +301,11 @@ def _with(plan: RunPlan, **values: Any) -> RunPlan:
     return plan.with_values(values, BECAUSE, "preset")
 
 
-def _log_every(run: MeasuredRun, every: int) -> None:
-    from expert.run.parts import recorder_of
-
-    run.plan = _with(run.plan, **{"watch.logging_steps": every})
-    run.recorder = recorder_of(run)
+def _log_every(run: Session, every: int) -> None:
+    now = run.now
+    now.plan = _with(now.plan, **{"watch.logging_steps": every})
+    timeline = now.built.timeline if now.built is not None else None
+    now.recorder = run.instruments.recorder(now.plan, now.state, timeline)
 
 
 def _step_seconds(events: list[dict[str, Any]]) -> float:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expert.jobs.benchmark.processes import Job
-    from expert.jobs.rehearse import Rehearsal
+    from expert.parallel.engine import Groups
     from expert.planning.run_plan import RunPlan
-    from expert.run.checkpoints import Groups
     from expert.run.feed import RunData
     from expert.run.prepared import PreparedSplit
+    from expert.run.session.session import Session
     from expert.training.evaluation import EvalSums
 
 BECAUSE = "all settings are judged in the same way"
 
 
-def judged(run: Rehearsal, weights: Groups, job: Job) -> dict[str, Any]:
+def judged(run: Session, weights: Groups, job: Job) -> dict[str, Any]:
     """Loss of the weights on the first held-out rows: not packed, SDPA, nothing compiled. Where it
     is asked for, also as the setting trains. The model is built again beside the trained one."""
     if run.data.validation is None:
@@ -52,7 +52,7 @@ def _mean(sums: EvalSums) -> float | None:
     return loss if math.isfinite(loss) else None
 
 
-def _evaluated(plan: RunPlan, run: Rehearsal, weights: Groups, job: Job) -> EvalSums:
+def _evaluated(plan: RunPlan, run: Session, weights: Groups, job: Job) -> EvalSums:
     """The held-out rows under a plan, with a model that is gone again afterwards."""
     from itertools import islice
 

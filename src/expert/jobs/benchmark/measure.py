@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from expert import __version__
 from expert.core.errors import ManifestError
 from expert.core.files import write_text_atomically
+from expert.core.version import __version__
 from expert.insight.ladder.doubts import crowded, doubts_of
 from expert.insight.ladder.ladder import FILE, STAND, Ladder, Measured
 from expert.insight.ladder.pairs import Paired, spread_of

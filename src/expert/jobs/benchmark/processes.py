@@ -29,8 +29,8 @@ START_SECONDS = 180.0
 LEAST_WAIT_SECONDS = 60.0
 """For a window, however short it should be: another process may hold everything up."""
 IMPORTED = (
-    *("torch", "transformers.modeling_utils", "expert.data.feed.loader", "expert.jobs.train"),
-    *("expert.model.load", "expert.run.evaluate", "expert.telemetry.gpu", "expert.training.loop"),
+    *("torch", "transformers.modeling_utils", "expert.data.feed.loader", "expert.model.load"),
+    *("expert.run.session.execute", "expert.telemetry.gpu", "expert.training.loop"),
 )
 
 Progress = Callable[[str, int, int], None]

@@ -27,16 +27,17 @@ from expert.jobs.diagnose.parity_numbers import (
     tolerance,
     widened,
 )
-from expert.jobs.rehearse import copied, prepared_plan
+from expert.run.session.session import copied
+from expert.run.session.short_run import prepared_plan
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from expert.manifest.reader import ReadManifest
+    from expert.parallel.engine import Groups
     from expert.planning.run_plan import RunPlan
     from expert.run.build import Built
-    from expert.run.checkpoints import Groups
     from expert.run.feed import RunData
     from expert.run.prepared import PreparedSplit
 
@@ -231,7 +232,7 @@ class _Comparison:
     def other(self, claim: str, values: dict[str, Any], whole: Learnt) -> Compared:
         """The same sequences through a model that is built in the plain way."""
         self._tell(claim)
-        from expert.run.recover import is_out_of_memory
+        from expert.run.session.failures import is_out_of_memory
 
         plain, trouble = None, ""
         try:
@@ -337,9 +338,9 @@ class _Comparison:
         return copied(built.tensors())
 
     def step(self, built: Built, number: int) -> None:
-        from expert.training.step import seed_update, train_step
+        from expert.training.step import seed_step, train_step
 
-        seed_update(self.plan.optim.seed, number)
+        seed_step(self.plan.optim.seed, number)
         batches = self.batches(rows=1)
         train_step(
             built.engine,

@@ -16,7 +16,7 @@ from expert.jobs.validate.standing_verdict import read_verdict
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.planning.run_plan import RunPlan
-    from expert.run.choose_checkpoint import Choice
+    from expert.run.stored.choose_checkpoint import Choice
 
 Kind = Literal["adapter", "merged", "model"]
 CANNOT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from expert.jobs.export.card_snippet import Asking
     from expert.planning.run_plan import RunPlan
-    from expert.run.trained import Trained
+    from expert.run.stored.load import Trained
 
 # Put to both models as prompts; ASCII and short, so that every tokenizer and card can.
 CHECKED_TEXTS = (

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from expert.jobs.export.card_snippet import Asking
     from expert.model.export_check import Difference
     from expert.planning.run_plan import RunPlan
-    from expert.run.choose_checkpoint import Choice
-    from expert.run.trained import Trained
+    from expert.run.stored.choose_checkpoint import Choice
+    from expert.run.stored.load import Trained
 
 UNHARMED_SPREADS = 4
 """How far an adapter may move the logits before its rounding is let pass more, in their spreads."""
@@ -96,9 +96,9 @@ def export(
 
     A run that was validated and did not pass the gate is refused, unless `allow_failed`.
     """
-    from expert.run.choose_checkpoint import choose
-    from expert.run.follow import find_run
-    from expert.run.trained import base_remark, read_plan
+    from expert.run.stored.choose_checkpoint import choose
+    from expert.run.stored.load import base_remark, read_plan
+    from expert.run.stored.locate import find_run
 
     # All that may be refused is asked before torch is imported, which takes seconds.
     folder = find_run(run)
@@ -124,7 +124,7 @@ def _carry_out(
     from expert.jobs.export.comparison import CHECKED_TEXTS
     from expert.jobs.validate.standing_verdict import read_verdict
     from expert.model.load import without_progress_bar
-    from expert.run.trained import pick_device
+    from expert.run.stored.load import pick_device
 
     work.device = pick_device(device)
     tell(f"loading {work.plan.model.name} and {work.choice.name} of {work.folder.path}")
@@ -189,7 +189,7 @@ class _Export:
         import torch
 
         from expert.jobs.export.comparison import asked_as, checked_ids
-        from expert.run.trained import load_trained
+        from expert.run.stored.load import load_trained
 
         self._let_go()
         self._trained = load_trained(
@@ -348,7 +348,7 @@ class _Export:
 
         from expert.jobs.export.comparison import as_a_stranger
         from expert.model.export_check import logits_of
-        from expert.run.trained import soft_prompt_rows
+        from expert.run.stored.load import soft_prompt_rows
 
         adapter = self.kind == "adapter"
         model = as_a_stranger(

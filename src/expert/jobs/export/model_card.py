@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath, PureWindowsPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from expert import __version__
 from expert.core.install import how_to_get_it
 from expert.core.text import counted, loss
+from expert.core.version import __version__
 from expert.jobs.export.card_snippet import loading_code
 from expert.jobs.export.portable_base import PortableBase, portable_base
 from expert.manifest.schema.manifest import CHAR_GPT

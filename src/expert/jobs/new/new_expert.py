@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from expert.data.read.sources import Source
     from expert.data.records import BadRow, Example, Row
     from expert.jobs.new.row_lengths import LengthChoice
-    from expert.jobs.new.templates import BaseOfNew
+    from expert.jobs.new.starters import BaseOfNew
 
 EPOCHS = 3
 FEW_ROWS, EPOCHS_OF_FEW = 1000, 5
@@ -104,10 +104,10 @@ def new_expert(
 
     A file of rows is copied: what is in the folder can be moved, and the original stays as it is.
     """
-    from expert.data.examples.preferences import PREFERRED
+    from expert.data.examples.columns import PREFERRED
     from expert.data.examples.tools import has_tools
     from expert.data.read.folders import unread_files
-    from expert.jobs.new.templates import TEMPLATES, calling, manifest_of, readme_of
+    from expert.jobs.new.starters import TEMPLATES, calling, manifest_of, readme_of
 
     folder = (into or Path()) / name
     _refuse(name, folder)
@@ -189,7 +189,7 @@ def _write(manifest: Path, made: Callable[..., dict[str, Any]], base: BaseOfNew)
 
 def _base(name: str, folder: Path) -> BaseOfNew:
     """The base model by the name that the manifest will have, with settings of its size."""
-    from expert.jobs.new.templates import BaseOfNew
+    from expert.jobs.new.starters import BaseOfNew
     from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec
     from expert.planning.choose.starting_points import starting_point
     from expert.planning.models.resolve import is_hub_id, is_model_folder, near_model, resolve_model
@@ -259,7 +259,7 @@ def _mapped(mapping: Sequence[str]) -> dict[str, str]:
 def _look(data: Path, asked: Mapping[str, Any]) -> _Looked:
     """What the rows of a file hold; CannotMake where they are of no use."""
     from expert.data.examples.column_survey import survey_rows
-    from expert.data.examples.columns import Asked, understand_columns
+    from expert.data.examples.columns import understand_columns
     from expert.data.examples.formats import example_of
     from expert.data.read.sources import iterate
     from expert.data.records import BadRow, DataError, Dropped, Example, Row
@@ -275,7 +275,7 @@ def _look(data: Path, asked: Mapping[str, Any]) -> _Looked:
     seen = survey_rows(iterate(_source(data)))
     _refuse_columns(data, asked.get("field_mapping", {}), seen.names)
     try:
-        columns = understand_columns(seen, Asked.by(DatasetSpec(**asked)))
+        columns = understand_columns(seen, DatasetSpec(**asked))
     except DataError as error:
         what, _, how = str(error).partition("  (")
         if "field_mapping" in how:  # there is no manifest yet

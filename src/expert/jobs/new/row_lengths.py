@@ -168,7 +168,7 @@ def measure_rows(read: ReadManifest, plan: RunPlan) -> RowLengths | None:
 
 
 def _builder(read: ReadManifest, plan: RunPlan) -> Builder:
-    from expert.jobs.datasets.showing import TextOnly
+    from expert.jobs.datasets.show import TextOnly
     from expert.run.prepare import Builder
     from expert.run.token_folders import named_sources
 

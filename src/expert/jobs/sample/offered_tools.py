@@ -15,7 +15,7 @@ class NoTools(ExpertError):
 def tools_in(file: Path) -> str:
     """The tools of a JSON file: a list of them, or a row that has a field `tools`."""
     from expert.data.examples.tools import tools_of
-    from expert.data.template.marked_text import UnfitRow
+    from expert.data.records import UnfitRow
 
     how = "a JSON list of functions as OpenAI has them, or a file of rows with a column tools"
     try:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from expert.jobs.sample.answer_steps import Speaker
     from expert.planning.run_plan import RunPlan
     from expert.run.row_kind import FirstRow
-    from expert.run.trained import Trained
+    from expert.run.stored.load import Trained
 
 CHARACTER_TEMPERATURE = 0.8
 """For the character model where nothing is asked for: the likeliest character alone soon repeats
@@ -131,10 +131,10 @@ def ready(
     `decoding` holds what differs from the manifest's; `plain` continues prompts as they stand, None
     decides by the data. `tools` is a file that names them; None: those of the first row learnt.
     """
-    from expert.run.choose_checkpoint import choose
-    from expert.run.locate import find_trained
     from expert.run.row_kind import FirstRow, trained_on_text
-    from expert.run.trained import base_remark, load_trained, pick_device, read_plan
+    from expert.run.stored.choose_checkpoint import choose
+    from expert.run.stored.load import base_remark, load_trained, pick_device, read_plan
+    from expert.run.stored.locate import find_trained
 
     folder = find_trained(run)
     plan = read_plan(folder)

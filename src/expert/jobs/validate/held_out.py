@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
-from expert.run.trained_rows import learnt_rows
+from expert.run.stored.trained_rows import learnt_rows
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder

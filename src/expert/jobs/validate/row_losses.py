@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from expert.data.records import Example, Row
     from expert.run.prepared import PreparedSplit
-    from expert.run.trained import Trained
+    from expert.run.stored.load import Trained
     from expert.training.evaluation import EvalResult
 
 Tell = Callable[[int, int], None]
@@ -26,8 +26,9 @@ def row_losses(
 ) -> EvalResult:
     """Means over all target tokens of the rows; every token counts the same. No logits are kept."""
     from expert.model.attention import without_cudnn
+    from expert.run.build import evaluation_engine
     from expert.run.feed import split_batches
-    from expert.run.recover import is_out_of_memory
+    from expert.run.session.failures import is_out_of_memory
     from expert.training.evaluation import evaluate, means_of
 
     plan = trained.plan
@@ -35,7 +36,8 @@ def row_losses(
     alone = plan.model_copy(update={"data": plan.data.model_copy(update={"packing": "none"})})
     rows = plan.batch.eval_batch
     with tempfile.TemporaryDirectory(prefix="expert-rows-") as place, _evaluating(trained):
-        split, engine = _prepared(trained, examples, Path(place)), _engine(trained)
+        split = _prepared(trained, examples, Path(place))
+        engine = evaluation_engine(trained.loaded, trained.device)
         while True:
             again = 0
             try:
@@ -77,24 +79,6 @@ def _evaluating(trained: Trained) -> Iterator[None]:
         yield
     finally:
         model.set_attn_implementation(ANSWERING)
-
-
-def _engine(trained: Trained) -> Any:
-    import torch
-
-    from expert.model.load import DTYPES
-    from expert.parallel.engine import SingleDevice
-
-    loaded = trained.loaded
-    precision = DTYPES[loaded.kernels.precision]
-    mixed = any(parameter.dtype != precision for _, parameter in loaded.trainable)
-    learner: Any = None  # nothing is learnt
-    return SingleDevice(
-        loaded,
-        learner,
-        device=trained.device,
-        autocast=precision if mixed and precision != torch.float32 else None,
-    )
 
 
 def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> PreparedSplit:

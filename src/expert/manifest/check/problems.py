@@ -10,8 +10,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from expert.core.errors import Problem
-from expert.manifest.check.slips import WORDS_OF_THEIR_OWN, slip_of
-from expert.manifest.migrate.names import (
+from expert.manifest.check.spelling import WORDS_OF_THEIR_OWN, slip_of
+from expert.manifest.migrate.aliases import (
     BASE_MODEL_KEYS,
     CONFIG,
     CONFIG_ALIASES,
@@ -24,7 +24,7 @@ from expert.manifest.migrate.names import (
 )
 from expert.manifest.notices import Notice
 from expert.manifest.schema.expectations import LARGEST, expected, resolve, schema, schema_at
-from expert.manifest.text.document import Item, is_comment, join, shown
+from expert.manifest.text.item import Item, is_comment, join, shown
 
 _KINDS: list[tuple[type | tuple[type, ...], str]] = [
     (bool, "true or false"),

@@ -10,7 +10,7 @@ from expert.core.errors import Problem
 from expert.manifest.notices import Kind, Notice
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.manifest import CHAR_GPT, Manifest
-from expert.manifest.text.document import Item
+from expert.manifest.text.item import Item
 
 _SCHEDULE_OPTIONS = {
     "cosine": ("num_cycles", "min_lr"),

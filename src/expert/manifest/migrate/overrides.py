@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 
 from expert.core.errors import ExpertError
-from expert.manifest.migrate.migrate import migrate
-from expert.manifest.migrate.moving import Migration
-from expert.manifest.migrate.names import homes_of_short_name
+from expert.manifest.migrate.aliases import homes_of_short_name
+from expert.manifest.migrate.layout import migrate
+from expert.manifest.migrate.migration import Migration
 from expert.manifest.notices import notice
-from expert.manifest.text.document import MAX_DEPTH, Item, join
+from expert.manifest.text.item import MAX_DEPTH, Item, join
 
 _STEP = re.compile(r"([^.\[\]]+)((?:\[[0-9]{1,6}\])*)")
 

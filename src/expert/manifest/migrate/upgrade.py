@@ -8,7 +8,8 @@ from expert.manifest.notices import Notice
 from expert.manifest.reader import understand
 from expert.manifest.schema.types import AUTO
 from expert.manifest.text.comments import remember, restore
-from expert.manifest.text.document import Document, Item, is_comment
+from expert.manifest.text.document import Document
+from expert.manifest.text.item import Item, is_comment
 from expert.manifest.text.write import to_json, to_yaml
 
 # Written out so that the reader of a file sees what there is to set. pretokenized_cache is not

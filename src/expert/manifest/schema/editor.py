@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from expert.manifest.migrate.names import (
+from expert.manifest.migrate.aliases import (
     ADAM_BETAS,
     AMP_NAMES,
     BASE_MODEL_KEYS,

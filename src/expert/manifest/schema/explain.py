@@ -11,7 +11,7 @@ from typing import Any
 
 from expert.core.errors import ExpertError
 from expert.manifest.check.problems import closest
-from expert.manifest.migrate.names import (
+from expert.manifest.migrate.aliases import (
     ADAM_BETAS,
     AMP_NAMES,
     CONFIG,
@@ -25,8 +25,8 @@ from expert.manifest.migrate.names import (
     SHAPE_ALIASES,
     home_of,
 )
-from expert.manifest.peers.answers import answer_to
-from expert.manifest.peers.switches import SWITCHES
+from expert.manifest.peers.converted_keys import CONVERTED
+from expert.manifest.peers.unsupported_keys import answer_to
 from expert.manifest.schema.expectations import expected, resolve, schema
 
 MODEL = "base_models[]"
@@ -204,7 +204,7 @@ def _of_another_trainer(wanted: str) -> list[KeyHelp]:
         how = "Refused" if answer.kind is None else answer.kind.capitalize()
         fix = f"; {answer.fix}" if answer.fix else ""
         return [KeyHelp(wanted, "a key of another trainer", "", f"{how}: {answer.text}{fix}.")]
-    if zone in _CONFIG_ZONES and name in SWITCHES:
+    if zone in _CONFIG_ZONES and name in CONVERTED:
         text = "Read as another key by its value: expert manifest check says which."
         return [KeyHelp(wanted, "a key of another trainer", "", text)]
     return []

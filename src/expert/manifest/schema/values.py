@@ -8,7 +8,7 @@ from typing import Any
 
 from expert.core.errors import Problem
 from expert.manifest.notices import Notice, notice
-from expert.manifest.text.document import Item, shown
+from expert.manifest.text.item import Item, shown
 
 _QWEN = ("qwen", "qwen2", "qwen2.5", "qwen3")
 CONFIG_VALUES: Mapping[str, Mapping[Any, Any]] = {

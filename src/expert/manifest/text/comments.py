@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from expert.manifest.text.document import Item, add_entry, is_comment
+from expert.manifest.text.item import Item, add_entry, is_comment
 
 
 @dataclass(frozen=True)

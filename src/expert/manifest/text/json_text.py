@@ -10,7 +10,7 @@ from json.decoder import JSONDecodeError
 from typing import NoReturn
 
 from expert.core.errors import ManifestError, Problem
-from expert.manifest.text.document import MAX_DEPTH, MAX_ITEMS, Item, add_entry, join
+from expert.manifest.text.item import MAX_DEPTH, MAX_ITEMS, Item, add_entry, join
 
 # The standard library's own string scanner; typeshed does not list it.
 _scan_string: Callable[[str, int, bool], tuple[str, int]] = getattr(decoder, "scanstring")  # noqa: B009

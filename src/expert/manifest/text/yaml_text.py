@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import yaml
 
 from expert.core.errors import ManifestError, Problem
-from expert.manifest.text.document import MAX_DEPTH, MAX_ITEMS, Item, Scalar, add_entry, join
+from expert.manifest.text.item import MAX_DEPTH, MAX_ITEMS, Item, Scalar, add_entry, join
 
 _CORE_TAG = "tag:yaml.org,2002:"
 _INTEGER = re.compile(r"[-+]?[0-9][0-9_]*")

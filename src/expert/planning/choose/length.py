@@ -10,7 +10,7 @@ from expert.core.text import counted
 from expert.planning.choose.kernels import LIKELY_SHARE_OF_PEAK
 from expert.planning.decisions import Ledger, Remark
 from expert.planning.machine.cards import Card
-from expert.planning.memory.measurements import MeasuredRate, find_rate, speed_settings
+from expert.planning.measurements import MeasuredRate, find_rate, speed_settings
 from expert.planning.memory.memory import OPTIMIZER_BYTES_PER_WEIGHT
 from expert.planning.memory.workload import Workload, flops_per_token
 from expert.planning.situation import Situation

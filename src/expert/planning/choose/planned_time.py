@@ -18,7 +18,7 @@ from expert.planning.choose.expected_time import (
 from expert.planning.choose.length import peak_flops, peak_of, rate_of_this, total_tokens
 from expert.planning.decisions import Ledger, Source
 from expert.planning.machine.cards import CARDS, MEMORY_TOLERANCE, Card
-from expert.planning.memory.measurements import MeasuredRate
+from expert.planning.measurements import MeasuredRate
 from expert.planning.memory.workload import Workload, flops_per_token
 from expert.planning.situation import Situation
 from expert.planning.survey import local_path, survey_file

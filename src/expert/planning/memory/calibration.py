@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from expert.core.files import write_text_atomically
-from expert.planning.memory.measurements import measurements_file
+from expert.planning.measurements import measurements_file
 from expert.planning.memory.memory import H200, Calibration, estimate
 from expert.planning.memory.workload import Workload
 from expert.planning.models.shapes import ModelShape

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from expert.core.errors import ExpertError
 from expert.core.files import sha256_of
-from expert.manifest.check.slips import neighbour_of
+from expert.manifest.check.spelling import neighbour_of
 from expert.manifest.schema.manifest import CHAR_GPT, BaseModelSpec, CharGptShape
-from expert.planning.memory.measurements import measurements_file
+from expert.planning.measurements import measurements_file
 from expert.planning.models.known_models import KNOWN_MODELS, KnownModel, find_known_model
 from expert.planning.models.shapes import ModelShape, UnknownShape, shape_from_config
 
