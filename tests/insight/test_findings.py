@@ -408,7 +408,8 @@ def test_every_rule_is_in_the_table_once_and_has_a_test():
     tests = Path(__file__).parents[1]
     files = [*tests.glob("insight/test_*.py"), *tests.glob("jobs/**/test_planted*.py")]
     texts = "".join(file.read_text(encoding="utf-8") for file in files)
-    assert [rule.name for rule in RULES if f'"{rule.name}"' not in texts] == []
+    looks = [rule for rule in RULES if rule.look is not None]
+    assert [rule.name for rule in looks if f'"{rule.name}"' not in texts] == []
 
 
 # --- a run on a CPU with neighbours --------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from expert.data.records import DataError
 from expert.jobs.datasets.check import check_dataset
-from expert.jobs.diagnose.data_checks import check_data
+from expert.jobs.diagnose.data import check_data
 from expert.manifest.reader import read_manifest
 from expert.run.plan import plan
 from expert.run.prepare import prepare

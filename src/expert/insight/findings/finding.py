@@ -63,9 +63,10 @@ class Rule:
     """A row of the table: what may be found, what it means, and the fix."""
 
     name: str
-    look: Callable[[Evidence], Seen | None]
-    """Looks at the plan before a run or at the events after it; None where nothing is wrong."""
     title: str
+    look: Callable[[Evidence], Seen | None] | None = None
+    """Looks at the plan before a run or at the events after it; None where nothing is wrong. None
+    for what only a look at the machine or the rows can find (jobs/diagnose)."""
     consequence: str = ""
     keys: tuple[str, ...] = ()
     """The fix as keys of training.config, such as "packing=true"."""
@@ -75,7 +76,7 @@ class Rule:
 
     def find(self, found: Evidence) -> Finding | None:
         """The finding in this evidence."""
-        answer = self.look(found)
+        answer = self.look(found) if self.look is not None else None
         return None if answer is None else self.finding(answer)
 
     def finding(self, answer: Seen) -> Finding:

@@ -1,6 +1,6 @@
-"""The data of a run looked at before it: is it there, is it prepared, what is cut, how fast is it.
+"""The data before a run: is it there, is it prepared, what is cut, how fast is it read.
 
-Nothing is prepared here. Where tokens are ready they are counted; else the first rows are tried.
+Nothing is prepared here. Where tokens are ready they are counted; else the first rows are sampled.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from expert.core.errors import ExpertError
 from expert.core.text import counted, gib
 from expert.data.pack.packing import unlearnt_rows
 from expert.insight.findings.finding import Finding
+from expert.insight.findings.table import looked_at
+from expert.jobs.diagnose.storage import read_speed
 from expert.run.left_out import doubts_of, too_long_to_learn
 from expert.run.places import Doubt
 
 if TYPE_CHECKING:
     from expert.data.inspect.shared_rows import SharedRows
     from expert.data.read.sources import Source, Sources
-    from expert.jobs.diagnose.storage import ReadSpeed
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
     from expert.run.prepare import Builder
@@ -37,59 +38,48 @@ NOTICEABLE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class DataFacts:
-    """What was seen, for the other checks."""
+    """What was found, and what the other checks need."""
 
     findings: list[Finding] = field(default_factory=list)
     mean_tokens: float | None = None
     longest_tokens: int | None = None
-    files: tuple[str, ...] = ()
-    bytes: int = 0
-    prepared: bool = False
-    speed: ReadSpeed | None = None
 
 
 def check_data(read: ReadManifest, plan: RunPlan) -> DataFacts:
-    """Everything about the data that can be told before a run."""
+    """Everything about the data that can be known before a run."""
     from expert.run.token_folders import named_sources
 
     try:
         named = named_sources(read, fetch=False)
         sources = named.first
     except ExpertError as error:
-        return DataFacts(findings=[unusable("data-missing", "the data cannot be found", error)])
+        return DataFacts(findings=[unusable("data-missing", str(error))])
     except OSError as error:
-        what = f"{error.filename}: {error.strerror}"
-        return DataFacts(findings=[unusable("data-missing", "the data cannot be read", what)])
+        return DataFacts(findings=[unusable("data-missing", f"{error.filename}: {error.strerror}")])
     files = sorted({path for source in _all(sources) for path in source.files if path.is_file()})
     size = sum(path.stat().st_size for path in files)
     try:
         looked = _look(read, plan, named)
     except ExpertError as error:
-        looked = DataFacts(findings=[unusable("data-unusable", "the data cannot be used", error)])
-    speed, slow = _storage(plan, files)
+        looked = DataFacts(findings=[unusable("data-unusable", str(error))])
     return DataFacts(
-        findings=[*looked.findings, *slow, *_size(plan, files, size)],
+        findings=[*looked.findings, *_storage(plan, files), *_size(plan, files, size)],
         mean_tokens=looked.mean_tokens,
         longest_tokens=looked.longest_tokens,
-        files=tuple(map(str, files)),
-        bytes=size,
-        prepared=looked.prepared,
-        speed=speed,
     )
 
 
-def unusable(name: str, title: str, error: Any) -> Finding:
-    """An error that keeps a run from starting."""
-    first, _, rest = str(error).partition("\n")
-    evidence, _, fix = first.partition("  (")  # messages end with what to do
-    return Finding(
-        name=name,
-        severity="error",
-        title=title,
-        evidence=evidence,
-        consequence="the run would not start",
-        fix=fix.removesuffix(")") or " ".join(rest.split()) or "mend what the message names",
-    )
+def unusable(name: str, error: str) -> Finding:
+    """An error that keeps a run from starting; messages end with what to do."""
+    evidence, fix = _parts(error.partition("\n")[0])
+    rest = " ".join(error.partition("\n")[2].split())
+    return looked_at(name, evidence, fix=fix or rest or "fix what the message names")
+
+
+def _parts(text: str) -> tuple[str, str]:
+    """A message and what to do about it: `…  (…)`."""
+    first, _, fix = text.partition("  (")
+    return first, fix.removesuffix(")")
 
 
 def _all(sources: Sources) -> list[Source]:
@@ -111,17 +101,8 @@ def _look(read: ReadManifest, plan: RunPlan, named: NamedSources) -> DataFacts:
     from expert.run.prepare import Builder
 
     if plan.model.place == "hub":
-        return DataFacts(
-            findings=[
-                Finding(
-                    name="model-not-here",
-                    severity="note",
-                    title="the model is not on this machine yet",
-                    evidence=f"{plan.model.location}: its tokenizer is fetched when it is needed",
-                    consequence="rows were not tried, and nothing is said about their lengths",
-                )
-            ]
-        )
+        text = f"{plan.model.location}: its tokenizer is downloaded when it is needed"
+        return DataFacts(findings=[looked_at("model-not-here", text)])
     builder = Builder(plan, read, named, lambda name, rows, tokens: None)
     sources = builder.sources
     reason = ""
@@ -133,16 +114,8 @@ def _look(read: ReadManifest, plan: RunPlan, named: NamedSources) -> DataFacts:
 
 
 def _of_tokens(doubt: Doubt) -> Finding:
-    """What there is to say of tokens that were made elsewhere."""
-    evidence, _, fix = doubt.text.partition("  (")
-    return Finding(
-        name="token-folder",
-        severity="warning",
-        title="tokens that were made elsewhere",
-        evidence=evidence,
-        consequence="what is trained on is not what was tokenised there, or less than it seems",
-        fix=fix.removesuffix(")") or f"look at {doubt.path}",
-    )
+    evidence, fix = _parts(doubt.text)
+    return looked_at("token-folder", evidence, fix=fix or f"look at {doubt.path}")
 
 
 def _why_not_prepared(builder: Builder, sources: Sources) -> str | None:
@@ -172,12 +145,9 @@ def _prepared(builder: Builder, plan: RunPlan) -> DataFacts:
     held = made.validation is not None and made.validation.folders == split.folders
     held_out = " (those held out for validation among them)" if held else ""
     findings = [
-        Finding(
-            name="cache",
-            severity="good",
-            title="the tokens are prepared",
-            evidence=f"{total.documents:,} rows, {total.tokens:,} tokens{held_out} "
-            f"in {builder.cache}",
+        looked_at(
+            "cache",
+            f"{total.documents:,} rows, {total.tokens:,} tokens{held_out} in {builder.cache}",
             numbers={"rows": total.documents, "tokens": total.tokens},
         ),
         *_left_out(total.rows_in, total.bad_rows, sum(total.dropped.values()), exact=True),
@@ -189,7 +159,6 @@ def _prepared(builder: Builder, plan: RunPlan) -> DataFacts:
         findings=findings,
         mean_tokens=total.tokens / total.documents if total.documents else None,
         longest_tokens=total.longest or None,
-        prepared=True,
     )
 
 
@@ -215,11 +184,11 @@ def _sampled(builder: Builder, plan: RunPlan, sources: Sources, reason: str) -> 
     findings: list[Finding] = []
     if reason:
         findings.append(
-            Finding(
-                name="cache",
+            looked_at(
+                "cache",
+                f"{reason}; the tokens go to {builder.cache}",
                 severity="note",
-                title="the rows will be tokenised when the run begins",
-                evidence=f"{reason}; the tokens go to {builder.cache}",
+                title="the rows will be tokenised when the run starts",
                 consequence="that is done once; later runs find them",
                 fix="expert pretokenize does it now",
             )
@@ -246,7 +215,7 @@ def _sampled(builder: Builder, plan: RunPlan, sources: Sources, reason: str) -> 
 
 
 def _lengths(builder: Builder, documents: list[Any]) -> tuple[list[int], int]:
-    """Tokens of each document, and of how many nothing would be learnt."""
+    """Tokens of each document, and how many would not be trained on."""
     if not documents or builder.template is None:
         return [sum(len(part.text) for part in each) for each in documents], 0
     batch = builder.encoder.encode(documents)
@@ -259,33 +228,25 @@ def _lengths(builder: Builder, documents: list[Any]) -> tuple[list[int], int]:
 def _bad_rows(rows: int, bad: int, first: str, allowed: int) -> list[Finding]:
     if not bad:
         return []
-    stops = bad > allowed
-    return [
-        Finding(
-            name="bad-rows",
-            severity="error" if stops else "note",
-            title="rows cannot be used",
-            evidence=f"{bad} of the first {rows}: {first}",
-            consequence="the run would stop at them" if stops else "they are left out",
-            fix="mend the data, or --set training.dataset.max_bad_rows=100" if stops else "",
-            numbers={"bad": bad, "rows": rows},
-        )
-    ]
+    stops = {
+        "severity": "error",
+        "consequence": "the run would stop at them",
+        "fix": "fix the data, or --set training.dataset.max_bad_rows=100",
+    }
+    evidence, numbers = f"{bad} of the first {rows}: {first}", {"bad": bad, "rows": rows}
+    return [looked_at("bad-rows", evidence, numbers=numbers, **(stops if bad > allowed else {}))]
 
 
 def _left_out(rows: int, bad: int, dropped: int, *, exact: bool) -> list[Finding]:
     if not (bad + dropped):
         return []
-    share = (bad + dropped) / max(1, rows)
-    of = f"{rows:,}" if exact else f"the first {rows:,}"
+    share, of = (bad + dropped) / max(1, rows), f"{rows:,}" if exact else f"the first {rows:,}"
     return [
-        Finding(
-            name="rows-left-out",
+        looked_at(
+            "rows-left-out",
+            f"{dropped:,} by the manifest's checks and {bad:,} unreadable, of {of}",
             severity="warning" if share > NOTICEABLE else "note",
-            title="rows are left out",
-            evidence=f"{dropped:,} by the manifest's checks and {bad:,} unreadable, of {of}",
-            consequence=f"{share:.1%} of the data is not learnt",
-            fix="look at training.dataset.validation, and at rejects.jsonl in the cache",
+            consequence=f"{share:.1%} of the data is not trained on",
             numbers={"share": share},
         )
     ]
@@ -298,109 +259,72 @@ def _overlong(
         return []
     count, verb = max((cut, "cut"), (split, "split"), (dropped, "dropped"))
     share = count / max(1, rows)
-    of = f"{rows:,} rows" if exact else f"the first {rows:,} rows"
-    harmful = verb != "split" and share > NOTICEABLE
+    ends = {
+        "cut": "the end of their answers is never trained on",
+        "dropped": "they are not trained on",
+    }
     return [
-        Finding(
-            name="rows-cut",
-            severity="warning" if harmful else "note",
+        looked_at(
+            "rows-cut",
+            f"{count:,} of {'' if exact else 'the first '}{rows:,} rows",
+            severity="warning" if verb != "split" and share > NOTICEABLE else "note",
             title=f"rows longer than {plan.data.max_seq_length} tokens are {verb}",
-            evidence=f"{count:,} of {of}",
-            consequence={
-                "cut": "the end of their answers is never learnt",
-                "dropped": "they are not learnt at all",
-            }.get(verb, ""),
-            fix=""
-            if verb == "split"
-            else "a larger training.config.max_seq_length, or overlong: split",
+            consequence=ends.get(verb, ""),
             numbers={"share": share, "rows": count},
+            **({"fix": ""} if verb == "split" else {}),
         )
     ]
 
 
 def _unlearnt(doubt: Doubt) -> Finding:
-    evidence, _, fix = doubt.text.partition("  (")
-    return Finding(
-        name="rows-not-learnt",
-        severity="warning",
-        title="rows are so long that nothing of them is learnt",
-        evidence=evidence,
-        consequence="they are left out; the model sees none of their answers",
-        fix=fix.removesuffix(")"),
-    )
+    evidence, fix = _parts(doubt.text)
+    return looked_at("rows-not-learnt", evidence, fix=fix)
 
 
 def _shared(rows: SharedRows) -> Finding:
-    return Finding(
-        name="rows-shared",
-        severity="warning",
-        title=f"{rows.split} rows stand in the training rows as well",
-        evidence=rows.evidence,
+    return looked_at(
+        "rows-shared",
+        rows.evidence,
+        title=f"{rows.split} rows are in the training rows as well",
         consequence=rows.consequence,
-        fix="take them out of one of the two; expert dataset check lists them",
         numbers={"rows": rows.count, "share": rows.count / rows.of},
     )
 
 
 def _size(plan: RunPlan, files: Sequence[Path], size: int) -> list[Finding]:
-    length = plan.length
+    length, on_disk = plan.length, f"{counted(len(files), 'file')}, {gib(size)}"
     if length.rows == 0:
-        return [
-            Finding(
-                name="no-rows",
-                severity="error",
-                title="there are no rows to train on",
-                evidence=f"{counted(len(files), 'file')}, {gib(size)}",
-                consequence="the run would not start",
-                fix="look at training.dataset.path",
-            )
-        ]
-    parts = [f"{counted(len(files), 'file')}, {gib(size)}"] if files else []
+        return [looked_at("no-rows", on_disk)]
+    parts = [on_disk] if files else []
     parts += [counted(length.rows, "training row")] if length.rows is not None else []
     if length.tokens_per_epoch is not None:
         told = next((d for d in plan.decisions if d.path == "length.tokens_per_epoch"), None)
         exact = told is not None and told.source == "measurement"
         how = "" if exact or told is None else f" ({told.because})"
-        about = "" if exact else "about "
-        parts.append(f"{about}{length.tokens_per_epoch:,} tokens an epoch{how}")
+        parts.append(f"{'' if exact else 'about '}{length.tokens_per_epoch:,} tokens an epoch{how}")
     if length.max_steps and length.steps_per_epoch:
         share = length.max_steps / (length.steps_per_epoch * length.epochs)
         if share < 1:
             parts.append(f"max_steps {length.max_steps} ends the run after {share:.0%} of it")
-    title = "the size of the data is known when it has been read"
-    if length.rows is not None:
-        title = "the data was counted"
-    return [
-        Finding(name="data-size", severity="note", title=title, evidence=", ".join(parts) or "–")
-    ]
+    unknown = {"title": "the size of the data is known when it has been read"}
+    changes = unknown if length.rows is None else {}
+    return [looked_at("data-size", ", ".join(parts) or "–", **changes)]
 
 
 # --- the disk ------------------------------------------------------------------------------------
 
 
-def _storage(plan: RunPlan, files: Sequence[Path]) -> tuple[ReadSpeed | None, list[Finding]]:
-    """The prepared tokens where there are any, else the files of the manifest."""
-    from expert.jobs.diagnose.storage import read_speed
-
+def _storage(plan: RunPlan, files: Sequence[Path]) -> list[Finding]:
+    """How fast the prepared tokens are read where there are any, else the files of the manifest."""
     cache = Path(plan.data.cache) if plan.data.cache else None
     prepared = sorted(cache.glob("tokens-*/*.arrow")) if cache and cache.is_dir() else []
     speed = read_speed(prepared or files)
-    rate = speed.megabytes_per_second if speed is not None else None
-    if speed is None or rate is None:
-        return speed, []
-    slow = rate < SLOW_MEGABYTES and speed.how != "through the cache"
-    cached = " (out of the page cache: the disk itself was not seen)"
-    return speed, [
-        Finding(
-            name="slow-disk" if slow else "storage",
-            severity="warning" if slow else "good",
-            title="the data lies on slow storage" if slow else "the storage keeps up",
-            evidence=f"{rate:,.0f} MB/s, {speed.bytes / 1e6:.0f} MB read "
-            f"{speed.how}{cached if speed.how == 'through the cache' else ''}",
-            consequence="reading takes longer than training on it" if slow else "",
-            fix="put the data folder and training.config.pretokenized_cache on a local disk"
-            if slow
-            else "",
-            numbers={"megabytes_per_second": rate},
-        )
-    ]
+    if speed is None or speed.megabytes_per_second is None:
+        return []
+    rate, cached = speed.megabytes_per_second, speed.how == "through the cache"
+    more = " (out of the page cache: the disk itself was not measured)" if cached else ""
+    evidence = f"{rate:,.0f} MB/s, {speed.bytes / 1e6:.0f} MB read {speed.how}{more}"
+    numbers = {"megabytes_per_second": rate}
+    if rate >= SLOW_MEGABYTES or cached:
+        return [looked_at("storage", evidence, numbers=numbers)]
+    return [looked_at("slow-disk", evidence, numbers=numbers)]

@@ -8,9 +8,9 @@ import textwrap
 import pytest
 import torch
 
-from expert.jobs.diagnose import kernel_runs
-from expert.jobs.diagnose.kernel_arithmetic import TRIALS, difference
+from expert.jobs.diagnose import kernels
 from expert.jobs.diagnose.kernel_trials import try_kernels
+from expert.jobs.diagnose.kernels import TRIALS, difference
 from tests.wording import wording
 
 CPU = torch.device("cpu")
@@ -18,21 +18,21 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("name", [each for each in TRIALS if each not in ("torch.compile",)])
 def test_every_trial_works_on_a_cpu_or_says_why_it_is_absent(name):
-    found = kernel_runs.run_one(name, CPU)
+    found = kernels.run_one(name, CPU)
     assert found["state"] in ("works", "absent"), found["because"]
     assert found["state"] == "works" or found["because"]
 
 
 def test_a_kernel_that_computes_something_else_is_wrong(monkeypatch):
     monkeypatch.setitem(TRIALS, "bf16 matmul", lambda device: (0.5, 0.01))
-    found = kernel_runs.run_one("bf16 matmul", CPU)
+    found = kernels.run_one("bf16 matmul", CPU)
     assert found["state"] == "wrong"
     assert found["because"] == "off by 0.5 where 0.01 is allowed"
 
 
 def test_a_result_that_is_no_number_is_wrong(monkeypatch):
     monkeypatch.setitem(TRIALS, "bf16 matmul", lambda device: (float("nan"), 0.01))
-    assert kernel_runs.run_one("bf16 matmul", CPU)["state"] == "wrong"
+    assert kernels.run_one("bf16 matmul", CPU)["state"] == "wrong"
 
 
 def test_differences_are_relative_and_see_nothing_numbers():
@@ -46,7 +46,7 @@ def test_what_a_kernel_raises_is_the_reason(monkeypatch):
         raise RuntimeError("no kernel image is available\nmore lines")
 
     monkeypatch.setitem(TRIALS, "bf16 matmul", failing)
-    found = kernel_runs.run_one("bf16 matmul", CPU)
+    found = kernels.run_one("bf16 matmul", CPU)
     assert found["state"] == "failed"
     assert found["because"] == "RuntimeError: no kernel image is available"
 
@@ -105,7 +105,7 @@ def test_trials_that_do_not_start_say_why():
 
 
 def test_the_real_process_tries_a_real_kernel():
-    found = try_kernels("cpu", ["bf16 matmul", "FP8 matmul"])
+    found = try_kernels("cpu", ["bf16 matmul", "TF32 matmul"])
     assert [each.state for each in found.tried] == ["works", "absent"]
     assert found.torch["version"] == torch.__version__
 

@@ -33,7 +33,7 @@ def test_files_that_are_not_there_or_empty_give_nothing(tmp_path):
 
 
 def test_a_few_bytes_say_nothing_about_a_disk():
-    few = ReadSpeed(bytes=LEAST_BYTES - 1, seconds=0.1, how="direct", file="x")
+    few = ReadSpeed(bytes=LEAST_BYTES - 1, seconds=0.1, how="direct")
     assert few.megabytes_per_second is None
 
 

@@ -1,12 +1,18 @@
-"""Kernels run once, forward and backward, and held to the same arithmetic in float32.
+"""Kernels run once, forward and backward, and compared with the same arithmetic in float32.
 
-A trial answers how far a kernel is off and how far it may be, or says why it is not here.
+A trial returns how far a kernel is off and how far it may be, or why it is absent. As a program
+(`python -m expert.jobs.diagnose.kernels DEVICE NAME…`) it runs trials in a process of its own,
+because a kernel may take its process with it: each line it writes is one JSON object, "begin"
+before a trial and "result" after it.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,18 +26,19 @@ SMALL = 128
 """For a CPU that has to emulate bfloat16: 4 s for a product of SIZE and its gradients."""
 # Relative to the float32 result, over all outputs and gradients. bf16 keeps 8 bits of mantissa:
 # operands rounded at 2^-9 each leave 0.003 of a product of random numbers; TF32 keeps 11: 0.0005.
-# float8 e4m3 keeps 4, e5m2 (gradients) 3: 0.03 and 0.06. The tolerances leave room to triple that;
-# a kernel that is wrong is off by 1.
-BF16, TF32, FP8, FP32 = 1e-2, 2e-3, 0.2, 1e-5
+# The tolerances leave room to triple that; a kernel that is wrong is off by 1.
+BF16, TF32, FP32 = 1e-2, 2e-3, 1e-5
 # Four bits hold 16 values: the products of NF4 weights are compared with those of the same weights
 # taken back to float32, so what is left is the rounding of bf16 or float32.
 NF4 = 1e-2
 # One step from equal states: 8-bit moments have 256 values, their update is off by a few percent.
 ADAM8 = 0.1
+TIMED = 3
+"""Runs of a trial after the first, which loads or compiles."""
 
 
 class NotHere(Exception):
-    """A kernel that this machine does not have and does not need; says why."""
+    """A kernel that this machine does not have and does not need, and why."""
 
 
 def difference(ours: list[Tensor], right: list[Tensor]) -> float:
@@ -106,75 +113,28 @@ def tf32_matmul(device: torch.device) -> tuple[float, float]:
         torch.set_float32_matmul_precision("highest")
 
 
-def fp8_matmul(device: torch.device) -> tuple[float, float]:
-    """The forward product in e4m3; the one of the backward pass with gradients in e5m2."""
-    import torch
-
-    if device.type != "cuda":
-        raise NotHere("float8 products are arithmetic of NVIDIA cards from 8.9 on")
-    if torch.cuda.get_device_capability(device) < (8, 9):
-        raise NotHere("the card is older than 8.9 and has no float8")
-    scaled: Any = torch._scaled_mm
-    left, right, weight = _operands(device)
-    one = torch.ones((), device=device)
-
-    def small(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        return tensor.to(dtype)
-
-    e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
-    forward = scaled(
-        small(left, e4m3),
-        small(right.t().contiguous(), e4m3).t(),
-        scale_a=one,
-        scale_b=one,
-        out_dtype=torch.bfloat16,
-    )
-    backward = scaled(  # weight @ right.T, so the second operand is right.T in column order
-        small(weight, e5m2), small(right, e4m3).t(), scale_a=one, scale_b=one,
-        out_dtype=torch.bfloat16,
-    )  # fmt: skip
-    return difference([forward, backward], [left @ right, weight @ right.t()]), FP8
-
-
-def _sdpa(device: torch.device, backend: str) -> tuple[float, float]:
+def sdpa(device: torch.device) -> tuple[float, float]:
+    """The backend that torch chooses, against its plain one in float32."""
     import torch
     import torch.nn.functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    if device.type != "cuda" and backend in ("EFFICIENT_ATTENTION", "CUDNN_ATTENTION"):
-        raise NotHere("a kernel of NVIDIA cards")
     dtype = torch.bfloat16
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         dtype = torch.float16
     tokens = 64 if _emulates_bf16(device) else 256
     parts = [_numbers(device, 2, 8, tokens, 64, seed=seed).to(dtype) for seed in range(4)]
 
-    def attended(kind: Any, to: torch.dtype) -> list[Tensor]:
+    def attended(to: torch.dtype) -> list[Tensor]:
         query, key, value, weight = (each.to(to) for each in parts)
         inputs = [each.detach().requires_grad_() for each in (query, key, value)]
-        with sdpa_kernel(kind):
-            q, k, v = inputs
-            output = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-            return [output.detach(), *torch.autograd.grad(output, inputs, weight)]
+        q, k, v = inputs
+        output = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return [output.detach(), *torch.autograd.grad(output, inputs, weight)]
 
-    ours = attended(getattr(SDPBackend, backend), dtype)
-    return difference(ours, attended(SDPBackend.MATH, torch.float32)), 2 * BF16
-
-
-def sdpa_flash(device: torch.device) -> tuple[float, float]:
-    return _sdpa(device, "FLASH_ATTENTION")
-
-
-def sdpa_efficient(device: torch.device) -> tuple[float, float]:
-    return _sdpa(device, "EFFICIENT_ATTENTION")
-
-
-def sdpa_cudnn(device: torch.device) -> tuple[float, float]:
-    return _sdpa(device, "CUDNN_ATTENTION")
-
-
-def sdpa_math(device: torch.device) -> tuple[float, float]:
-    return _sdpa(device, "MATH")
+    ours = attended(dtype)
+    with sdpa_kernel(SDPBackend.MATH):
+        return difference(ours, attended(torch.float32)), 2 * BF16
 
 
 def _packed(device: torch.device, kind: Any) -> tuple[float, float]:
@@ -183,19 +143,11 @@ def _packed(device: torch.device, kind: Any) -> tuple[float, float]:
     from expert.model.attention import attention_errors, attention_tolerance
 
     if device.type != "cuda":
-        raise NotHere("learns on NVIDIA cards only; a CPU uses SDPA with a document mask")
+        raise NotHere("runs on NVIDIA cards only; a CPU uses SDPA with a document mask")
     dtype = torch.bfloat16
     errors = attention_errors(kind, device, dtype, 64, 8, 4)
     worst = max(errors.values(), key=lambda size: float("inf") if size != size else size)
     return worst, attention_tolerance(dtype)
-
-
-def varlen_attention(device: torch.device) -> tuple[float, float]:
-    return _packed(device, "flash")
-
-
-def flex_attention(device: torch.device) -> tuple[float, float]:
-    return _packed(device, "flex")
 
 
 def compile_small(device: torch.device) -> tuple[float, float]:
@@ -207,13 +159,13 @@ def compile_small(device: torch.device) -> tuple[float, float]:
 
     left, right = _numbers(device, 64, 64, seed=1), _numbers(device, 64, 64, seed=2)
 
-    def learnt(function: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+    def trained(function: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
         inputs = [each.detach().requires_grad_() for each in (left, right)]
         output = function(*inputs)
         return [output.detach(), *torch.autograd.grad(output.sum(), inputs)]
 
     compiled = torch.compile(small, dynamic=False)
-    return difference(learnt(compiled), learnt(small)), FP32
+    return difference(trained(compiled), trained(small)), FP32
 
 
 def fused_adamw(device: torch.device) -> tuple[float, float]:
@@ -283,25 +235,6 @@ def adam_8bit(device: torch.device) -> tuple[float, float]:
     return difference([ours], [right]), ADAM8
 
 
-def liger_norm(device: torch.device) -> tuple[float, float]:
-    import torch
-
-    if importlib.util.find_spec("liger_kernel") is None:
-        raise NotHere("liger-kernel is not installed, and nothing here needs it")
-    if device.type != "cuda":
-        raise NotHere("Liger's kernels are Triton's, for NVIDIA cards")
-    norm = importlib.import_module("liger_kernel.transformers.rms_norm").LigerRMSNorm(SIZE)
-    norm = norm.to(device)
-    rows = _numbers(device, 64, SIZE, seed=1).requires_grad_()
-    output = norm(rows)
-    weight = _numbers(device, 64, SIZE, seed=2)
-    # A copy: Liger's backward writes its result where the incoming gradient was.
-    ours = [output.detach(), *torch.autograd.grad(output, rows, weight.clone())]
-    other = rows.detach().requires_grad_()
-    plain = other * torch.rsqrt(other.pow(2).mean(-1, keepdim=True) + 1e-6)
-    return difference(ours, [plain.detach(), *torch.autograd.grad(plain, other, weight)]), 1e-4
-
-
 def fused_loss(device: torch.device) -> tuple[float, float]:
     """The loss as training computes it here: Triton's kernel on a card, torch's elsewhere."""
     import torch
@@ -316,7 +249,7 @@ def fused_loss(device: torch.device) -> tuple[float, float]:
     labels[::5] = NO_LABEL
     places = (labels != NO_LABEL).nonzero().flatten().to(torch.int32)
 
-    def learnt(*, fused: bool) -> list[Tensor]:
+    def trained(*, fused: bool) -> list[Tensor]:
         hidden = _numbers(device, rows, width, seed=1).requires_grad_()
         head = _numbers(device, words, width, seed=2).requires_grad_()
         loss = summed_loss(
@@ -325,24 +258,90 @@ def fused_loss(device: torch.device) -> tuple[float, float]:
         )  # fmt: skip
         return [loss.detach().reshape(1), *torch.autograd.grad(loss, (hidden, head))]
 
-    return difference(learnt(fused=True), learnt(fused=False)), 1e-4
+    return difference(trained(fused=True), trained(fused=False)), 1e-4
 
 
 Trial = Callable[["torch.device"], tuple[float, float]]
 TRIALS: dict[str, Trial] = {
     "bf16 matmul": bf16_matmul,
     "TF32 matmul": tf32_matmul,
-    "FP8 matmul": fp8_matmul,
-    "SDPA math": sdpa_math,
-    "SDPA flash": sdpa_flash,
-    "SDPA memory-efficient": sdpa_efficient,
-    "SDPA cuDNN": sdpa_cudnn,
-    "varlen attention": varlen_attention,
-    "FlexAttention": flex_attention,
+    "SDPA": sdpa,
+    "varlen attention": lambda device: _packed(device, "flash"),
+    "FlexAttention": lambda device: _packed(device, "flex"),
     "fused loss": fused_loss,
     "fused AdamW": fused_adamw,
     "torch.compile": compile_small,
     "bitsandbytes NF4": nf4_linear,
     "bitsandbytes 8-bit AdamW": adam_8bit,
-    "Liger RMSNorm": liger_norm,
 }
+
+
+# --- the process that runs them ------------------------------------------------------------------
+
+
+def run_one(name: str, device: torch.device) -> dict[str, Any]:
+    """One trial: what came out of it, as JSON has it."""
+    import torch
+
+    times = []
+    try:
+        for _ in range(1 + TIMED):
+            start = time.perf_counter()
+            off_by, tolerance = TRIALS[name](device)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append(time.perf_counter() - start)
+    except NotHere as reason:
+        return {"name": name, "state": "absent", "because": str(reason)}
+    except Exception as error:  # noqa: BLE001 - whatever a kernel raises here is the answer
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        text = lines[0] if lines else ""
+        return {"name": name, "state": "failed", "because": f"{type(error).__name__}: {text}"}
+    right = off_by <= tolerance
+    return {
+        "name": name,
+        "state": "works" if right else "wrong",
+        "because": "" if right else f"off by {off_by:.2g} where {tolerance:.2g} is allowed",
+        "off_by": off_by if off_by == off_by else None,
+        "tolerance": tolerance,
+        "first_seconds": times[0],
+        "seconds": sorted(times[1:])[TIMED // 2],
+    }
+
+
+def torch_facts() -> dict[str, Any]:
+    """What torch was built for."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "available": cuda,
+        "architectures": torch.cuda.get_arch_list() if cuda else [],
+        "capability": list(torch.cuda.get_device_capability()) if cuda else None,
+    }
+
+
+def main() -> None:
+    """Run the named trials one after the other."""
+    import torch
+
+    device_name, *names = sys.argv[1:]
+    _say({"facts": torch_facts()})
+    device = torch.device(device_name)
+    for name in names:
+        _say({"begin": name})
+        result = run_one(name, device)
+        _say({"result": result})
+        if result["state"] == "failed" and "CUDA error" in result["because"]:
+            return  # the card's context is lost for this process; the rest runs in another
+
+
+def _say(line: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from expert.jobs.diagnose.kernel_trials import Trials, Tried
-from expert.jobs.diagnose.machine_checks import built_for, check_gpus, check_kernels, check_torch
+from expert.jobs.diagnose.machine import built_for, check_gpus, check_kernels, check_torch
 from expert.jobs.gpu_memory import gpu_memory
 from expert.planning.machine.machine import Fact, describe_machine
 from tests.planning.fake_nvml import GIB, NO_SUCH_PID, FakeNvml
@@ -137,7 +137,7 @@ def test_a_kernel_that_failed_is_a_finding_with_its_reason():
         ("kernels", "good"),
     ]
     assert found[0].evidence == "crashed: ended by SIGSEGV"
-    assert "attention=flash" in found[0].fix
+    assert "attention: flash" in found[0].fix
 
 
 def test_without_trials_the_reason_is_told():
