@@ -1,7 +1,6 @@
-"""Faults planted in real runs on the CPU, each found by a diagnosis that sees the run folder alone.
+"""Problems planted in real runs on the CPU, found by a diagnosis that sees the run folder alone.
 
-The thresholds stand beside the rules; insight/findings/table.py says which came from these runs.
-Waiting is planted with sleeps that are many times as long as the tiny model's updates (10 to 100 ms
+Waiting is planted with sleeps that are many times as long as the tiny model's steps (10 to 100 ms
 on two idle cores; up to 0.7 s were seen on busy ones).
 """
 
@@ -20,7 +19,7 @@ import torch
 
 from expert.core.errors import ExpertError
 from expert.jobs.diagnose.diagnose import Diagnosis, diagnose_run
-from tests.jobs.runs import ROWS, base_model, inject, run, write_expert
+from tests.jobs.runs import base_model, inject, run, write_expert
 from tests.jobs.trained_runs import finished, finished_characters
 from tests.wording import wording
 
@@ -54,16 +53,12 @@ def slow_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     slowed(monkeypatch, PreparedRows, "__getitems__", 0.2)
 
 
-def slow_saves(monkeypatch: pytest.MonkeyPatch) -> None:
-    from expert.training import checkpoint
+def slow_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations that take more than a second, and checkpoints that take most of one."""
+    from expert.training import checkpoint, evaluation
 
-    slowed(monkeypatch, checkpoint, "save_checkpoint", 1.0)
-
-
-def slow_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
-    from expert.training import evaluation
-
-    slowed(monkeypatch, evaluation, "evaluate", 1.0)
+    slowed(monkeypatch, evaluation, "evaluate", 1.4)
+    slowed(monkeypatch, checkpoint, "save_checkpoint", 0.8)
 
 
 def a_graph_every_update(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +89,7 @@ def a_loss_that_is_not_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(monkeypatch, lambda loss, batch, now: loss * math.nan if now.update == 5 else loss)
 
 
-def a_loss_that_leaps(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_loss_that_spikes(monkeypatch: pytest.MonkeyPatch) -> None:
     inject(
         monkeypatch, lambda loss, batch, now: loss + 5e3 if now.update in range(40, 45) else loss
     )
@@ -115,16 +110,13 @@ def nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Case:
-    name: str
+    says: dict[str, str]
+    """The findings, and words of their evidence or fix."""
     config: dict[str, Any] = field(default_factory=dict)
     plant: Plant = nothing
     severity: str = "warning"
     verdict: str = "compute-bound"
-    says: str = ""
-    """Words of the evidence or the fix."""
     more: dict[str, Any] = field(default_factory=dict)
-    also: frozenset[str] = frozenset()
-    """Further alarms that this fault may draw."""
 
 
 LONG = [{"instruction": "say " + "one two red cat " * 3000, "response": w} for w in "abcdefgh"] * 3
@@ -134,84 +126,77 @@ MIXED = [
 ]
 CASES = [
     Case(
-        "tokenised-late",
-        {**PADDED, "tokenize": "late", "max_steps": 8, "train_on_prompt": True},
+        {"tokenised-late": "tokenize: ahead"},
+        {**PADDED, "tokenize": "late", "max_steps": 6, "train_on_prompt": True},
         more={"rows": LONG},
         verdict="data-bound",
-        says="tokenize: ahead",
     ),
     Case(
-        "slow-disk", {"max_steps": 5}, plant=slow_reads, verdict="data-bound", says="kB/s were read"
+        {"slow-disk": "kB/s were read"},
+        {"max_steps": 5},
+        plant=slow_reads,
+        verdict="data-bound",
     ),
     Case(
-        "too-few-workers",
-        PADDED,
+        {"too-few-workers": "0 workers", "padding-waste": "packing: true"},
+        {**PADDED, "micro_batch_size": 8, "max_steps": 8},
         plant=slow_rows,
         verdict="data-bound",
-        says="0 workers",
-        also=frozenset({"padding-waste"}),
+        more={"rows": MIXED},
     ),
-    Case("batch-1", {"batch_size": 1, "max_steps": 12}, says="you set batch_size: 1"),
+    Case({"batch-1": "you set batch_size: 1"}, {"batch_size": 1, "max_steps": 8}),
     Case(
-        "small-micro-batch",
-        {"micro_batch_size": 1, "batch_size": 16},
-        says="you set micro_batch_size: 1",
+        {
+            "small-micro-batch": "you set micro_batch_size: 1",
+            "eager-attention": wording("you-set-attention-eager"),
+            "needless-recomputing": "you set gradient_checkpointing: full",
+            "always-clipped": "above max_grad_norm 0.01",
+        },
+        {
+            "micro_batch_size": 1,
+            "batch_size": 8,
+            "attention": "eager",
+            "gradient_checkpointing": True,
+            "max_grad_norm": 0.01,
+            "max_steps": 10,
+        },
     ),
-    Case("eager-attention", {"attention": "eager"}, says=wording("you-set-attention-eager")),
     Case(
-        "needless-recomputing",
-        {"gradient_checkpointing": True},
-        says="you set gradient_checkpointing: full",
-    ),
-    Case(
-        "recompiling",
+        {"recompiling": "shapes vary"},
         {"torch_compile": True, "epochs": 6},
         plant=a_graph_every_update,
-        says="shapes vary",
     ),
-    Case("compile-failed", {"torch_compile": True}, plant=a_compiler_that_fails, says="C compiler"),
+    Case({"compile-failed": "C compiler"}, {"torch_compile": True}, plant=a_compiler_that_fails),
     Case(
-        "padding-waste",
-        {**PADDED, "micro_batch_size": 8},
-        more={"rows": MIXED},
-        says="packing: true",
-        also=frozenset({"too-few-workers"}),
-    ),
-    Case(
-        "evaluation-often",
-        {"eval_steps": 1, "max_steps": 5},
-        plant=slow_evaluations,
+        {"evaluation-often": "you set eval_steps: 1", "saving-often": "you set save_steps: 1"},
+        {"eval_steps": 1, "save_steps": 1, "max_steps": 4},
+        plant=slow_pauses,
         verdict="evaluation-bound",
-        says="you set eval_steps: 1",
     ),
     Case(
-        "saving-often",
-        {"save_steps": 1, "max_steps": 5},
-        plant=slow_saves,
-        verdict="saving-bound",
-        says="you set save_steps: 1",
+        {"not-finite": "step 6"},
+        {"on_not_finite": "skip", "max_steps": 8},
+        plant=a_loss_that_is_not_finite,
     ),
-    Case("not-finite", {"on_not_finite": "skip"}, plant=a_loss_that_is_not_finite, says="update 6"),
     Case(
-        "not-finite",
+        {"not-finite": "learning_rate"},
         {"on_not_finite": "stop"},
         plant=a_loss_that_is_not_finite,
         severity="error",
-        says="learning_rate",
     ),
     Case(
-        "loss-spikes",
-        {"epochs": 10, "batch_size": 8, "save_steps": 10},
-        plant=a_loss_that_leaps,
-        says=wording("times-back-to-checkpoint"),
-        also=frozenset({"saving-often"}),
+        {"out-of-memory": wording("out-of-memory")},
+        {"max_steps": 6},
+        plant=memory_for_one,
+        verdict="memory-bound",
     ),
-    Case(
-        "out-of-memory", plant=memory_for_one, verdict="memory-bound", says=wording("out-of-memory")
-    ),
-    Case("always-clipped", {"max_grad_norm": 0.01}, says="above max_grad_norm 0.01"),
-    Case("whole-logits", {"fused_loss": False}, severity="note", says="you set fused_loss: false"),
+    Case({"whole-logits": "you set fused_loss: false"}, {"fused_loss": False}, severity="note"),
 ]
+SPIKES = Case(
+    {"loss-spikes": wording("times-back-to-checkpoint")},
+    {"epochs": 10, "batch_size": 8, "save_steps": 20},
+    plant=a_loss_that_spikes,
+)
 
 
 @pytest.fixture(scope="module")
@@ -226,13 +211,13 @@ def diagnosed(folder: Path, elsewhere: Path) -> Diagnosis:
     return diagnose_run(place)
 
 
-def test_there_are_enough_faults():
-    assert len({case.name for case in CASES}) >= 12
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}-{case.severity}")
-def test_a_planted_fault_is_found_and_nothing_else(case, tmp_path, models, monkeypatch):
-    manifest = write_expert(tmp_path / "made", models, {"epochs": 3, **case.config}, **case.more)
+@pytest.mark.parametrize(
+    "case",
+    [*CASES, pytest.param(SPIKES, marks=pytest.mark.slow)],  # sixty steps, and twenty once more
+    ids=lambda case: f"{'+'.join(case.says)}-{case.severity}",
+)
+def test_what_is_planted_is_found_and_nothing_else(case, tmp_path, models, monkeypatch):
+    manifest = write_expert(tmp_path / "made", models, {"epochs": 2, **case.config}, **case.more)
     case.plant(monkeypatch)
     try:
         folder = run(manifest).folder
@@ -240,12 +225,13 @@ def test_a_planted_fault_is_found_and_nothing_else(case, tmp_path, models, monke
         [folder] = (tmp_path / "made" / "runs").iterdir()
     found = diagnosed(folder, tmp_path)
     shutil.rmtree(tmp_path / "made")
-    [fault] = [finding for finding in found.findings if finding.name == case.name]
-    assert fault.severity == case.severity
-    assert case.says in f"{fault.evidence} {fault.fix}"
-    assert fault.fix
+    by_name = {finding.name: finding for finding in found.findings}
+    for name, words in case.says.items():
+        assert by_name[name].severity == case.severity
+        assert words in f"{by_name[name].evidence} {by_name[name].fix}"
+        assert by_name[name].fix
     alarms = {each.name for each in found.findings if each.severity in ALARMS}
-    assert alarms <= {case.name, *case.also}
+    assert alarms <= case.says.keys() | ({"saving-often"} if case is SPIKES else set())
     assert found.verdict.kind == case.verdict
 
 
@@ -259,11 +245,7 @@ def test_a_healthy_run_draws_no_alarm(kind, tmp_path):
 
 def test_a_healthy_run_with_rows_alone_draws_no_alarm(tmp_path, models):
     same = [{"instruction": f"say {n:02}", "response": "cat and dog"} for n in range(48)]
-    config = {**PADDED, "epochs": 3, "micro_batch_size": 8, "group_by_length": True}
+    config = {**PADDED, "epochs": 2, "micro_batch_size": 8, "group_by_length": True}
     folder = run(write_expert(tmp_path / "made", models, config, rows=same)).folder
     found = diagnosed(folder, tmp_path)
     assert [each.name for each in found.findings if each.severity in ALARMS] == []
-
-
-def test_rows_are_enough():
-    assert len(ROWS) == 48  # six or more updates of 8 rows in three epochs: some have settled
