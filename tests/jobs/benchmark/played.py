@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from expert.insight.ladder.ladder import Ladder, Measured, RungResult
+from expert.insight.ladder.ladder import Ladder, Measured, SettingResult
 from expert.jobs.benchmark import pace
 from expert.jobs.benchmark.benchmark import BenchmarkRequest, Watcher
 from expert.jobs.benchmark.measure import Benchmark
@@ -52,8 +52,8 @@ class Heard(Watcher):
         self.forgotten = ""
         self.warned: list[str] = []
 
-    def begins(self, rung: Any, number: int, of: int, left: float) -> None:
-        self.started.append(rung.name)
+    def begins(self, setting: Any, number: int, of: int, left: float) -> None:
+        self.started.append(setting.name)
 
     def crowded(self, words: str) -> None:
         self.warned.append(words)
@@ -61,7 +61,7 @@ class Heard(Watcher):
     def goes_on(self, doing: str, done: int, of: int) -> None:
         self.doing.add(doing)
 
-    def ends(self, result: RungResult) -> None:
+    def ends(self, result: SettingResult) -> None:
         self.ended.append(result.name)
 
     def not_remembered(self, because: str) -> None:

@@ -15,13 +15,13 @@ from expert.jobs.benchmark.benchmark import (
     benchmark,
     new_folder,
 )
-from expert.planning.ladder import BASELINE, RUNGS, TOLERANCE_FP32
+from expert.planning.ladder import BASELINE, SETTINGS, TOLERANCE_FP32
 from tests.jobs.benchmark.played import BRISK, Heard, be_brisk, request
 from tests.jobs.runs import base_model, events_of, write_expert
 from tests.jobs.trained_runs import CORPUS
 from tests.wording import wording
 
-NAMES = [rung.name for rung in (BASELINE, *RUNGS)]
+NAMES = [setting.name for setting in (BASELINE, *SETTINGS)]
 
 
 @pytest.fixture(autouse=True)
@@ -47,24 +47,26 @@ def test_every_setting_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     heard = Heard()
     found = benchmark(request(path), folder=tmp_path / "out", watcher=heard)
     assert "home" in heard.forgotten  # what cannot be remembered is not lost
-    by = {rung.name: rung for rung in found.rungs}
+    by = {setting.name: setting for setting in found.rungs}
     assert list(by) == NAMES == heard.ended
-    passed = {name: rung.status for name, rung in by.items() if rung.measured is None}
+    passed = {name: setting.status for name, setting in by.items() if setting.measured is None}
     assert passed == dict.fromkeys(
         ["bf16 + TF32", "fused AdamW", "compile", "CUDA graphs"], "not here"
     ) | {name: "not here" for name in ("batch size",) if name in passed}
     assert heard.started == [name for name in NAMES if name not in passed]
     assert {wording("opening-the-data"), wording("loading-the-model"), "training"} <= heard.doing
-    for rung in found.kept[1:]:
-        held = rung.loss_difference if rung.own_difference is None else rung.own_difference
-        assert rung.tolerance is not None
+    for setting in found.kept[1:]:
+        held = setting.loss_difference if setting.own_difference is None else setting.own_difference
+        assert setting.tolerance is not None
         assert held is not None
-        assert abs(held) <= rung.tolerance, rung.name
-    same = [rung for rung in found.kept[1:] if rung.same_rows]
-    assert {rung.tolerance for rung in same} == {TOLERANCE_FP32}
+        assert abs(held) <= setting.tolerance, setting.name
+    same = [setting for setting in found.kept[1:] if setting.same_rows]
+    assert {setting.tolerance for setting in same} == {TOLERANCE_FP32}
     assert by["packing"].same_rows is False
     # Its weights come from other rows: it is judged by its own loss.
-    assert [rung.name for rung in found.rungs if rung.own_difference is not None] == ["packing"]
+    assert [setting.name for setting in found.rungs if setting.own_difference is not None] == [
+        "packing"
+    ]
     assert by["baseline"].measured is not None
     assert by["pre-tokenised"].measured is not None
     # What is judged is trained: the loss of the first step was that of the untrained model.
@@ -74,7 +76,7 @@ def test_every_setting_of_an_expert_on_a_cpu(tmp_path, base, monkeypatch):
     assert by["baseline"].measured.loss < 0.95 * first
     # The same rows in the same order: not one bit may differ.
     assert by["pre-tokenised"].measured.loss == by["baseline"].measured.loss
-    learnt = {rung.measured.updates_learnt for rung in found.rungs if rung.measured}
+    learnt = {setting.measured.updates_learnt for setting in found.rungs if setting.measured}
     assert len(learnt) == 1
     assert by["pre-tokenised"].changes == {"data.tokenize": ("late", "ahead")}
     assert read_ladder(tmp_path / "out").rungs == found.rungs
@@ -108,7 +110,7 @@ def test_packing_that_sorts_rows_by_length_is_rejected(tmp_path, base, monkeypat
             patch.setattr(pack, "_fit", fit)
             path = write_expert(tmp_path / name, base, config, rows=rows)
             made = benchmark(request(path, only=("packing",)), folder=tmp_path / f"{name}-out")
-        [found[name]] = [rung for rung in made.rungs if rung.name == "packing"]
+        [found[name]] = [setting for setting in made.rungs if setting.name == "packing"]
     assert found["sorted"].status == "disagrees"
     assert wording("rows-one-length") in found["sorted"].because
     assert found["mixed"].status != "disagrees"
@@ -131,7 +133,7 @@ def test_the_character_model_can_be_benchmarked_too(tmp_path):
     path.write_text(json.dumps(data), encoding="utf-8")
     named = ("baseline", "pre-tokenised", "packing", "attention")
     found = benchmark(request(path, only=named, remember=False), folder=tmp_path / "out")
-    by = {rung.name: rung for rung in found.rungs}
+    by = {setting.name: setting for setting in found.rungs}
     assert by["baseline"].status == "kept"
     assert by["attention"].measured is not None
     assert by["pre-tokenised"].because == wording("corpus-characters-needs-no")
@@ -163,7 +165,7 @@ def test_a_model_that_cannot_be_loaded_fails_every_setting_with_the_reason(tmp_p
             (broken / file.name).write_bytes(file.read_bytes())
     (broken / "model.safetensors").write_bytes(b"not weights")
     path = write_expert(tmp_path / "expert", broken, {})
-    with pytest.raises(NothingMeasured, match=wording("no-rung-could-measured")):
+    with pytest.raises(NothingMeasured, match=wording("no-setting-could-measured")):
         benchmark(request(path, only=("pre-tokenised",)), folder=tmp_path / "out")
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from expert.core.interrupts import Interrupted
-from expert.insight.ladder.ladder import Measured, RungResult, read_ladder
+from expert.insight.ladder.ladder import Measured, SettingResult, read_ladder
 from expert.jobs.benchmark.benchmark import Watcher, benchmark, remember, write_result
 from expert.jobs.benchmark.measure import Benchmark
 from expert.jobs.benchmark.pace import THOROUGH, Clock
 from expert.planning.choose.sequences import Packing
-from expert.planning.ladder import BASELINE, RUNGS, Rung
+from expert.planning.ladder import BASELINE, SETTINGS, Setting
 from expert.planning.measurements import read_rates
 from tests.insight.ladders import measured
 from tests.jobs.benchmark.played import (
@@ -29,7 +29,7 @@ from tests.jobs.benchmark.played import (
 from tests.jobs.runs import base_model, write_expert
 from tests.wording import wording
 
-NAMES = [rung.name for rung in (BASELINE, *RUNGS)]
+NAMES = [setting.name for setting in (BASELINE, *SETTINGS)]
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def test_settings_that_fail_are_slower_or_disagree_are_left_out_of_later_ones(tm
         return measured(rate(name))
 
     found, played, _ = benchmarked(path, tmp_path / "out", answer)
-    by = {rung.name: rung for rung in found.rungs}
+    by = {setting.name: setting for setting in found.rungs}
     assert (by["loader"].status, by["loader"].because) == ("failed", wording("out-of-memory"))
     assert by["attention"].status == "slower"
     assert by["fused loss"].status == "disagrees"
@@ -80,7 +80,7 @@ def test_a_setting_with_other_rows_is_judged_by_its_own_loss(tmp_path, base):
     """However far its weights are from those below, they must have one loss in both ways."""
     path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
 
-    def climb(own_loss: float, place: str) -> RungResult:
+    def climb(own_loss: float, place: str) -> SettingResult:
         rate = rising()
 
         def answer(name: str, plan: Any) -> Measured | str:
@@ -89,7 +89,7 @@ def test_a_setting_with_other_rows_is_judged_by_its_own_loss(tmp_path, base):
             return measured(rate(name))
 
         found, _, _ = benchmarked(path, tmp_path / place, answer, only=("packing",))
-        return next(rung for rung in found.rungs if rung.name == "packing")
+        return next(setting for setting in found.rungs if setting.name == "packing")
 
     right, wrong = climb(3.0, "right"), climb(3.1, "wrong")
     assert (right.status, right.loss_difference, right.own_difference) == ("kept", 0.5, 0.0)
@@ -101,7 +101,7 @@ def test_an_interrupted_benchmark_ends_its_processes(tmp_path, base):
     path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
 
     class Impatient(Watcher):
-        def ends(self, result: RungResult) -> None:
+        def ends(self, result: SettingResult) -> None:
             raise Interrupted(signal.SIGINT)
 
     made, played = Benchmark(request(path), Impatient()), Played(lambda name, plan: measured(1.0))
@@ -116,7 +116,7 @@ def test_what_was_measured_is_at_hand_after_every_setting(tmp_path, base):
     kept: list[list[str]] = []
 
     class Curious(Watcher):
-        def begins(self, rung: Rung, number: int, of: int, left: float) -> None:
+        def begins(self, setting: Setting, number: int, of: int, left: float) -> None:
             seen = made.so_far
             kept.append([one.name for one in seen.rungs if one.measured] if seen else [])
 
@@ -136,7 +136,7 @@ def test_a_baseline_that_fails_does_not_end_the_benchmark(tmp_path, base):
         return measured(rate(name))
 
     found, played, _ = benchmarked(path, tmp_path / "out", answer)
-    by = {rung.name: rung for rung in found.rungs}
+    by = {setting.name: setting for setting in found.rungs}
     assert by["packing"].status == "failed"
     assert (by["attention"].status, by["attention"].gain) == ("kept", None)
     # Nothing before it could be measured: packing is not to blame, and stays.
@@ -153,7 +153,7 @@ def test_only_measures_a_setting_and_the_one_below(tmp_path, base):
         only=("fused loss", "loader"),
     )
     assert list(played.plans) == ["pre-tokenised", "loader", "attention", "fused-loss"]
-    by = {rung.name: rung for rung in found.rungs}
+    by = {setting.name: setting for setting in found.rungs}
     assert (by["loader"].below, by["loader"].gain) == ("pre-tokenised", 1.0)
     assert (by["attention"].below, by["fused loss"].below) == (None, "attention")
     assert by["fused loss"].cumulative is None
@@ -190,11 +190,11 @@ def test_a_machine_that_slows_down_rejects_nothing(tmp_path, base):
     found, played, made = benchmarked(
         path, tmp_path / "out", lambda name, plan: measured(100.0), slowness=slower_and_slower
     )
-    seen = [rung for rung in found.rungs[1:] if rung.measured]
-    assert {rung.status for rung in seen} == {"no difference"}
+    seen = [setting for setting in found.rungs[1:] if setting.measured]
+    assert {setting.status for setting in seen} == {"no difference"}
     # What no difference was measured of counts for nothing, however its pairs fell.
-    assert any(rung.gain != 1.0 for rung in seen)
-    assert {rung.cumulative for rung in seen[:-1]} == {1.0}
+    assert any(setting.gain != 1.0 for setting in seen)
+    assert {setting.cumulative for setting in seen[:-1]} == {1.0}
     assert made.standing.gains == {}
     assert 1.01 ** len(passed) > 1.3
     # Alone, then in turns with the one below.
@@ -214,8 +214,8 @@ def test_where_memory_does_not_hold_both_a_doubt_times_the_other_again(tmp_path,
         return measured({"baseline": 100.0, "pre-tokenised": 150.0}.get(name, 75.0))
 
     found, played, _ = benchmarked(path, tmp_path / "out", answer)
-    by = {rung.name: rung for rung in found.rungs}
-    assert {rung.paired.how for rung in found.rungs if rung.paired} == {
+    by = {setting.name: setting for setting in found.rungs}
+    assert {setting.paired.how for setting in found.rungs if setting.paired} == {
         wording("one-after-the-other")
     }
     # Clearly faster is believed; slower than minutes ago is not, before the other was timed again.
@@ -240,7 +240,7 @@ def test_settings_without_time_are_listed_and_measured_together(tmp_path, base, 
     rate = rising()
     time_for(3, monkeypatch)
     found, played, _ = benchmarked(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
-    by = {rung.name: rung for rung in found.rungs}
+    by = {setting.name: setting for setting in found.rungs}
     assert by["loader"].status == "kept"
     for name in ("packing", "attention", "fused loss", "batch size", "no checkpointing"):
         assert (by[name].status, by[name].measured) == ("no time", None)
@@ -291,7 +291,7 @@ def test_the_last_setting_is_measured_by_itself_however_late_it_is(tmp_path, bas
     monkeypatch.setattr(Clock, "is_up", lambda clock, to_come=0: to_come == 0)
     rate = rising()
     found, _, _ = benchmarked(path, tmp_path / "out", lambda name, plan: measured(rate(name)))
-    by = {rung.name: rung for rung in found.rungs}
+    by = {setting.name: setting for setting in found.rungs}
     assert by["no checkpointing"].status == "kept"
     assert "the rest" not in by
 
@@ -303,7 +303,7 @@ def test_named_settings_are_measured_however_late_it_is(tmp_path, base, monkeypa
         path, tmp_path / "out", lambda name, plan: measured(100.0), only=("loader", "attention")
     )
     assert list(played.plans) == ["pre-tokenised", "loader", "packing", "attention"]
-    assert all(rung.measured for rung in found.rungs)
+    assert all(setting.measured for setting in found.rungs)
 
 
 def test_a_rest_that_fails_leaves_the_best_as_it_was(tmp_path, base, monkeypatch):
@@ -315,7 +315,7 @@ def test_a_rest_that_fails_leaves_the_best_as_it_was(tmp_path, base, monkeypatch
         return "out of memory" if name == "the-rest" else measured(rate(name))
 
     found, _, _ = benchmarked(path, tmp_path / "out", answer)
-    by = {rung.name: rung for rung in found.rungs}
+    by = {setting.name: setting for setting in found.rungs}
     assert (by["the rest"].status, by["the rest"].because) == ("failed", wording("out-of-memory"))
     assert found.winner is not None
     assert found.winner.name == "pre-tokenised"

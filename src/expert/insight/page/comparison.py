@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from expert.core.text import count, duration, gib, loss
-from expert.insight.ladder.same_data import not_comparable
+from expert.insight.ladder.comparison import not_comparable
 from expert.insight.page.blocks import (
     Block,
     Figure,

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from expert.insight.ladder.ladder import MARKS, STAND, Ladder, RungResult
+from expert.insight.ladder.ladder import MARKS, STAND, Ladder, SettingResult
 from expert.insight.ladder.table import COLUMNS, headline, how_measured, table_rows
 from expert.insight.page.blocks import Bar, Bars, Figure, Folded, Grid, Lines, Section, Words
 from expert.insight.page.facts import RunFacts
 
-_LEFT = ("rung", "")
+_LEFT = ("setting", "")
 HOW = " The last was measured against the baseline; those below are gains multiplied."
 
 
 def ladder_section(ladder: Ladder, run: RunFacts | None = None) -> Section:
-    """Every rung as a bar; those that were left out stand back, with the reason."""
+    """Every setting as a bar; those that were left out stand back, with the reason."""
     by_gain = ladder.is_held_against_baseline
-    bars = Bars(bars=tuple(_bar(rung, by_gain=by_gain) for rung in ladder.rungs))
+    bars = Bars(bars=tuple(_bar(setting, by_gain=by_gain) for setting in ladder.rungs))
     figure = Figure(
         name="ladder",
-        title=f"{'Times the baseline' if by_gain else 'Tokens a second'}, rung by rung",
+        title=f"{'Times the baseline' if by_gain else 'Tokens a second'}, setting by setting",
         chart=bars,
-        look=f"Grey rungs were left out; the reason stands below their names.{HOW * by_gain}",
+        look=f"Grey settings were left out; the reason is below their names.{HOW * by_gain}",
         wide=True,
     )
     numbers = tuple(name for name in COLUMNS if name not in _LEFT)
@@ -58,20 +58,20 @@ def _of_the_run(ladder: Ladder, run: RunFacts, rate: float) -> list[Words]:
     return [Words(text=f"{text}.", tone="note")]
 
 
-def _bar(rung: RungResult, *, by_gain: bool) -> Bar:
-    """As long as the rung is fast against the baseline: rates are of different minutes, and a host
-    that was busy in one of them makes a better rung look slower."""
-    marked = rung.status not in STAND
-    if rung.measured is None:
-        word = MARKS[rung.status][1]
-        note = rung.because or word
-        return Bar(name=rung.name, amount=None, words=word or "–", note=note, marked=marked)
-    rate, gain = rung.measured.tokens_per_second, rung.gain
+def _bar(setting: SettingResult, *, by_gain: bool) -> Bar:
+    """As long as the setting is fast against the baseline: rates are of different times, and a host
+    that was busy in one of them makes a better setting look slower."""
+    marked = setting.status not in STAND
+    if setting.measured is None:
+        word = MARKS[setting.status][1]
+        note = setting.because or word
+        return Bar(name=setting.name, amount=None, words=word or "–", note=note, marked=marked)
+    rate, gain = setting.measured.tokens_per_second, setting.gain
     worth = f"{gain:.2f}×" if gain is not None else ""
-    if rung.status == "no difference":
+    if setting.status == "no difference":
         worth = "no difference measured"
     parts = [worth, f"{rate:,.0f} tokens/s" if by_gain else ""]
-    note = rung.because if marked else " · ".join(part for part in parts if part)
-    amount = rung.cumulative if by_gain else rate
+    note = setting.because if marked else " · ".join(part for part in parts if part)
+    amount = setting.cumulative if by_gain else rate
     words = f"{amount:.2f}×" if by_gain else f"{rate:,.0f}"
-    return Bar(name=rung.name, amount=amount, words=words, note=note, marked=marked)
+    return Bar(name=setting.name, amount=amount, words=words, note=note, marked=marked)

@@ -129,7 +129,7 @@ def _chart(chart: Chart) -> Iterator[str]:
                 yield f"- {text(part.name)}: {part.words}, {part.amount / whole:.1%}"
         case Bars():
             rows_ = [(bar.name, bar.words, bar.note) for bar in chart.bars]
-            yield from _table(("rung", "tokens/s", ""), rows_, ("tokens/s",))
+            yield from _table(("setting", "tokens/s", ""), rows_, ("tokens/s",))
         case Histogram():
             pairs = [
                 (label, f"{count:,}")

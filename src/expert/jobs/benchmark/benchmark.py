@@ -22,7 +22,7 @@ from expert.jobs.benchmark.child import main
 from expert.jobs.benchmark.measure import Benchmark
 from expert.jobs.benchmark.processes import SettingProcess
 from expert.jobs.benchmark.request import BenchmarkRequest, CannotBenchmark, Watcher
-from expert.planning.ladder import BASELINE, RUNGS, THE_REST, value_at
+from expert.planning.ladder import BASELINE, SETTINGS, THE_REST, value_at
 
 if TYPE_CHECKING:
     from expert.insight.ladder.ladder import Ladder
@@ -54,8 +54,8 @@ def benchmark(
     finally:
         if folder is None:
             shutil.rmtree(place, ignore_errors=True)
-    if not any(rung.measured for rung in ladder.rungs):
-        last = next((rung for rung in ladder.rungs if rung.status == "failed"), None)
+    if not any(setting.measured for setting in ladder.rungs):
+        last = next((setting for setting in ladder.rungs if setting.status == "failed"), None)
         raise NothingMeasured(
             f"no setting could be measured: {last.because if last else 'none was tried'}"
         )
@@ -189,8 +189,12 @@ def tried_paths(ladder: Ladder) -> list[str]:
     """Values of the plan that were measured both ways, of those that later plans may take over."""
     from expert.planning.measurements import REMEMBERED
 
-    tried = {rung.name for rung in ladder.rungs if rung.status not in ("not here", "no time")}
-    about = [path for rung in (BASELINE, *RUNGS) if rung.name in tried for path in rung.about]
+    tried = {
+        setting.name for setting in ladder.rungs if setting.status not in ("not here", "no time")
+    }
+    about = [
+        path for setting in (BASELINE, *SETTINGS) if setting.name in tried for path in setting.about
+    ]
     return [path for path in REMEMBERED if path in about]
 
 

@@ -12,21 +12,25 @@ from typing import TYPE_CHECKING, Any
 from expert.core.errors import ManifestError
 from expert.core.files import write_text_atomically
 from expert.core.version import __version__
-from expert.insight.ladder.doubts import crowded, doubts_of
-from expert.insight.ladder.ladder import FILE, STAND, Ladder, Measured
+from expert.insight.ladder.ladder import FILE, STAND, Ladder, Measured, crowded, doubts_of
 from expert.insight.ladder.pairs import Paired, spread_of
 from expert.jobs.benchmark.compare import Timed, Timing
 from expert.jobs.benchmark.pace import TRAINING_SHARE, Clock, pace_of
 from expert.jobs.benchmark.processes import Job, Progress, SettingLost, SettingProcess
-from expert.jobs.benchmark.request import BenchmarkRequest, CannotBenchmark, Watcher, wanted_rungs
+from expert.jobs.benchmark.request import (
+    BenchmarkRequest,
+    CannotBenchmark,
+    Watcher,
+    wanted_settings,
+)
 from expert.jobs.benchmark.result import Standing, judged, notes_on, result_of
 from expert.jobs.benchmark.rows import prepare_rows
 from expert.planning.ladder import (
     BASELINE,
-    RUNGS,
+    SETTINGS,
     THE_REST,
     Ground,
-    Rung,
+    Setting,
     as_overrides,
     not_comparable,
     not_here,
@@ -35,13 +39,13 @@ from expert.planning.ladder import (
 from expert.planning.machine.threads import choose_threads
 
 if TYPE_CHECKING:
-    from expert.insight.ladder.ladder import RungResult
+    from expert.insight.ladder.ladder import SettingResult
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
 
 COUNTS = ("training_rows", "held_out_rows", "held_out_tokens")
 """The same for all settings."""
-NAMES = tuple(rung.name for rung in (BASELINE, *RUNGS))
+NAMES = tuple(setting.name for setting in (BASELINE, *SETTINGS))
 
 Starter = Callable[..., SettingProcess]
 
@@ -55,7 +59,9 @@ class Benchmark:
 
         self.request, self.watcher = request, watcher
         self.pace = pace_of(quick=request.quick, minutes=request.minutes)
-        wanted = [rung.name for rung in wanted_rungs(request.only)]  # refused before preparing
+        wanted = [
+            setting.name for setting in wanted_settings(request.only)
+        ]  # refused before preparing
         first = request.read(())
         if first.manifest.training.dataset.streaming:
             raise CannotBenchmark(
@@ -80,8 +86,8 @@ class Benchmark:
         self.named = {*wanted, *below} if wanted else set(NAMES)
         """Settings to be measured: all, or those that were named and the one below each."""
         self.clock = Clock(self.pace.total_seconds)
-        self.results: list[RungResult] = []
-        self.left_out: list[Rung] = []
+        self.results: list[SettingResult] = []
+        self.left_out: list[Setting] = []
         """Settings that there was no time for."""
         self.counts: dict[str, int] = {}
         self.environment: Mapping[str, Any] = {}
@@ -119,24 +125,24 @@ class Benchmark:
         """Settings that change something here, if each of them is kept."""
         found, values = [BASELINE.name], self.standing.values
         before = self._planned(values)[1]
-        for rung in RUNGS:
+        for setting in SETTINGS:
             ground = self._ground_of(values)
-            if rung.needs(ground):
+            if setting.needs(ground):
                 continue
-            more = {**values, **rung.values(ground)}
+            more = {**values, **setting.values(ground)}
             try:
                 plan = self._planned(more)[1]
             except ManifestError:  # it will fail, and what follows builds on the one before it
                 continue
-            if not not_here(rung, before, plan):
+            if not not_here(setting, before, plan):
                 values, before = more, plan
-                found.append(rung.name)
+                found.append(setting.name)
         return found
 
-    def _to_come(self, rung: Rung) -> list[str]:
+    def _to_come(self, setting: Setting) -> list[str]:
         """This setting and those after it that are likely to be measured."""
-        after = NAMES[NAMES.index(rung.name) + 1 :] if rung.name in NAMES else ()
-        return [rung.name, *(n for n in after if n in self.expected and n in self.named)]
+        after = NAMES[NAMES.index(setting.name) + 1 :] if setting.name in NAMES else ()
+        return [setting.name, *(n for n in after if n in self.expected and n in self.named)]
 
     # --- measuring -----------------------------------------------------------------------------
 
@@ -146,8 +152,8 @@ class Benchmark:
         self.clock = Clock(self.pace.total_seconds)
         (place / "logs").mkdir(parents=True, exist_ok=True)
         try:
-            for rung in (BASELINE, *RUNGS):
-                result = self._tried(rung, place, start)
+            for setting in (BASELINE, *SETTINGS):
+                result = self._tried(setting, place, start)
                 if result is not None:
                     self._keep(result, place)
             if self.left_out:
@@ -159,7 +165,7 @@ class Benchmark:
                     timed.close()
         return self._write(place)
 
-    def _keep(self, result: RungResult, place: Path) -> None:
+    def _keep(self, result: SettingResult, place: Path) -> None:
         self.results.append(result)
         self.watcher.ends(result)
         self._write(place)
@@ -167,7 +173,7 @@ class Benchmark:
     def _write(self, place: Path) -> Ladder:
         ladder = self._ladder()
         write_text_atomically(place / FILE, ladder.as_text())
-        if any(rung.measured for rung in ladder.rungs):
+        if any(setting.measured for setting in ladder.rungs):
             self.so_far = ladder
         return ladder
 
@@ -200,52 +206,54 @@ class Benchmark:
         )
         return ladder.model_copy(update={"doubts": doubts_of(ladder)})
 
-    def _tried(self, rung: Rung, place: Path, start: Starter) -> RungResult | None:
+    def _tried(self, setting: Setting, place: Path, start: Starter) -> SettingResult | None:
         """Measure a setting where that means something; None for one that was not asked for."""
         here = self.standing
-        if self.left_out and rung.name in self._to_come(BASELINE):
-            return self._no_time(rung)
+        if self.left_out and setting.name in self._to_come(BASELINE):
+            return self._no_time(setting)
         ground = self._ground_of(here.values)
-        values = {**here.values, **rung.values(ground)}
-        if rung is not BASELINE and (reason := rung.needs(ground)):
-            return self._not_here(rung, reason)
+        values = {**here.values, **setting.values(ground)}
+        if setting is not BASELINE and (reason := setting.needs(ground)):
+            return self._not_here(setting, reason)
         try:
             read, plan = self._planned(values)
         except ManifestError as error:
             what = error.problems[0].what
             return result_of(
-                self.standing, rung, "failed", f"does not combine with the others: {what}"
+                self.standing, setting, "failed", f"does not combine with the others: {what}"
             )
-        if here.plan is not None and (reason := not_here(rung, here.plan, plan)):
+        if here.plan is not None and (reason := not_here(setting, here.plan, plan)):
             # It changes nothing here, but a later choice may look at it.
             self.standing = replace(here, values=values)
-            return self._not_here(rung, reason)
-        if rung.name not in self.named:
+            return self._not_here(setting, reason)
+        if setting.name not in self.named:
             if here.timed is not None:
                 here.timed.close()
             self.standing = replace(here, values=values, plan=plan, result=None, timed=None)
             return None
         # The last one is measured however late it is, and so is one that was asked for by name.
-        to_come = len(self._to_come(rung)) - 1
+        to_come = len(self._to_come(setting)) - 1
         if to_come > 0 and not self.request.only and self.clock.is_up(to_come):
-            return self._no_time(rung)
-        return self._measure(rung, values, read, plan, place, start)
+            return self._no_time(setting)
+        return self._measure(setting, values, read, plan, place, start)
 
-    def _not_here(self, rung: Rung, reason: str) -> RungResult | None:
+    def _not_here(self, setting: Setting, reason: str) -> SettingResult | None:
         return (
-            result_of(self.standing, rung, "not here", reason) if rung.name in self.named else None
+            result_of(self.standing, setting, "not here", reason)
+            if setting.name in self.named
+            else None
         )
 
-    def _no_time(self, rung: Rung) -> RungResult:
-        self.left_out.append(rung)
+    def _no_time(self, setting: Setting) -> SettingResult:
+        self.left_out.append(setting)
         words = f"in '{THE_REST}', as {self.clock.elapsed:.0f} s had passed"
         more = (
             "without --quick there is more time" if self.request.quick else "--minutes N for more"
         )
         hint = f"  ({more})" if len(self.left_out) == 1 else ""
-        return result_of(self.standing, rung, "no time", f"{words}{hint}")
+        return result_of(self.standing, setting, "no time", f"{words}{hint}")
 
-    def _the_rest(self, place: Path, start: Starter) -> RungResult:
+    def _the_rest(self, place: Path, start: Starter) -> SettingResult:
         """What there was no time for one by one, together."""
         rest = together(self.left_out, self.standing.values, self._ground_of)
         values = {**self.standing.values, **rest.settings}
@@ -259,19 +267,19 @@ class Benchmark:
 
     def _measure(
         self,
-        rung: Rung,
+        setting: Setting,
         values: dict[str, Any],
         read: ReadManifest,
         plan: RunPlan,
         place: Path,
         start: Starter,
-    ) -> RungResult:
+    ) -> SettingResult:
         """Measure the setting against those that are kept, and keep it where it is worth it."""
-        here, to_come = self.standing, len(self._to_come(rung))
+        here, to_come = self.standing, len(self._to_come(setting))
         number = len([r for r in self.results if r.measured or r.status == "failed"]) + 1
-        self.watcher.begins(rung, number, number + to_come - 1, self.clock.left(to_come + 1))
+        self.watcher.begins(setting, number, number + to_come - 1, self.clock.left(to_come + 1))
         share = self.clock.start_setting(to_come + 1)
-        new = Timed(self._job(rung, read, plan, place, share))
+        new = Timed(self._job(setting, read, plan, place, share))
         timing = self._timing(place, start)
         try:
             paired = timing.compare(here.timed, new)
@@ -283,28 +291,30 @@ class Benchmark:
         except SettingLost as lost:
             new.close()
             result = result_of(
-                self.standing, rung, "failed", str(lost), plan, self.clock.end_setting()
+                self.standing, setting, "failed", str(lost), plan, self.clock.end_setting()
             )
             if here.result is None:
                 # Nothing before it could be measured, so this setting cannot be blamed.
                 self.standing = replace(here, values=values, plan=plan, result=None, timed=None)
             return result
         result = judged(
-            self.standing, rung, plan, self._measured(new), paired, self.clock.end_setting()
+            self.standing, setting, plan, self._measured(new), paired, self.clock.end_setting()
         )
-        if rung is BASELINE:
+        if setting is BASELINE:
             self.baseline = new
         if result.status in STAND:
-            self._stand_on(rung, result, values, plan, new)
+            self._stand_on(setting, result, values, plan, new)
         elif new is not self.baseline:
             new.close()
         return result
 
-    def _job(self, rung: Rung, read: ReadManifest, plan: RunPlan, place: Path, share: float) -> Job:
+    def _job(
+        self, setting: Setting, read: ReadManifest, plan: RunPlan, place: Path, share: float
+    ) -> Job:
         before = self.standing.plan
         seconds = min(self.pace.learn_seconds, TRAINING_SHARE * share)
         return Job(
-            name=rung.name.replace(" ", "-").replace("+", "and"),
+            name=setting.name.replace(" ", "-").replace("+", "and"),
             plan=plan,
             read=read,
             runs=place / "runs",
@@ -361,14 +371,19 @@ class Benchmark:
         return measured
 
     def _stand_on(
-        self, rung: Rung, result: RungResult, values: dict[str, Any], plan: RunPlan, timed: Timed
+        self,
+        setting: Setting,
+        result: SettingResult,
+        values: dict[str, Any],
+        plan: RunPlan,
+        timed: Timed,
     ) -> None:
         assert result.measured is not None
         if self.standing.timed is not None:
             self.standing.timed.close()
         gains = dict(self.standing.gains)
         if result.gain is not None and result.status == "kept":
-            gains |= dict.fromkeys(rung.about, result.gain)
+            gains |= dict.fromkeys(setting.about, result.gain)
         self.steps = result.measured.updates_learnt
         self.standing = replace(
             self.standing, values=values, plan=plan, result=result, gains=gains, timed=timed

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from expert.core.errors import ExpertError
 from expert.jobs.benchmark.rows import ReadWith
-from expert.planning.ladder import BASELINE, RUNGS, Rung, find_rung
+from expert.planning.ladder import BASELINE, SETTINGS, Setting, find_setting
 
 if TYPE_CHECKING:
-    from expert.insight.ladder.ladder import Ladder, RungResult
+    from expert.insight.ladder.ladder import Ladder, SettingResult
 
 
 class CannotBenchmark(ExpertError):
@@ -41,7 +41,7 @@ class Watcher:
     def preparing(self, name: str, rows: int, tokens: int) -> None:
         """Rows are being tokenised."""
 
-    def begins(self, rung: Rung, number: int, of: int, left: float) -> None:
+    def begins(self, setting: Setting, number: int, of: int, left: float) -> None:
         """A setting starts, `number` of `of`; about `left` seconds remain for all."""
 
     def compares(self, name: str, left: float) -> None:
@@ -53,7 +53,7 @@ class Watcher:
     def goes_on(self, doing: str, done: int, of: int) -> None:
         """What the setting is doing, and how far it is."""
 
-    def ends(self, result: RungResult) -> None:
+    def ends(self, result: SettingResult) -> None:
         """A setting was measured, or skipped."""
 
     def cut_off(self, ladder: Ladder) -> None:
@@ -66,13 +66,13 @@ class Watcher:
         """The best setting could not be remembered."""
 
 
-def wanted_rungs(names: tuple[str, ...]) -> list[Rung]:
+def wanted_settings(names: tuple[str, ...]) -> list[Setting]:
     """The settings of these names; an error lists the known ones."""
     found = []
     for name in names:
-        rung = find_rung(name)
-        if rung is None:
-            known = ", ".join(rung.name for rung in (BASELINE, *RUNGS))
+        setting = find_setting(name)
+        if setting is None:
+            known = ", ".join(setting.name for setting in (BASELINE, *SETTINGS))
             raise CannotBenchmark(f"--only {name}: no such setting  (settings: {known})")
-        found.append(rung)
+        found.append(setting)
     return found

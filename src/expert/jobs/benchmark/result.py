@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from expert.insight.ladder.ladder import (
     Measured,
-    RungResult,
+    SettingResult,
     Status,
     loss_difference,
     own_difference,
@@ -18,7 +18,7 @@ from expert.planning.ladder import (
     BASELINE,
     THE_REST,
     Ground,
-    Rung,
+    Setting,
     changes,
     cost_of,
     not_comparable,
@@ -43,13 +43,13 @@ class Standing:
     values: dict[str, Any]
     """Keys of training.config."""
     plan: RunPlan | None = None
-    result: RungResult | None = None
+    result: SettingResult | None = None
     gains: dict[str, float] = field(default_factory=dict)
     timed: Timed | None = None
     """None where nothing could be measured yet."""
 
 
-def notes_on(results: Sequence[RungResult], planned: int) -> list[str]:
+def notes_on(results: Sequence[SettingResult], planned: int) -> list[str]:
     """What was measured together, and which settings had other rows in a step, or not `planned`."""
     said: dict[str, list[str]] = {}
     for result in results:
@@ -69,18 +69,18 @@ def notes_on(results: Sequence[RungResult], planned: int) -> list[str]:
 
 def judged(
     standing: Standing,
-    rung: Rung,
+    setting: Setting,
     plan: RunPlan,
     here: Measured,
     paired: Paired | None,
     seconds: float,
-) -> RungResult:
+) -> SettingResult:
     """What becomes of a setting that was measured."""
     before, below = standing.plan, standing.result
     if paired is None or below is None or below.measured is None or before is None:
-        cumulative = 1.0 if rung is BASELINE else None
+        cumulative = 1.0 if setting is BASELINE else None
         more: dict[str, Any] = {"measured": here, "cumulative": cumulative}
-        return result_of(standing, rung, "kept", "", plan, seconds, **more)
+        return result_of(standing, setting, "kept", "", plan, seconds, **more)
     allowed, because = tolerance(before, plan)
     reason, cost = not_comparable(before, plan), cost_of(before, plan)
     status, why = verdict(
@@ -88,7 +88,7 @@ def judged(
     )
     return result_of(
         standing,
-        rung,
+        setting,
         status,
         why,
         plan,
@@ -118,22 +118,22 @@ def in_all(below: float | None, gain: float, status: Status) -> float | None:
 
 def result_of(
     standing: Standing,
-    rung: Rung,
+    setting: Setting,
     status: Status,
     because: str,
     plan: RunPlan | None = None,
     seconds: float = 0.0,
     **more: Any,
-) -> RungResult:
+) -> SettingResult:
     """A setting's result, measured or not."""
     before = standing.plan
-    return RungResult(
-        name=rung.name,
-        adds=rung.adds,
+    return SettingResult(
+        name=setting.name,
+        adds=setting.adds,
         status=status,
         because=because,
         changes=changes(before, plan) if before is not None and plan is not None else {},
-        settings=rung.values(standing.ground),
+        settings=setting.values(standing.ground),
         plan_hash=plan_hash(plan) if plan is not None else "",
         seconds=seconds,
         **more,
