@@ -101,8 +101,9 @@ def test_an_interrupted_benchmark_ends_its_processes(tmp_path, base):
     path = write_expert(tmp_path / "expert", base, {"max_seq_length": 64})
 
     class Impatient(Watcher):
-        def ends(self, result: SettingResult) -> None:
-            raise Interrupted(signal.SIGINT)
+        def goes_on(self, doing: str, done: int, of: int) -> None:
+            if doing == "timing":
+                raise Interrupted(signal.SIGINT)
 
     made, played = Benchmark(request(path), Impatient()), Played(lambda name, plan: measured(1.0))
     with pytest.raises(Interrupted):

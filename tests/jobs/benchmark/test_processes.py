@@ -65,14 +65,6 @@ def leaves_words(job: Job, connection: Any, log: str, environ: dict[str, str]) -
     os._exit(3)
 
 
-def is_slow(job: Job, connection: Any, *_: Any) -> None:
-    for number in range(4):
-        time.sleep(0.5)
-        connection.send({"doing": "training", "done": number, "of": 0})
-    connection.send({"ready": READY})
-    connection.recv()
-
-
 def hangs(job: Job, connection: Any, log: str, environ: dict[str, str]) -> None:
     os.setsid()
     started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -142,7 +134,16 @@ def test_a_setting_that_dies_while_it_waits_is_lost(start, order):
 
 
 def test_a_setting_with_slow_steps_is_not_given_up(start):
-    assert start(is_slow, limit=1.5).ready == READY
+    """Each answer starts the limit again."""
+    process, waited = start(works), list[float]()
+    answers = [*({"doing": "training", "done": n, "of": 0} for n in range(3)), {"window": WINDOW}]
+    real = process._connection
+    process._connection = SimpleNamespace(
+        poll=lambda limit: waited.append(limit) or True, recv=lambda: answers.pop(0)
+    )
+    assert process._wait_for(("window",), 1.5) == {"window": WINDOW}
+    assert waited == [1.5] * 4
+    process._connection = real
 
 
 @pytest.mark.skipif(os.name != "posix", reason="process groups are POSIX")

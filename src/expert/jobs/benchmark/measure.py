@@ -97,6 +97,7 @@ class Benchmark:
         self.lowered = self.warned = False
         self.baseline: Timed | None = None
         self.against_baseline: Paired | None = None
+        self.processes: list[SettingProcess] = []
         self.so_far: Ladder | None = None
         """What was measured, as soon as there is something."""
 
@@ -160,9 +161,8 @@ class Benchmark:
                 self._keep(self._the_rest(place, start), place)
             self._against_baseline(place, start)
         finally:
-            for timed in (self.standing.timed, self.baseline):
-                if timed is not None:
-                    timed.close()
+            for process in self.processes:
+                process.stop()
         return self._write(place)
 
     def _keep(self, result: SettingResult, place: Path) -> None:
@@ -331,6 +331,7 @@ class Benchmark:
 
         def started(job: Job) -> SettingProcess:
             process = start(job, log=place / "logs" / f"{job.name}.txt", progress=progress)
+            self.processes.append(process)
             self.environment = self.environment or process.ready.environment
             return process
 

@@ -119,12 +119,16 @@ class SettingProcess:
         method = "forkserver" if os.name == "posix" else "spawn"
         progress("starting", 0, 0)
         self._start(target, job, method)
-        answer = self._wait_for(("ready", "spawn"), max(START_SECONDS, self._limit))
-        if "spawn" in answer:  # CUDA was initialised before the fork, which it does not survive
+        try:
+            answer = self._wait_for(("ready", "spawn"), max(START_SECONDS, self._limit))
+            if "spawn" in answer:  # CUDA was initialised before the fork, which it does not survive
+                self.stop()
+                self.alive = True
+                self._start(target, job, "spawn")
+                answer = self._wait_for(("ready",), max(START_SECONDS, self._limit))
+        except BaseException:  # Ctrl-C, too: nothing may be left behind
             self.stop()
-            self.alive = True
-            self._start(target, job, "spawn")
-            answer = self._wait_for(("ready",), max(START_SECONDS, self._limit))
+            raise
         self.ready: Ready = answer["ready"]
 
     def window(self, steps: int, skip: int) -> Window:
@@ -142,6 +146,8 @@ class SettingProcess:
 
     def stop(self) -> None:
         """Kill the process and everything that it started."""
+        if not self.alive:
+            return
         self.alive = False
         with contextlib.suppress(ProcessLookupError, PermissionError, AttributeError):
             os.killpg(self._process.pid or 0, signal.SIGKILL)
