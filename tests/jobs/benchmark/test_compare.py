@@ -145,7 +145,7 @@ def test_what_is_compared_again_is_timed_after_it_once_more():
 
 @pytest.mark.parametrize("mood", ["fails_beside", "falls_back_beside"])
 def test_on_a_card_one_that_has_no_room_beside_another_is_measured_alone(mood):
-    machine, old, new = Machine(**{mood: True}), timed("old"), timed("new")  # type: ignore[arg-type]
+    machine, old, new = Machine(**{mood: True}), timed("old"), timed("new")
     paired = machine.compare(old, new)
     assert [beside for _, beside, _, _ in machine.started] == [False, True, False]
     assert new.found is not None

@@ -110,7 +110,8 @@ class Evidence:
     @property
     def padded(self) -> bool:
         """Rows are not packed; blocks of a corpus are full without padding."""
-        return self.planned("data.packing") == "none" and self.planned("model.name") != CHAR_GPT
+        alone = self.planned("data.packing") == "none"
+        return alone and self.planned("model.name") != CHAR_GPT
 
     def written(self, part: str, key: str) -> Any:
         """A value as the manifest has it in `training`; None where it has none."""

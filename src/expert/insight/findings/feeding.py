@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from expert.core.text import percent, span
 from expert.insight.findings.evidence import PADDING_SHARE, Evidence
@@ -184,7 +185,7 @@ def slow_disk(found: Evidence) -> Seen | None:
         size = rate * BYTES_PER_TOKEN
         words = f"{size / 1e6:,.1f} MB/s" if size >= 1e6 else f"{size / 1e3:,.0f} kB/s"
         read = f"{words} were read ({rate:,.0f} tokens/s)"
-    changes = {}
+    changes: dict[str, Any] = {}
     if rate is not None and rate >= SLOW_TOKENS_PER_SECOND:
         changes = {
             "name": "slow-feed",
@@ -248,7 +249,11 @@ def slow_copies(found: Evidence) -> Seen | None:
     rate = ""
     if step.of("copy") and step.tokens:
         rate = f"; a copy takes {span(step.of('copy'))} for {step.tokens:,.0f} tokens"
-    other = {"consequence": "the card waits for its batch", "fix": NARROW_LINK, "keys": ()}
+    other: dict[str, Any] = {
+        "consequence": "the card waits for its batch",
+        "fix": NARROW_LINK,
+        "keys": (),
+    }
     return seen(
         f"{found.who('loader.pin_memory')}{rate}; {_waiting(found)}",
         severity="warning" if held_up else "note",

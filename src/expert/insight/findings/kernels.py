@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -299,7 +300,7 @@ def gpu_unused(found: Evidence) -> Seen | None:
         return None
     name, cuda = found.gpu_fact("name") or "a GPU", found.run.environment.get("cuda")
     why = "" if cuda else "; torch is installed without CUDA"
-    other = {"keys": (), "fix": "install torch with CUDA"}
+    other: dict[str, Any] = {"keys": (), "fix": "install torch with CUDA"}
     return seen(f"{name} is there; {found.who('kernels.device')}{why}", **({} if cuda else other))
 
 
