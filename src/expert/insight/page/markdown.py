@@ -54,13 +54,13 @@ def page_markdown(page: Page) -> str:
 
 
 def is_page(markdown: str) -> bool:
-    """Whether a text is such a file, of this or an earlier version: by its footer."""
+    """Whether a text is such a page, of this or an earlier version, by its footer."""
     *_, rule, between, last = ["", "", "", *markdown.rstrip().splitlines()]
     return (rule, between) == ("---", "") and last.startswith(MADE_BY)
 
 
 def text(value: object) -> str:
-    """A text on one line that cannot become a heading, a table, a link or HTML."""
+    """Text on one line that cannot become a heading, a table, a link or HTML."""
     plain = " ".join(visible(value).split())
     escaped = _SPECIAL.sub(r"\\\1", "".join(_ENTITIES.get(sign, sign) for sign in plain))
     # Viewers turn bare addresses into links; a broken one stays text.
@@ -157,7 +157,7 @@ def _spark_line(line: Series, chart: LineChart) -> str:
 
 
 def spark(values: Sequence[float], *, low: float | None = None, high: float | None = None) -> str:
-    """The course of the values as a line of blocks; each stands for the mean of its part."""
+    """The values as a line of blocks, each the mean of its part."""
     count = min(SPARK_WIDTH, len(values))
     means = []
     for place in range(count):

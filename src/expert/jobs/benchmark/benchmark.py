@@ -93,13 +93,11 @@ def new_folder(request: BenchmarkRequest) -> Path:
     """A new folder below the output folder; another one for each of two that start at once."""
     from expert.core.links import refuse_links
     from expert.planning.plan import folder_name
-    from expert.run.plan import plan
     from expert.run.stored.locate import runs_folder
 
     read = request.read(())
     runs = runs_folder(read)
-    planned = plan(read, model=request.model, vram=request.vram, use_measurements=False, look=False)
-    name = f"{folder_name(planned.expert)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{folder_name(read.manifest.name)}-{time.strftime('%Y%m%d-%H%M%S')}"
     parent = runs / "benchmarks"
     refuse_links(parent, below=runs, instead="results go elsewhere with --output FOLDER")
     parent.mkdir(parents=True, exist_ok=True)

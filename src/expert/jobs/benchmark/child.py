@@ -127,11 +127,13 @@ def _cuda_is_spoilt() -> bool:
 def measure(job: Job, say: Say, hear: Hear) -> None:
     """Train, judge the loss on the held-out rows, and time the windows that are asked for."""
     from expert.core.rundir import RunFolder
-    from expert.run.open import open_data
+    from expert.planning.machine.machine import describe_machine
+    from expert.run.open import open_planned
     from expert.run.session.start import announce
 
     say({"doing": "opening the data", "done": 0, "of": 0})
-    plan, data, _ = open_data(for_measuring(job.plan, beside=job.beside), job.read, lambda *_: None)
+    plan = for_measuring(job.plan, beside=job.beside)
+    ready = open_planned(plan, job.read, describe_machine(job.read.folder))
     folder = RunFolder.create(job.runs, job.name)
     events: list[dict[str, Any]] = []
 
@@ -142,11 +144,11 @@ def measure(job: Job, say: Say, hear: Hear) -> None:
 
     opened = open_session(
         folder=folder,
-        plan=plan,
-        data=data,
+        plan=ready.plan,
+        data=ready.data,
         manifest=job.read.manifest,
         sinks=(heard,),
-        start=Start(allow_remote_code=job.allow_remote_code),
+        start=Start(machine=ready.machine, allow_remote_code=job.allow_remote_code),
         keep=False,
     )
     with folder.locked(), opened as run:

@@ -104,16 +104,16 @@ class Benchmark:
     # --- planning ------------------------------------------------------------------------------
 
     def _plan(self, read: ReadManifest) -> RunPlan:
-        from expert.run.plan import plan
+        from expert.run.open import open_run
 
-        return plan(
+        return open_run(
             read,
+            data="unread",
             model=self.request.model,
             vram=self.request.vram,
             machine=self.machine,
             use_measurements=False,
-            look=False,
-        )
+        ).plan
 
     def _planned(self, values: Mapping[str, Any]) -> tuple[ReadManifest, RunPlan]:
         read = self.request.read((*self.rows.overrides, *as_overrides(values)))

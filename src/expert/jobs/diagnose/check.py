@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from expert.planning.machine.machine import Machine
     from expert.planning.machine.target import Target
     from expert.planning.run_plan import RunPlan
-    from expert.run.count import Counts
+    from expert.run.open import Opened
 
 # Remarks of the plan that a finding repeats with more evidence.
 SPOKEN_OF = frozenset(
@@ -89,25 +89,26 @@ def check(
     from expert.jobs.gpu_memory import gpu_memory
     from expert.planning.machine.machine import describe_machine
     from expert.planning.machine.target import choose_target
+    from expert.run.open import open_run
 
     here = machine or describe_machine(read.folder if read is not None else Path())
-    device = read.manifest.training.config.device if read is not None else "auto"
-    target = choose_target(here, gpu=gpu, vram=vram, device=device)
-    plan, counts = None, None
-    if read is not None:
-        plan, counts = _plan(read, here, gpu=gpu, vram=vram, model=model)
+    opened = plan = band = None
+    if read is None:
+        target = choose_target(here, gpu=gpu, vram=vram)
+    else:
+        opened = open_run(read, data="counted", gpu=gpu, vram=vram, model=model, machine=here)
+        target, plan = opened.target, opened.plan
     trials = _trials(here, target, plan, named=gpu, wanted=try_out, tell=tell)
     found: list[Finding] = []
     if gpu is None:
         found += check_gpus(here, (memory or gpu_memory()).cards)
         found += check_torch(here, trials, needed=plan is not None)
     found += check_kernels(trials, plan)
-    band = None
-    if read is not None and plan is not None:
+    if opened is not None and plan is not None:
         tell("the data")
-        facts = check_data(read, plan)
-        found += [*facts.findings, *_disk(plan, target), *_remarks(plan), *_device(read, plan)]
-        found += _configuration(read, plan, here, target, facts, replan, counts, (gpu, vram, model))
+        facts = check_data(opened)
+        found += [*facts.findings, *_disk(plan, target), *_remarks(plan)]
+        found += [*_device(opened.read, plan), *_configuration(opened, facts, replan)]
         band = expected(plan, target)
         found += _length(plan, band)
     return Check(
@@ -116,23 +117,6 @@ def check(
         target=target.name,
         plan=plan,
         band=band,
-    )
-
-
-def _plan(
-    read: ReadManifest,
-    machine: Machine,
-    *,
-    gpu: str | None,
-    vram: str | None,
-    model: str | None,
-    counts: Counts | None = None,
-    look: bool = True,
-) -> tuple[RunPlan, Counts | None]:
-    from expert.run.plan import counted_plan
-
-    return counted_plan(
-        read, gpu=gpu, vram=vram, model=model, machine=machine, look=look, counts=counts
     )
 
 
@@ -201,28 +185,18 @@ def _device(read: ReadManifest, plan: RunPlan) -> list[Finding]:
 
 
 def _configuration(
-    read: ReadManifest,
-    plan: RunPlan,
-    machine: Machine,
-    target: Target,
-    facts: DataFacts,
-    again: Callable[[tuple[str, ...]], ReadManifest] | None,
-    counts: Counts | None,
-    options: tuple[str | None, str | None, str | None],
+    opened: Opened, facts: DataFacts, again: Callable[[tuple[str, ...]], ReadManifest] | None
 ) -> list[Finding]:
     from expert.insight.findings.evidence import Before, evidence_before
     from expert.insight.findings.table import find
 
-    gpu, vram, model = options
+    target, machine = opened.target, opened.machine
 
     def replan(overrides: tuple[str, ...]) -> RunPlan | None:
         if again is None:
             return None
         try:
-            read = again(overrides)
-            return _plan(read, machine, gpu=gpu, vram=vram, model=model, counts=counts, look=False)[
-                0
-            ]
+            return opened.replanned(again(overrides))
         except ExpertError:  # a rule of the manifest may forbid the combination
             return None
 
@@ -237,7 +211,7 @@ def _configuration(
         longest_tokens=facts.longest_tokens,
         replan=replan,
     )
-    return find(evidence_before(read.manifest, plan, before))
+    return find(evidence_before(opened.read.manifest, opened.plan, before))
 
 
 def expected(plan: RunPlan, target: Target) -> Band | None:
