@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from expert.jobs.diagnose import parity_numbers
+from expert.jobs.diagnose import parity as parity_numbers
 from expert.jobs.diagnose.parity import NoParity, Parity, parity
 from expert.manifest.reader import read_manifest
 from expert.model import attention

@@ -111,7 +111,7 @@ class Evidence:
     def padded(self) -> bool:
         """Rows are not packed; blocks of a corpus are full without padding."""
         alone = self.planned("data.packing") == "none"
-        return alone and self.planned("model.name") != CHAR_GPT
+        return bool(alone and self.planned("model.name") != CHAR_GPT)
 
     def written(self, part: str, key: str) -> Any:
         """A value as the manifest has it in `training`; None where it has none."""
