@@ -32,6 +32,10 @@ class Remark(BaseModel):
     path: str
     text: str
 
+    @classmethod
+    def warning(cls, path: str, text: str) -> Remark:
+        return cls(kind="warning", path=path, text=text)
+
 
 @dataclass
 class Ledger:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from expert.data.feed.batches import IGNORED, BatchArrays, BatchShape, fill_batch
 from expert.data.pack.pack_index import PackIndex
 from expert.data.records import Segment
+from expert.data.tokens.documents import FlatDocuments
 from expert.data.tokens.encoder import Encoder
-from expert.data.tokens.flat_documents import FlatDocuments
 
 CONTEXT_TOKENS = 8
 """Decoded before a stretch and taken off again: some tokenizers drop the space of a first word."""

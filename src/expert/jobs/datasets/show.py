@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from expert.data.line import Line
     from expert.data.pack.pack_index import PackIndex
     from expert.data.records import BadRow, Dropped, Row, Segment
-    from expert.data.tokens.flat_documents import FlatDocuments
+    from expert.data.tokens.documents import FlatDocuments
     from expert.planning.run_plan import RunPlan
     from expert.run.open import Opened
 
@@ -210,7 +210,7 @@ def show_row(
         special_counts,
         text_segments,
     )
-    from expert.data.tokens.flat_documents import FlatDocuments, shard_of
+    from expert.data.tokens.documents import FlatDocuments, shard_of
 
     if not line.has_tokenizer:
         room = None if most_tokens is None else 4 * most_tokens // max(1, len(segments))
