@@ -209,7 +209,8 @@ def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json:
 
 def _show_dry_run(opened: Opened, console: Console, *, as_json: bool) -> None:
     """Plan, data, a row and the run folder; the exit code says whether it fits."""
-    from expert.jobs.datasets.show import JSON_TOKENS, SCREEN_TOKENS, first_row_of
+    from expert.data.inspect.pick_rows import JSON_TOKENS, SCREEN_TOKENS
+    from expert.jobs.datasets.check import first_row_of
 
     plan, data = opened.plan, would_prepare(opened)
     resume = str(opened.resumed.folder.path) if opened.resumed else None

@@ -9,10 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.files import sha256_of
 from expert.data.read.corpora import fetched_shakespeare, given_shakespeare, python_stdlib_text
@@ -25,6 +22,10 @@ from expert.manifest.check.spelling import neighbour_of
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.planning.survey import local_path, looks_local
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 SHOWN_BAD_ROWS = 3
 MAKES_ROWS = "make_data.py"
@@ -115,11 +116,11 @@ def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
     if not path:
         raise unusable("training.dataset", "it names no rows", "set path or tasks")
     train = finder.find(path, "train")
-    others = {
-        split: finder.find(value, split) if value else finder.beside(path, split)
+    validation, test = (
+        finder.find(value, split) if value else finder.beside(path, split)
         for split, value in named.items()
-    }
-    return Sources(train, **others)
+    )
+    return Sources(train, validation, test)
 
 
 def find_source(path: str, split: Split, spec: DatasetSpec, folder: Path) -> Source:
@@ -166,7 +167,7 @@ def first_row(source: Source) -> Row:
         bad = [*bad[:SHOWN_BAD_ROWS], row]
     if bad:
         shown = "\n".join(f"  - {row}" for row in bad[:SHOWN_BAD_ROWS])
-        raise unusable(source.name, f"no row of it can be read\n{shown}\n", "mend the data")
+        raise unusable(source.name, f"no row of it can be read\n{shown}\n", "fix the data")
     raise unusable(source.name, _what_is_empty(source), "put rows into it, or name another file")
 
 
@@ -208,6 +209,8 @@ def _files_of(source: Source) -> Sequence[Path]:
 
 def split_rows(count: int, share: float, seed: int) -> npt.NDArray[np.bool_]:
     """Marks the validation rows: ceil(count x share) of them, drawn with a generator of its own."""
+    import numpy as np
+
     # The share as it was written: in floating point 100 rows x 0.07 would be 8.
     chosen = math.ceil(count * Fraction(str(share)))
     marks = np.zeros(count, dtype=np.bool_)
