@@ -244,7 +244,7 @@ def test_more_than_the_shape_holds_is_refused():
     with pytest.raises(ValueError, match=wording("padded-row-holds-one")):
         padded_batch(index, [0], store, pad_id=0)
     alone = pack_none(store.lengths, 6)
-    with pytest.raises(ValueError, match="a row of 2 places does not go into 1"):
+    with pytest.raises(ValueError, match=wording("row-does-not-go-into")):
         padded_batch(alone, [0], store, pad_id=0, width=1)
 
 
