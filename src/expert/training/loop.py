@@ -111,7 +111,7 @@ def train(
         stop = _answer(troubles, state, plan, tools)
         if stop is None:
             if moment.last:
-                tools.recorder.tell_rest()
+                tools.recorder.report_rest()
             state, stop = _between_steps(state, moment, plan, tools)
             tools.reached(state)
         if stop is None and not moment.last:
@@ -119,7 +119,7 @@ def train(
     if stop is None:
         state, stop = _ended(state, plan, tools)
     if stop.finished or stop.exit_code is not None:
-        tools.recorder.tell_rest()  # after the checkpoint: a resumed run sums its line up whole
+        tools.recorder.report_rest()  # after the checkpoint: a resumed run sums its line up whole
     return state, stop
 
 
@@ -255,7 +255,7 @@ def _between_steps(
         if result is not None:
             verdict = tools.best.observe(state.done, result.metric(tools.best.metric))
             improved, patience_gone = verdict.improved, verdict.stop
-            _tell_evaluation(result, state, improved, pause.seconds, tools)
+            _report_evaluation(result, state, improved, pause.seconds, tools)
             state = replace(state, best=tools.best.state(), evaluated=state.done)
             eval_loss = result.loss
     if moment.epoch is not None:
@@ -276,7 +276,7 @@ def _between_steps(
     return state, None
 
 
-def _tell_evaluation(
+def _report_evaluation(
     result: EvalResult, state: TrainState, best: bool, seconds: float, tools: Tools
 ) -> None:
     tools.emit(
@@ -296,7 +296,7 @@ def _ended(state: TrainState, plan: LoopPlan, tools: Tools) -> tuple[TrainState,
     """No step is left. Where nobody knew that the last one was the last, its work is done now."""
     stop = _answer(tools.recorder.settle(), state, plan, tools)
     if stop is None and state.done != plan.total_steps:
-        tools.recorder.tell_rest()
+        tools.recorder.report_rest()
         missing = _evaluates(plan) and state.evaluated != state.done
         epoch = state.epoch + 1 if plan.steps_per_epoch is None else None
         moment = Moment(evaluate=missing, save=True, epoch=epoch, last=True)
