@@ -173,7 +173,7 @@ def test_a_run_whose_trainer_lives_is_running_and_one_whose_trainer_died_is_gone
     assert run_status(a_run(tmp_path / "a", STARTED, STEP, pid=os.getpid())).state == "running"
     gone = run_status(a_run(tmp_path / "b", STARTED, STEP, pid=NO_SUCH_PID))
     assert gone.state == "gone"
-    assert wording("ended-without-a-word") in gone.because
+    assert wording("trainer-ended-without-word") in gone.because
     assert run_status(a_run(tmp_path / "c", STARTED, STEP)).state == "gone"
 
 
