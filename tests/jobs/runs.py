@@ -35,7 +35,8 @@ def base_model(folder: Path, family: str = "qwen3") -> Path:
 
 
 def write_expert(folder: Path, base: Path | str, config: dict[str, Any], **more: Any) -> Path:
-    """A manifest with 48 rows of training data beside it."""
+    """A manifest with 48 rows of training data beside it; answers are short unless `decoding` says
+    otherwise: a model that was hardly trained never ends one."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = more.pop("rows", ROWS)
     (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -45,6 +46,7 @@ def write_expert(folder: Path, base: Path | str, config: dict[str, Any], **more:
         "base_model": {"name": str(base), "prompt_template": "chatml", **more.pop("model", {})},
         "training": {
             "dataset": dataset,
+            "decoding": {"max_new_tokens": 12, **more.pop("decoding", {})},
             "config": {
                 "adapter_type": "lora",
                 "rank": 4,

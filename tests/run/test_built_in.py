@@ -13,12 +13,12 @@ import pytest
 
 import expert
 from expert.core.publish import damage, publishing
+from expert.data.pack.packing import is_padded
 from expert.jobs.export.export import export
 from expert.jobs.sample.sample import sample
 from expert.jobs.validate.validate import validate
 from expert.planning.run_plan import RunPlan
-from expert.run.feed import is_padded
-from expert.run.plan import plan
+from expert.run.open import plan
 from expert.run.stored.load import AnotherBase
 from expert.training.checkpoint import CheckpointError
 from tests.jobs.runs import base_model, events_of, run, write_expert

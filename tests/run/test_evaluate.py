@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from expert.data.feed.run_data import RunData, split_batches
 from expert.data.feed.streaming import divided
-from expert.manifest.reader import read_manifest
 from expert.planning.run_plan import RunPlan
 from expert.run.build import Built, build
-from expert.run.feed import RunData, split_batches
-from expert.run.open import planned_and_open
+from expert.run.open import open_run
 from expert.training.evaluation import evaluate
 from tests.jobs.runs import WORDS, base_model, write_expert
 
@@ -31,7 +30,8 @@ def opened(tmp_path_factory) -> tuple[RunPlan, RunData, Built]:
     base = base_model(folder / "models")
     config = {"max_seq_length": 256, "device": "cpu"}
     file = write_expert(folder, base, config, rows=ROWS, dataset={"validation_split": 0.5})
-    plan, data, _ = planned_and_open(read_manifest(file), lambda name, rows, tokens: None)
+    opened = open_run(file)
+    plan, data = opened.plan, opened.data
     split = data.validation
     assert split is not None
     data = replace(data, validation=replace(split, index=divided(split.index, 2)))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from expert.planning.measurements import measurements_file, read_rates
-from expert.run.plan import plan
+from expert.run.open import plan
 from expert.run.session import run_rate
 from expert.run.session.run_rate import LEAST_SECONDS, LEAST_UPDATES, settled_rate
 from tests.insight.records import CPU, evidence, finished_events, planned, record, step_events

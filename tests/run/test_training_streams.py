@@ -12,8 +12,7 @@ from expert.data.records import DataError
 from expert.manifest.reader import read_manifest
 from expert.planning.memory.calibration import workload_of
 from expert.planning.memory.memory import H200, estimate
-from expert.run.open import planned_and_open
-from expert.run.plan import plan
+from expert.run.open import open_run
 from expert.training import pressure
 from expert.training.checkpoint import CheckpointError
 from expert.training.pressure import DataWait
@@ -85,8 +84,8 @@ def test_a_batch_of_a_stream_has_room_for_no_more_sequences_than_a_step_makes(ba
 def test_the_memory_of_a_stream_is_that_of_the_batch_its_first_rows_make(base, tmp_path):
     settings = {"micro_batch_size": "auto", "max_seq_length": 256, "batch_size": 6}
     read = read_manifest(write_stream(tmp_path, base, settings))
-    before = plan(read, look=False)
-    settled, _, _ = planned_and_open(read, lambda name, rows, tokens: None)
+    before = open_run(read, data="unread").plan
+    settled = open_run(read).plan
     assert settled.batch.micro_batch < before.batch.micro_batch
     work = workload_of(settled)
     assert work is not None

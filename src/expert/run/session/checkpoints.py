@@ -13,10 +13,10 @@ from expert.core.rundir import checkpoint_name, checkpoint_step, checkpoints_in
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
     from expert.parallel.engine import Groups
     from expert.planning.run_plan import RunPlan
     from expert.run.build import Built
-    from expert.run.feed import RunData
     from expert.run.stored.changes import Option
     from expert.training.checkpoint import CheckpointError
     from expert.training.recorder import Emit
@@ -67,8 +67,8 @@ def identity(plan: RunPlan, data: RunData) -> dict[str, Any]:
 
 def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
     """What decides the rows of a step and is not in the names of prepared files."""
-    from expert.data.pack.index_name import FITTED
-    from expert.run.feed import is_padded
+    from expert.data.pack.pack_index import FITTED
+    from expert.data.pack.packing import is_padded
 
     found: dict[str, Any] = {}
     if is_padded(plan):

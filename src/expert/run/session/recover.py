@@ -10,8 +10,8 @@ from expert.run.session.failures import RunFailed, nothing_left
 from expert.run.session.session import Session, change_plan, continue_from, save
 
 if TYPE_CHECKING:
+    from expert.data.feed.run_data import RunData
     from expert.planning.run_plan import RunPlan
-    from expert.run.feed import RunData
     from expert.training.recorder import Trouble
     from expert.training.recovery import Failure
 
@@ -73,7 +73,7 @@ def _report_late(session: Session) -> tuple[Trouble, str] | None:
 
 def follow_sign(session: Session, sign: Any) -> None:
     """Follow a sign that another plan would be better; the run continues in any case."""
-    from expert.run.feed import is_padded
+    from expert.data.pack.packing import is_padded
     from expert.training.recovery import DataBound
 
     # Only processes that make batches can be tuned, not the thread that fills packed ones.

@@ -12,11 +12,11 @@ from expert.core.publish import damage
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
     from expert.manifest.reader import ReadManifest
     from expert.manifest.schema.manifest import Manifest
+    from expert.planning.draft import Kept
     from expert.planning.run_plan import RunPlan
-    from expert.planning.situation import Kept
-    from expert.run.feed import RunData
 
 Option = tuple[str, Any, Any]
 """A key of the manifest, its value at the start of the run, and its value now."""
@@ -46,7 +46,7 @@ def changed_options(folder: RunFolder, manifest: Manifest) -> list[Option]:
 def kept_of(folder: RunFolder, read: ReadManifest) -> Kept:
     """What a run has settled by its machine and keeps when it is resumed on another, or beside
     other programs; what its files do not tell is chosen again."""
-    from expert.planning.situation import Kept
+    from expert.planning.draft import Kept
 
     try:
         plan = json.loads(folder.plan.read_text(encoding="utf-8"))

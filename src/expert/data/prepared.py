@@ -1,4 +1,4 @@
-"""What preparing leaves: the tokens of every split, packed, and what there is to say of them."""
+"""What preparing leaves: the tokens of every split, packed, and the warnings about them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from expert.data.tokens.documents import DocumentStore
     from expert.data.tokens.encoder import Encoder
     from expert.data.tokens.prepare import Prepared
-    from expert.run.places import Doubt
+    from expert.planning.decisions import Remark
 
 
 @dataclass(frozen=True, repr=False)
@@ -26,6 +26,8 @@ class PreparedSplit:
     index_hit: bool
     rows: int = 0
     """Rows that belong to it, with those that packing left out."""
+    packed_before: bool = False
+    """The rows are those of the run that is resumed, which an earlier version had packed."""
 
     @property
     def longest(self) -> int:
@@ -47,17 +49,17 @@ class PreparedSplit:
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Everything a run reads, and what there is to say about it."""
+    """Everything a run reads, and the warnings about it."""
 
     train: PreparedSplit
     validation: PreparedSplit | None
     test: PreparedSplit | None
     encoder: Encoder
     template: str
-    doubts: tuple[Doubt, ...] = ()
-    """Why the rows tell less than they should, those that are learnt or those it is judged by."""
+    doubts: tuple[Remark, ...] = ()
+    """Warnings about the rows, those that are trained on or those that it is judged by."""
     shared: tuple[SharedRows, ...] = ()
-    """Rows of files for validation and test that are learnt as well; the doubts tell of them."""
+    """Rows of files for validation and test that are trained on as well; `doubts` name them."""
     columns: tuple[str, ...] = ()
     """For each source of training rows: which columns are read, and which are not."""
     notes: tuple[str, ...] = ()

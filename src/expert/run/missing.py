@@ -1,4 +1,4 @@
-"""Whether what a manifest names is there: a doubt about it, since files may be made later."""
+"""What a manifest names and is not here: a warning, since files may be made later."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from expert.core.errors import ExpertError
+from expert.core.errors import ExpertError, Problem
+from expert.planning.decisions import Remark
 
 if TYPE_CHECKING:
     from expert.data.examples.column_survey import ColumnSurvey
@@ -28,19 +29,19 @@ _SPLITS: dict[str, Split] = {
 
 
 @dataclass(frozen=True)
-class Doubt:
-    """A key whose file, folder or model is not found now or tells too little, and what to do."""
+class Missing:
+    """What a manifest names and is not here, or cannot be read as it is asked to."""
 
-    path: str
-    text: str
-    refused: bool = False
-    """No run can begin with it, whatever is made later."""
+    remarks: tuple[Remark, ...]
+    """Warnings: files may be made later."""
+    problems: tuple[Problem, ...]
+    """No run can start with these, whatever is made later."""
 
 
-def doubts_about(
+def missing_things(
     read: ReadManifest, *, model: str | None = None, environ: Mapping[str, str] = os.environ
-) -> list[Doubt]:
-    """What is not there of the rows, their columns and the base models, by the first rows of every
+) -> Missing:
+    """What is not here of the rows, their columns and the base models, by the first rows of every
     file; nothing is fetched."""
     from expert.manifest.schema.manifest import CHAR_GPT
     from expert.planning.plan import choose_model
@@ -49,21 +50,23 @@ def doubts_about(
     found = [_about_model(number, spec, read, environ) for number, spec in enumerate(specs)]
     of_characters = all(spec.name == CHAR_GPT for spec in specs)
     rows = _about_rows(read, of_characters=of_characters)
-    return [*(doubt for doubt in found if doubt is not None), *rows]
+    warned = [each for each in found if isinstance(each, Remark)]
+    problems = tuple(each for each in found if isinstance(each, Problem))
+    return Missing((*warned, *rows), problems)
 
 
 def _about_model(
     number: int, spec: BaseModelSpec, read: ReadManifest, environ: Mapping[str, str]
-) -> Doubt | None:
+) -> Remark | Problem | None:
     from expert.planning.models.resolve import NotATextModel, is_hub_id, near_model, resolve_model
 
     path = f"base_models[{number}].name"
     try:
         model = resolve_model(spec, read.folder, environ)
     except NotATextModel as error:
-        return Doubt(path, str(error).partition(": ")[2], refused=True)
+        return Problem(path, str(error).partition(": ")[2])
     except ExpertError as error:
-        return Doubt(path, str(error))
+        return _warning(path, str(error))
     if model.place != "hub" or model.shape is not None:
         return None
     near = near_model(spec.name, read.folder, environ)
@@ -71,10 +74,14 @@ def _about_model(
         return None  # nobody here can know whether the hub has it
     where = "is not on this machine, and is no model that is known by name"
     fix = f"did you mean {near!r}?" if near else "put its folder into models/, or name owner/model"
-    return Doubt(path, f"{spec.name}: {where}  ({fix})")
+    return _warning(path, f"{spec.name}: {where}  ({fix})")
 
 
-def _about_rows(read: ReadManifest, *, of_characters: bool) -> Iterator[Doubt]:
+def _warning(path: str, text: str) -> Remark:
+    return Remark(kind="warning", path=path, text=text)
+
+
+def _about_rows(read: ReadManifest, *, of_characters: bool) -> Iterator[Remark]:
     """Of every path by itself, so that all that are wrong are told at once."""
     from expert.data.examples.columns import columns_of
     from expert.data.read.sources import find_source
@@ -92,7 +99,7 @@ def _about_rows(read: ReadManifest, *, of_characters: bool) -> Iterator[Doubt]:
             if seen is not None and not (spec.use_pretokenized and "input_ids" in seen.names):
                 columns_of(seen, spec)
         except DataError as error:
-            yield Doubt(path, str(error))
+            yield _warning(path, str(error))
 
 
 def _rows_at_the_start(source: Source) -> ColumnSurvey | None:

@@ -47,7 +47,7 @@ def draw_documents(
     return np.concatenate(drawn), np.flatnonzero(held_out).astype(np.int32)
 
 
-def doubt_of_repeats(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
+def repeats_held_out(keys: RowKeys, train: Numbers, held_out: Numbers) -> str:
     """What to say where rows that are held out stand among those that are trained on, whole or with
     another answer to the same request; else nothing."""
     learnt = int(np.isin(keys.whole[held_out], keys.whole[train]).sum())

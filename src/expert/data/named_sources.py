@@ -5,19 +5,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from expert.data.records import DataError
-from expert.run.places import Doubt
+from expert.data.examples.column_survey import survey_rows
+from expert.data.examples.columns import columns_of
+from expert.data.read.folders import saved_splits
+from expert.data.read.sources import Source, Sources, iterate, resolve_sources
+from expert.data.records import DataError, FilesNotHere
+from expert.data.tokens.encoder import Encoder, TextEncoder
+from expert.data.tokens.prepare import is_finished
+from expert.data.tokens.tokenised import (
+    TokenCheck,
+    TokenColumns,
+    TokenRows,
+    check_tokens,
+    columns_in,
+)
+from expert.manifest.schema.dataset import DatasetSpec
+from expert.planning.decisions import Remark
+from expert.planning.survey import local_path
 
 if TYPE_CHECKING:
-    from expert.data.read.sources import Source, Sources
-    from expert.data.tokens.encoder import Encoder
-    from expert.data.tokens.tokenised import TokenCheck, TokenColumns, TokenRows
     from expert.manifest.reader import ReadManifest
-    from expert.manifest.schema.dataset import DatasetSpec
 
 CHECKED = "checked.json"
 """In a prepared folder: what was found in the tokens it was made from."""
@@ -40,7 +51,7 @@ class NamedSources:
     tokens: Sources | None = None
     key: str = ""
     """Of the manifest, that names the tokens."""
-    doubts: tuple[Doubt, ...] = ()
+    remarks: tuple[Remark, ...] = ()
 
     @property
     def first(self) -> Sources:
@@ -62,10 +73,6 @@ def sources_of(
     spec: DatasetSpec, folder: Path, cache: str | None, *, fetch: bool = True
 ) -> NamedSources:
     """The same for a data set, relative to a folder."""
-    from expert.data.read.sources import resolve_sources
-    from expert.data.records import FilesNotHere
-    from expert.planning.survey import local_path
-
     plain = not spec.streaming and not spec.tasks
     given = _tokens_in(local_path(cache, folder), spec) if cache and plain else None
     try:
@@ -76,27 +83,21 @@ def sources_of(
         return NamedSources(None, given, CACHE_KEY)
     if given is not None:
         return NamedSources(rows, _with_rest(given, rows), CACHE_KEY)
-    own = [rows.train] if rows.train is not None else []
-    trains = [task.train for task in rows.tasks] or own
+    trains = rows.trains
     here = fetch or all(source.kind != "hub" for source in trains)
     if not spec.use_pretokenized or not here:
         return NamedSources(rows)
-    without = [source for source in trains if not _has_tokens(source)]
+    without = [source for source in trains if columns_in(source) is None]
     if without:
         text = f"{without[0].name} has no input_ids: its rows are tokenised here"
-        doubt = Doubt(FLAG_KEY, f"{FLAG_KEY}: {text}  (set it to false, or name token rows)")
-        return NamedSources(rows, doubts=(doubt,))
+        text = f"{FLAG_KEY}: {text}  (set it to false, or name token rows)"
+        return NamedSources(rows, remarks=(_warning(FLAG_KEY, text),))
     has_text = all(_has_text(source, spec) for source in trains)
     return NamedSources(rows if has_text else None, rows, PATH_KEY)
 
 
 def _tokens_in(folder: Path, spec: DatasetSpec) -> Sources | None:
     """The tokens in a folder that is not a prepared one; None where there are none."""
-    from expert.data.read.folders import saved_splits
-    from expert.data.read.sources import resolve_sources
-    from expert.data.tokens.prepare import is_finished
-    from expert.manifest.schema.dataset import DatasetSpec
-
     try:
         if not folder.is_dir() or is_finished(folder) or saved_splits(folder) is None:
             return None
@@ -104,20 +105,16 @@ def _tokens_in(folder: Path, spec: DatasetSpec) -> Sources | None:
         found = resolve_sources(named, folder.parent)
     except DataError:  # a folder that cannot be read as one is left as it is
         return None
-    return found if found.train is not None and _has_tokens(found.train) else None
+    return found if found.train is not None and columns_in(found.train) is not None else None
 
 
 def is_token_folder(folder: Path) -> bool:
     """Whether a folder holds tokens that were made elsewhere."""
-    from expert.manifest.schema.dataset import DatasetSpec
-
     return _tokens_in(folder, DatasetSpec()) is not None
 
 
 def _with_rest(tokens: Sources, rows: Sources) -> Sources:
     """Splits that the folder of tokens does not have are those of the rows."""
-    from dataclasses import replace
-
     return replace(
         tokens,
         validation=tokens.validation or rows.validation,
@@ -125,18 +122,8 @@ def _with_rest(tokens: Sources, rows: Sources) -> Sources:
     )
 
 
-def _has_tokens(source: Source) -> bool:
-    from expert.data.tokens.tokenised import columns_in
-
-    return columns_in(source) is not None
-
-
 def _has_text(source: Source, spec: DatasetSpec) -> bool:
     """Whether rows of tokens hold the text as well, in columns that are understood."""
-    from expert.data.examples.column_survey import survey_rows
-    from expert.data.examples.columns import columns_of
-    from expert.data.read.sources import iterate
-
     try:
         columns_of(survey_rows(iterate(source), TEXT_LOOKED_FOR_IN), spec)
     except DataError:
@@ -144,7 +131,7 @@ def _has_text(source: Source, spec: DatasetSpec) -> bool:
     return True
 
 
-@dataclass
+@dataclass(frozen=True)
 class ChosenSources:
     """What a run reads, and what there is to say of it."""
 
@@ -152,7 +139,7 @@ class ChosenSources:
     tokens: Mapping[Source, TokenRows] = field(default_factory=dict)
     """Those of them whose rows are tokens."""
     checks: Mapping[Source, TokenCheck] = field(default_factory=dict)
-    doubts: list[Doubt] = field(default_factory=list)
+    remarks: tuple[Remark, ...] = ()
 
     def notes(self) -> list[str]:
         return [note for check in self.checks.values() for note in check.notes()]
@@ -169,16 +156,13 @@ def choose_sources(
     `converted`: the folder that such tokens are in or would go to; those that are there were
     checked.
     """
-    from expert.data.tokens.encoder import TextEncoder
-    from expert.data.tokens.tokenised import TokenRows, check_tokens, columns_in
-
     if named.tokens is None:
         assert named.rows is not None
-        return ChosenSources(named.rows, doubts=list(named.doubts))
+        return ChosenSources(named.rows, remarks=named.remarks)
     tokens: dict[Source, TokenRows] = {}
     checks: dict[Source, TokenCheck] = {}
     misfits: list[str] = []
-    for source in _every(named.tokens):
+    for source in named.tokens.every:
         columns = columns_in(source)
         if columns is None:
             continue
@@ -196,11 +180,11 @@ def choose_sources(
         misfits += [f"{source.name}: {text}" for text in checks[source].misfits]
     if misfits:
         return _fallen_back(named, misfits)
-    doubts = [Doubt(named.key, text) for check in checks.values() for text in check.doubts()]
+    remarks = [_warning(named.key, text) for check in checks.values() for text in check.doubts()]
     if spec.validation is not None:
         text = "training.dataset.validation: its checks need text and are not applied to tokens"
-        doubts.append(Doubt("training.dataset.validation", text))
-    return ChosenSources(named.tokens, tokens, checks, doubts)
+        remarks.append(_warning("training.dataset.validation", text))
+    return ChosenSources(named.tokens, tokens, checks, tuple(remarks))
 
 
 def _fallen_back(named: NamedSources, misfits: list[str]) -> ChosenSources:
@@ -211,22 +195,16 @@ def _fallen_back(named: NamedSources, misfits: list[str]) -> ChosenSources:
             "model's own tokenizer, or name the rows they were made from in training.dataset.path)"
         )
     text = f"{named.key}: the tokens do not fit and are left as they are: {why}. The rows are"
-    doubt = Doubt(named.key, f"{text} tokenised instead  (remove the key, or tokenise again)")
-    return ChosenSources(named.rows, doubts=[doubt])
+    text += " tokenised instead  (remove the key, or tokenise again)"
+    return ChosenSources(named.rows, remarks=(_warning(named.key, text),))
 
 
-def _every(sources: Sources) -> list[Source]:
-    named = [sources.train, sources.validation, sources.test]
-    for task in sources.tasks:
-        named += [task.train, task.validation, task.test]
-    return [source for source in named if source is not None]
+def _warning(path: str, text: str) -> Remark:
+    return Remark(kind="warning", path=path, text=text)
 
 
 def checked_before(folder: Path) -> TokenCheck | None:
     """What was found in tokens when they were converted; None where they are not."""
-    from expert.data.tokens.prepare import is_finished
-    from expert.data.tokens.tokenised import TokenCheck
-
     try:
         text = (folder / CHECKED).read_text(encoding="utf-8") if is_finished(folder) else "{}"
         found = json.loads(text)

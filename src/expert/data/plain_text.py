@@ -9,11 +9,22 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import ValidationError
+
+from expert.core.errors import ExpertError
+from expert.data.examples.column_survey import survey_rows
+from expert.data.examples.columns import Columns, columns_of
+from expert.data.examples.formats import example_of
+from expert.data.read.rows import file_format
+from expert.data.read.sources import Source, iterate, resolve_sources
+from expert.data.records import BadRow, DataError, Dropped, Example, Row
+from expert.data.tokens.tokenised import columns_in
+from expert.manifest.migrate.aliases import CORPORA
+from expert.manifest.schema.dataset import DatasetSpec
+from expert.manifest.schema.manifest import CHAR_GPT
+
 if TYPE_CHECKING:
-    from expert.data.examples.columns import Columns
-    from expert.data.records import BadRow, Dropped, Example, Row
-    from expert.manifest.reader import ReadManifest
-    from expert.manifest.schema.dataset import DatasetSpec
+    from expert.data.named_sources import NamedSources
     from expert.planning.run_plan import RunPlan
 
 _TEXT_SUFFIXES = tuple(
@@ -33,11 +44,6 @@ class FirstRow:
 
     @cached_property
     def _understood(self) -> tuple[Columns, Example | BadRow | Dropped] | None:
-        from pydantic import ValidationError
-
-        from expert.data.records import DataError
-        from expert.manifest.schema.dataset import DatasetSpec
-
         try:
             spec = DatasetSpec.model_validate(self._plan.data.dataset)
             return _understood(rows_here(self._plan, spec), spec)
@@ -62,12 +68,6 @@ def trained_on_text(plan: RunPlan, first: FirstRow | None = None) -> bool:
     By the first row where its file is still there, else by what the prepared data says of its
     columns, else by the manifest alone. Nothing is fetched. `first`: for those who ask it more.
     """
-    from pydantic import ValidationError
-
-    from expert.manifest.migrate.aliases import CORPORA
-    from expert.manifest.schema.dataset import DatasetSpec
-    from expert.manifest.schema.manifest import CHAR_GPT
-
     data = plan.data.dataset
     path = str(data.get("path") or "")
     is_text = data.get("format") in ("txt", "text") or path.lower().endswith(_TEXT_SUFFIXES)
@@ -84,17 +84,12 @@ def trained_on_text(plan: RunPlan, first: FirstRow | None = None) -> bool:
     return bool(spec.text_field or (spec.field_mapping and spec.field_mapping.text))
 
 
-def are_plain_text(read: ReadManifest, *, fetch: bool = False) -> bool | None:
-    """Whether the training rows of a manifest are texts without answers, by the first of each
-    source; None where they are not here. `fetch`: rows on the hub may be asked for."""
-    from expert.core.errors import ExpertError
-    from expert.data.read.rows import file_format
-    from expert.data.read.sources import Source, iterate
-    from expert.data.tokens.tokenised import columns_in
-    from expert.run.token_folders import named_sources
+def are_plain_text(spec: DatasetSpec, named: NamedSources, *, fetch: bool = False) -> bool | None:
+    """Whether the training rows are texts without answers, by the first of each source; None where
+    they are not here. `fetch`: rows on the hub may be asked for."""
 
     def is_text(source: Source) -> bool:
-        """A text is not read for that: it may be large, or not fetched yet."""
+        """A text file is not read for that: it may be large, or not fetched yet."""
         by_name = source.files and file_format(source.files[0], source.format) == "txt"
         if source.kind == "corpus" or by_name:
             return True
@@ -104,19 +99,14 @@ def are_plain_text(read: ReadManifest, *, fetch: bool = False) -> bool | None:
         found = _understood(iterate(source), spec)
         return found is not None and _is_plain_text(*found)
 
-    spec = read.manifest.training.dataset
-    if read.manifest.training.config.overlong != "auto":
-        return None  # nobody asks
+    # Of tokens and rows that may replace them, both: cut rows get a warning, split ones do not.
+    given = [each for each in (named.tokens, named.rows) if each is not None]
+    trains = [each.train for each in given if each.train is not None] or named.first.trains
+    if not fetch and any(source.kind == "hub" for source in trains):
+        return None
     try:
-        named = named_sources(read, fetch=fetch)
-        # Of tokens and rows that may take their place, both: to cut is told of, to split is not.
-        given = [each for each in (named.tokens, named.rows) if each is not None]
-        own = [each.train for each in given if each.train is not None]
-        trains = own or [task.train for task in named.first.tasks]
-        if not fetch and any(source.kind == "hub" for source in trains):
-            return None
         return all(map(is_text, trains))
-    except (ExpertError, OSError):  # told by those who read the data
+    except (ExpertError, OSError):  # raised again by those who read the data
         return None
 
 
@@ -124,11 +114,6 @@ def _understood(
     rows: Iterable[Row | BadRow], spec: DatasetSpec
 ) -> tuple[Columns, Example | BadRow | Dropped] | None:
     """The columns by the first rows, and what is in the first of them; None where there is none."""
-    from expert.data.examples.column_survey import survey_rows
-    from expert.data.examples.columns import columns_of
-    from expert.data.examples.formats import example_of
-    from expert.data.records import Row
-
     looked_at = list(islice(rows, FIRST_ROWS))
     first = next((row for row in looked_at if isinstance(row, Row)), None)
     if first is None:
@@ -138,16 +123,11 @@ def _understood(
 
 
 def _is_plain_text(columns: Columns, example: Example | BadRow | Dropped) -> bool:
-    from expert.data.records import Example
-
     return not example.turns if isinstance(example, Example) else columns.kind == "text"
 
 
 def rows_here(plan: RunPlan, spec: DatasetSpec) -> Iterator[Row]:
     """Good rows of the training files, looked for where the manifest was."""
-    from expert.data.read.sources import iterate, resolve_sources
-    from expert.data.records import Row
-
     beside = Path(plan.data.cache).parents[1:2] if plan.data.cache else ()
     for folder in dict.fromkeys([*beside, Path(plan.watch.output_dir).parent]):
         named = [task.train for task in (spec.tasks or {}).values()] or [spec.path or ""]

@@ -1,17 +1,17 @@
-"""What there is to say of rows so long that nothing of them, or not all, would be learnt."""
+"""Warnings about rows so long that none of their tokens, or not all, are trained on."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from expert.core.text import counted
 from expert.data.records import DataError
-from expert.run.places import Doubt
+from expert.planning.decisions import Remark
 
 if TYPE_CHECKING:
     from expert.data.feed.streaming import Stream
+    from expert.data.prepared import PreparedSplit
     from expert.planning.run_plan import RunPlan
-    from expert.run.prepared import PreparedSplit
-
 
 MAX_LENGTH = "training.config.max_seq_length"
 CUT_IS_TOLD_FROM = 0.05
@@ -25,10 +25,8 @@ class NothingLeft(DataError):
 def too_long_to_learn(
     plan: RunPlan, name: str, unlearnt: int, rows: int, longest: int = 0, *, of: str = ""
 ) -> str:
-    """What there is to say of rows that are left out because nothing of them would be learnt; ""
+    """A warning about rows that are left out because none of their tokens would be trained on; ""
     where there are none. `of`: which rows were looked at, where that is not all of them."""
-    from expert.core.text import counted
-
     if not unlearnt:
         return ""
     share = unlearnt / max(1, rows)
@@ -42,10 +40,20 @@ def too_long_to_learn(
     )
 
 
-def cut_short(plan: RunPlan, split: PreparedSplit) -> str:
-    """What there is to say of rows that lose their end, which is where their answers are."""
+def remark_on_unlearnt(plan: RunPlan, unlearnt: int, rows: int, **more: object) -> list[Remark]:
+    """The same of training rows, as a remark on the plan."""
+    text = too_long_to_learn(plan, "train", unlearnt, rows, **more)  # type: ignore[arg-type]
+    return [_warning(text)] if text else []
+
+
+def _warning(text: str) -> Remark:
+    return Remark(kind="warning", path=MAX_LENGTH, text=text)
+
+
+def _cut_short(plan: RunPlan, split: PreparedSplit) -> str:
+    """A warning about rows that lose their end, which is where their answers are."""
     over = split.index.overlong
-    cut = over.cut - over.unlearnt  # those were cut, too, and are told of already
+    cut = over.cut - over.unlearnt  # those were cut, too, and have a warning of their own
     share = cut / max(1, split.rows)
     if share < CUT_IS_TOLD_FROM:
         return ""
@@ -56,30 +64,29 @@ def cut_short(plan: RunPlan, split: PreparedSplit) -> str:
     )
 
 
-def doubts_of(plan: RunPlan, *splits: PreparedSplit | None, cut: bool = True) -> list[Doubt]:
-    """What there is to say of rows that packing left out and, with `cut`, of those it cut."""
-    told: list[str] = []
+def remarks_on_length(
+    plan: RunPlan, *splits: PreparedSplit | None, cut: bool = True
+) -> list[Remark]:
+    """Warnings about rows that packing left out and, with `cut`, about those it cut."""
+    texts: list[str] = []
     for each in filter(None, splits):
         unlearnt = each.index.overlong.unlearnt
-        told.append(too_long_to_learn(plan, each.name, unlearnt, each.rows, each.longest))
-        told.append(cut_short(plan, each) if cut else "")
-    return [Doubt(MAX_LENGTH, text) for text in told if text]
+        texts.append(too_long_to_learn(plan, each.name, unlearnt, each.rows, each.longest))
+        texts.append(_cut_short(plan, each) if cut else "")
+    return [_warning(text) for text in texts if text]
 
 
-def doubts_of_stream(
-    plan: RunPlan, stream: Stream, *splits: PreparedSplit | None
-) -> tuple[str, ...]:
-    """What there is to say of the first rows of a stream, and of the splits beside it."""
+def remarks_on_stream(plan: RunPlan, stream: Stream, *splits: PreparedSplit | None) -> list[Remark]:
+    """Warnings about the first rows of a stream, and about the splits beside it."""
     rows = stream.first_rows
-    of = f"the first {rows:,} rows"
-    told = too_long_to_learn(plan, "train", stream.first_unlearnt, rows, of=of)
-    return (*([told] if told else []), *(doubt.text for doubt in doubts_of(plan, *splits)))
+    first = remark_on_unlearnt(plan, stream.first_unlearnt, rows, of=f"the first {rows:,} rows")
+    return [*first, *remarks_on_length(plan, *splits)]
 
 
 def not_empty(
     plan: RunPlan, split: PreparedSplit, drawn_beside: PreparedSplit | None = None
 ) -> PreparedSplit:
-    """Refuse a split of which no row is left: nothing could be learnt from or judged by it.
+    """The split; NothingLeft where no row of it is left to train on or to judge by.
 
     `drawn_beside`: the training rows, where this split was drawn from the same files.
     """
