@@ -12,7 +12,7 @@ import pytest
 
 from expert.data.read.spread_rows import spread_rows
 from expert.planning.survey import survey_file
-from tests.data.row_files import RIVERS, good, outline, refusal, written, xlsx
+from tests.data.read.row_files import RIVERS, good, outline, refusal, written, xlsx
 from tests.wording import wording
 
 HEADER = list(RIVERS[0])

@@ -14,7 +14,7 @@ from expert.data.read import json_rows
 from expert.data.read.rows import read_rows
 from expert.data.read.streams import MAX_ROW_BYTES, RAW_CHARACTERS
 from expert.data.records import BadRow, Row
-from tests.data.row_files import good, outline, refusal, write_stream, written
+from tests.data.read.row_files import good, outline, refusal, write_stream, written
 from tests.wording import wording
 
 BROKEN_LINES: dict[str, tuple[bytes, str]] = {

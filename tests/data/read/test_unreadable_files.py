@@ -12,7 +12,7 @@ import pytest
 
 from expert.data.read.rows import read_rows
 from expert.data.records import DataError, Row
-from tests.data.row_files import FILES, RIVERS, refusal, written, zst
+from tests.data.read.row_files import FILES, RIVERS, refusal, written, zst
 from tests.wording import wording
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.data.source_folders import refusal, resolve, train_of, values
+from tests.data.read.source_folders import refusal, resolve, train_of, values
 from tests.wording import wording
 
 

@@ -16,7 +16,14 @@ from expert.core.install import pip_install
 from expert.data.read.hub import SECONDS_LOST, forget_the_hub
 from expert.data.read.sources import Source, content_hash, iterate
 from expert.data.records import DataError, Row
-from tests.data.source_folders import fill, names, refusal, refusal_while_reading, train_of, values
+from tests.data.read.source_folders import (
+    fill,
+    names,
+    refusal,
+    refusal_while_reading,
+    train_of,
+    values,
+)
 from tests.wording import wording
 
 CHECK_NETWORK = wording("check-network-download-data")

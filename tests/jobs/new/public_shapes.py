@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.data.row_files import xlsx
+from tests.data.read.row_files import xlsx
 from tests.wording import wording
 
 Rows = Sequence[dict[str, Any]]

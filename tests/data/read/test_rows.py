@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from expert.data.read.rows import FORMATS, file_format, read_rows
 from expert.data.records import BadRow, DataError, Row
-from tests.data.row_files import FILES, RIVERS, SHARED, good, outline, write, written, zst
+from tests.data.read.row_files import FILES, RIVERS, SHARED, good, outline, write, written, zst
 from tests.wording import wording
 
 TWINS = sorted(FILES.glob("rivers*"))
