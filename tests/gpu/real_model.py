@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -195,7 +195,7 @@ class Answer:
 def answer(built: Built, batches: Sequence[Batch]) -> Answer:
     """Logits at every place with a label, then gradients through the engine of a run."""
     loaded, engine = built.loaded, built.engine
-    learner: Any = engine._learner
+    learner: Any = cast(Any, engine)._learner
     targets = sum(batch.targets for batch in batches)
     logits = torch.cat([_logits(built, batch) for batch in batches])
     if learner._scaler is not None:
@@ -212,9 +212,9 @@ def answer(built: Built, batches: Sequence[Batch]) -> Answer:
 
 def _logits(built: Built, batch: Batch) -> Tensor:
     # With gradients on: it is the graph that trains which is looked at, not that of evaluation.
-    with built.engine._precision():
+    with cast(Any, built.engine)._precision():
         hidden = built.loaded.hidden(batch)
-    with torch.no_grad(), built.engine._precision():
+    with torch.no_grad(), cast(Any, built.engine)._precision():
         places = batch.target_places[: batch.targets].long()
         head = built.loaded.head()
         rows = hidden.detach().index_select(0, places)

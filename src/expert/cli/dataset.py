@@ -185,13 +185,10 @@ def find_datasets(
         searched = folders or [manifests or Path()]
         found = find(searched, environ=os.environ, home=home, users=users)
     if as_json:
+        listed = [*map(asdict, found), *map(asdict, gathered)]
+        places = {"hub": str(caches.hub), "datasets": str(caches.datasets)}
         name = "datasets" if destination is None else "gathered"
-        data = {
-            name: [asdict(entry) for entry in (*found, *gathered)],
-            "manifests_not_read": unread,
-            "caches": {"hub": str(caches.hub), "datasets": str(caches.datasets)},
-        }
-        write_json(data)
+        write_json({name: listed, "manifests_not_read": unread, "caches": places})
         return
     console = make_console()
     if destination is None:

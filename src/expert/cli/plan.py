@@ -86,9 +86,8 @@ def plan(
         raise typer.BadParameter("give a manifest: expert plan FILE")
     read = read_manifest(chosen, overrides=overrides or (), strict=strict)
     here = describe_machine(read.folder)
-    plans = [
-        plan_job(read, gpu=card, vram=vram, model=model, machine=here) for card in gpu or [None]
-    ]
+    cards: list[str | None] = [*gpu] if gpu else [None]
+    plans = [plan_job(read, gpu=card, vram=vram, model=model, machine=here) for card in cards]
     console = make_console()
     if as_json:
         texts = [one.model_dump_json(indent=2) for one in plans]

@@ -98,8 +98,8 @@ class WouldOverwrite(ExpertError):
 
 def upgraded_text(path: Path) -> tuple[str, tuple[Notice, ...]]:
     """The 2.0 text of a manifest, in its own format."""
-    from expert.manifest.migrate.upgrade import upgrade
     from expert.manifest.text.document import read_document
+    from expert.manifest.upgrade import upgrade
 
     text, notices = upgrade(read_document(path))
     return text, tuple(notices)

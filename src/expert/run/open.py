@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from expert.data.line import Line, Tell
     from expert.data.named_sources import NamedSources
     from expert.data.prepared import PreparedData, PreparedSplit
+    from expert.planning.draft import Kept
     from expert.planning.machine.machine import Machine
     from expert.planning.machine.target import Target
     from expert.planning.run_plan import RunPlan
-    from expert.planning.situation import Kept
     from expert.planning.survey import Survey
 
 DataState = Literal["prepared", "counted", "unread"]

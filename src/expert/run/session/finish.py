@@ -128,7 +128,7 @@ def take_best(session: Session) -> None:
     try:
         groups = load(path).groups
     except CheckpointError as error:
-        text = f"the last weights are kept, the best cannot be had: {error}"
+        text = f"keeping the last weights; the best cannot be loaded: {error}"
         session.emit("warning", step=session.state.done, text=text)
         return
     model_of(session).load(groups)

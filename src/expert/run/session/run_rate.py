@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 LEAST_UPDATES = 20
 LEAST_SECONDS = 10.0
-"""Of settled updates: what is shorter says little, and nobody waits for it."""
+"""Of settled steps: what is shorter says little, and nobody waits for it."""
 
 
 def remember_run(session: Session) -> None:

@@ -241,8 +241,10 @@ def save(session: Session, state: TrainState, due: bool = False) -> None:
     now = session.now
     now.state = state
     if session.checkpoints is not None:
-        tensors = model_of(session).tensors()
-        session.checkpoints.save(state, tensors, now.plan, now.data, due=due)
+        built = model_of(session)
+        tensors = built.tensors()  # every rank takes part, one writes
+        if built.engine.world.is_first:
+            session.checkpoints.save(state, tensors, now.plan, now.data, due=due)
 
 
 def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
@@ -263,7 +265,7 @@ def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
     if found.state.done != now.plan.length.total_steps:
         aside = put_final_aside(session.folder)
         if aside is not None:
-            session.emit("warning", text=f"final was renamed to {aside.name}: training goes on")
+            session.emit("warning", text=f"final was renamed to {aside.name}: training continues")
 
 
 def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:

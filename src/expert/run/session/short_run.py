@@ -71,7 +71,7 @@ def short_run(
 
     plan, data = prepared_plan(read, model=model, vram=vram)
     cut = {"length.total_steps": updates, "length.max_steps": updates, **WITHOUT_PAUSES}
-    plan = plan.with_values(cut, "a rehearsal", "machine")
+    plan = plan.with_values(cut, "a short run", "machine")
     events: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="expert-short-run-") as place:
         folder = RunFolder.create(Path(place), plan.expert)

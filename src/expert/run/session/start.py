@@ -74,7 +74,7 @@ def write_down(
             folder.write_json("vocabulary.json", known)
     except OSError as error:
         raise RunFolderError(
-            f"{folder.path}: cannot be written: {error.strerror}  (mend that, or name "
+            f"{folder.path}: cannot be written: {error.strerror}  (fix that, or set "
             "another folder in training.config.output_dir)"
         ) from error
 

@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from expert.cli.display import GAP, Line
 from expert.core.text import count, duration, gib, loss, value_in_words
 
 Event = Mapping[str, Any]
+Line = tuple[str, str]
+"""A line of text and its style in a terminal."""
+GAP = "  "
 NOTICEABLE = 0.02
 """A rate may differ by this share from tokens / seconds without a note."""
 
@@ -77,6 +79,20 @@ def _plural(amount: float, noun: str) -> str:
     return f"{amount:g} {noun}" if amount == 1 else f"{amount:g} {noun}s"
 
 
+def _items(event: Event, key: str) -> list[Any]:
+    """The items of a list; none where the field holds anything else."""
+    value = event.get(key)
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def planned_value(path: str, value: object) -> str:
+    """A value of a plan in words; unchanged where it does not have the type its path promises."""
+    try:
+        return value_in_words(path, value)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+        return str(value)
+
+
 def _listed(value: Any) -> str:
     """The items, or how many of them where the list is long."""
     if not isinstance(value, list | tuple):
@@ -133,27 +149,22 @@ def _current_epoch(epoch: float, epochs: float) -> int:
 
 def lines_of(event: Event) -> list[Line]:
     """The lines an event is printed as; none for events that are not shown."""
-    kind = str(event.get("event"))
-    if kind in _ONE_LINE:
-        form, style = _ONE_LINE[kind]
-        return [(form.format_map(_Fields(event)), style)]
-    writer = _WRITERS.get(kind)
+    lines = without_step(event)
+    gap = _AFTER_STEP.get(str(event.get("event")))
+    if gap is None or event.get("step") is None or not lines:
+        return lines
+    (first, style), *rest = lines
+    return [(f"step {event['step']}{gap}{first}", style), *rest]
+
+
+def without_step(event: Event) -> list[Line]:
+    """The same where the step is shown elsewhere."""
+    writer = _WRITERS.get(str(event.get("event")))
     return writer(event) if writer is not None else []
 
 
-class _Fields(dict[str, Any]):
-    def __missing__(self, key: str) -> str:
-        return ""
-
-
-_ONE_LINE = {
-    "columns": ("columns: {text}", ""),
-    "warning": ("warning: {text}", "yellow"),
-    "log_failed": ("warning: {what}: {because}", "yellow"),
-    "rejected": ("rejected {path}: {reason}", "yellow"),
-    "took_best": ("took the best checkpoint: step {step}", ""),
-    "failed": ("failed: {error}", "bold red"),
-}
+_AFTER_STEP = {"eval": GAP, "not_finite": ": ", "spike": ": ", "skipped": " "}
+"""Events whose line begins with their step, and what follows it."""
 
 
 def _started(event: Event) -> list[Line]:
@@ -182,26 +193,7 @@ def _epochs_in_words(epochs: float, event: Event) -> str:
 
 
 def _kernels(event: Event) -> list[Line]:
-    return [(str(line), "dim") for line in event.get("lines") or ()]
-
-
-def _compiled(event: Event) -> list[Line]:
-    return [(_joined("compiled", field(event, "seconds", "in {}", time_in_words)), "dim")]
-
-
-def _epoch(event: Event) -> list[Line]:
-    text = _joined(
-        f"epoch {whole(event, 'epoch')}" + field(event, "epochs", "/{:g}"),
-        _joined(
-            field(event, "loss", "loss {}", _short_loss),
-            field(event, "eval_loss", "(validation {})", _short_loss),
-        ),
-        field(event, "seconds", "{}", time_in_words),
-        field(event, "tokens_per_second", "{:,.0f} tok/s"),
-        _joined(field(event, "samples_per_second", "{:,.1f} samples/s"), _without_warmup(event)),
-        gap=GAP,
-    )
-    return [(text, "bold")]
+    return [(str(line), "dim") for line in _items(event, "lines")]
 
 
 def _without_warmup(event: Event) -> str:
@@ -213,63 +205,38 @@ def _without_warmup(event: Event) -> str:
     return "after warm-up"
 
 
-def _eval(event: Event) -> list[Line]:
-    text = _joined(
-        worded(whole(event, "step"), "step {}"),
-        field(event, "loss", f"{event.get('split') or 'validation'} loss {{}}", loss),
-        field(event, "perplexity", "perplexity {:.4g}"),
-        field(event, "token_accuracy", "token accuracy {:.1f} %", _percent),
-        field(event, "seconds", "{}", time_in_words),
-        "best so far" if event.get("best") is True else "",
-        gap=GAP,
-    )
-    return [(text, "cyan")]
-
-
-def _data(event: Event) -> list[Line]:
-    found = "prepared tokens reused" if event.get("hit") else "tokens prepared"
-    return [(f"{event.get('split', 'data')}: {found}: {event.get('because', '')}", "dim")]
-
-
-def _saved(event: Event) -> list[Line]:
-    size = field(event, "bytes", "{}", bytes_in_words)
-    took = field(event, "seconds", "{}", time_in_words)
-    return [(_joined(f"saved {event.get('path', '')}", size, took, gap=GAP), "dim")]
-
-
 def _fell_back(event: Event) -> list[Line]:
     why = ": ".join(str(event[key]) for key in ("failure", "reason") if event.get(key))
     lines = [(f"fell back: {why}", "yellow")]
-    for change in event.get("changes") or ():
+    for change in filter(lambda each: isinstance(each, Mapping), _items(event, "changes")):
         path = str(change.get("path"))
         because = f"  ({change['because']})" if change.get("because") else ""
-        lines.append((f"  {path} = {value_in_words(path, change.get('value'))}{because}", "yellow"))
+        lines.append((f"  {path} = {planned_value(path, change.get('value'))}{because}", "yellow"))
     return lines
 
 
 def _not_finite(event: Event) -> list[Line]:
     where = f" in sequences {_listed(event['bins'])}" if event.get("bins") else ""
+    where += f", rows {_listed(event['rows'])}" if event.get("rows") else ""
     policy = f": {event['policy']}" if event.get("policy") else ""
-    return [(f"step {event.get('step')}: loss is not finite{where}{policy}", "yellow")]
+    return [(f"loss is not finite{where}{policy}", "yellow")]
 
 
 def _spike(event: Event) -> list[Line]:
     known = _joined(
         field(event, "median", "median {}", _short_loss), field(event, "z", "z {:.1f}"), gap=", "
     )
-    text = f"step {event.get('step')}: loss spike: {field(event, 'loss', '{}', _short_loss)}"
+    text = f"loss spike: {field(event, 'loss', '{}', _short_loss)}"
     return [(f"{text} ({known})" if known else text, "yellow")]
 
 
 def _rolled_back(event: Event) -> list[Line]:
     skipped = event.get("skipped")
-    text = f"rolled back to step {event.get('to_step')}"
-    return [(f"{text}, skipping {_listed(skipped)}" if skipped else text, "yellow")]
-
-
-def _skipped(event: Event) -> list[Line]:
-    why = event.get("reason") or event.get("text") or ""
-    return [(_joined(f"step {event.get('step')} skipped", str(why), gap=": "), "yellow")]
+    start = f" from step {event['from_step']} to" if event.get("from_step") else " to step"
+    text = f"rolled back{start} {event.get('to_step')}"
+    text += f", skipping {_listed(skipped)}" if skipped else ""
+    rate = field(event, "rate_factor", "; the learning rate is {:g} of the planned one")
+    return [(text + rate, "yellow")]
 
 
 def _threads(event: Event) -> list[Line]:
@@ -288,25 +255,11 @@ def _threads(event: Event) -> list[Line]:
 
 def _resumed(event: Event) -> list[Line]:
     lines = [(f"resumed at step {event.get('step')} from {event.get('path')}", "bold")]
-    return lines + [(f"  changed: {change}", "yellow") for change in event.get("changed") or ()]
+    return lines + [(f"  changed: {change}", "yellow") for change in _items(event, "changed")]
 
 
-def _stopped(event: Event) -> list[Line]:
-    code = whole(event, "exit_code")
-    text = f"stopped: {event.get('reason', '')}"
-    return [(f"{text} (exit code {code})" if code else text, "bold red")]
-
-
-def _finished(event: Event) -> list[Line]:
-    text = _joined(
-        _joined("finished", _time_taken(event)),
-        field(event, "loss", "mean loss {}", loss),
-        _validation_loss(number(event, "eval_loss"), number(event, "last_eval_loss")),
-        _joined(field(event, "tokens_per_second", "{:,.0f} tok/s"), _without_warmup(event)),
-        gap=GAP,
-    )
-    final = [(f"final: {event['final']}", "bold")] if event.get("final") else []
-    return [(text, "bold green"), *final]
+def _final(event: Event) -> str:
+    return f"final: {event['final']}" if event.get("final") else ""
 
 
 def _time_taken(event: Event) -> str:
@@ -321,29 +274,104 @@ def _time_taken(event: Event) -> str:
     return words if trained == time_in_words(waited) else f"{words} ({trained} of it training)"
 
 
-def _validation_loss(best: float | None, last: float | None) -> str:
+def _validation_loss(event: Event) -> str:
     """The best, and the last where it differs."""
+    best, last = number(event, "eval_loss"), number(event, "last_eval_loss")
     if best is None or last is None or last == best:
         known = worded(best, "best validation loss {}", loss)
         return known or worded(last, "last validation loss {}", loss)
     return f"best validation loss {loss(best)}, last {loss(last)}"
 
 
+class _Fields(dict[str, Any]):
+    def __missing__(self, key: str) -> str:
+        return ""
+
+
+Part = Callable[[Event], str]
+
+
+def _text(form: str) -> Part:
+    """The form with the event's fields; missing ones are empty."""
+    return lambda event: form.format_map(_Fields(event))
+
+
+def _number(key: str, form: str, write: Callable[[float], Any] = lambda v: v) -> Part:
+    return lambda event: field(event, key, form, write)
+
+
+def _together(*parts: Part, gap: str = " ") -> Part:
+    return lambda event: _joined(*(part(event) for part in parts), gap=gap)
+
+
+def _line(style: str, *parts: Part, gap: str = GAP) -> Callable[[Event], list[Line]]:
+    """One line of the parts that are known; none where all are unknown."""
+    return lambda event: [(text, style)] if (text := _together(*parts, gap=gap)(event)) else []
+
+
+def _lines(*lines: Callable[[Event], list[Line]]) -> Callable[[Event], list[Line]]:
+    return lambda event: [line for each in lines for line in each(event)]
+
+
+_SECONDS = _number("seconds", "{}", time_in_words)
+_RATE = _number("tokens_per_second", "{:,.0f} tok/s")
 _WRITERS: Mapping[str, Callable[[Event], list[Line]]] = {
     "started": _started,
     "kernels": _kernels,
-    "compiled": _compiled,
-    "epoch": _epoch,
-    "eval": _eval,
-    "data": _data,
-    "saved": _saved,
+    "compiled": _line(
+        "dim", _text("compiled"), _number("seconds", "in {}", time_in_words), gap=" "
+    ),
+    "epoch": _line(
+        "bold",
+        _together(_text("epoch {epoch}"), _number("epochs", "/{:g}"), gap=""),
+        _together(
+            _number("loss", "loss {}", _short_loss),
+            _number("eval_loss", "(validation {})", _short_loss),
+        ),
+        _SECONDS,
+        _RATE,
+        _together(_number("samples_per_second", "{:,.1f} samples/s"), _without_warmup),
+    ),
+    "eval": _line(
+        "cyan",
+        lambda event: field(event, "loss", f"{event.get('split') or 'validation'} loss {{}}", loss),
+        _number("perplexity", "perplexity {:.4g}"),
+        _number("token_accuracy", "token accuracy {:.1f} %", _percent),
+        _SECONDS,
+        lambda event: "best so far" if event.get("best") is True else "",
+    ),
+    "data": _line(
+        "dim",
+        lambda event: str(event.get("split", "data")),
+        lambda event: "prepared tokens reused" if event.get("hit") else "tokens prepared",
+        _text("{because}"),
+        gap=": ",
+    ),
+    "saved": _line("dim", _text("saved {path}"), _number("bytes", "{}", bytes_in_words), _SECONDS),
     "fell_back": _fell_back,
     "not_finite": _not_finite,
     "spike": _spike,
     "rolled_back": _rolled_back,
-    "skipped": _skipped,
+    "skipped": _line("yellow", _text("skipped"), _text("{reason}"), _text("{text}"), gap=": "),
     "threads": _threads,
     "resumed": _resumed,
-    "stopped": _stopped,
-    "finished": _finished,
+    "columns": _line("", _text("columns: {text}")),
+    "warning": _line("yellow", _text("warning: {text}")),
+    "log_failed": _line("yellow", _text("warning: {what}: {because}")),
+    "rejected": _line("yellow", _text("rejected {path}: {reason}")),
+    "took_best": _line("", _text("took the best checkpoint: step {step}")),
+    "stopped": _line(
+        "bold red", _text("stopped: {reason}"), _number("exit_code", "(exit code {:.0f})"), gap=" "
+    ),
+    "failed": _line("bold red", _text("failed: {error}")),
+    "finished": _lines(
+        _line(
+            "bold green",
+            _together(_text("finished"), _time_taken),
+            _number("loss", "mean loss {}", loss),
+            _validation_loss,
+            _together(_RATE, _without_warmup),
+        ),
+        _line("bold", _final),
+    ),
 }

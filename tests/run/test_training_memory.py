@@ -1,4 +1,4 @@
-"""Runs that meet too little memory or a missing kernel: another plan, the same update."""
+"""Runs that meet too little memory or a missing kernel: another plan, the same step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.jobs.runs import (
 )
 from tests.wording import wording
 
-# Four sequences make an update; dropout is on, so that equal losses mean equal random numbers.
+# Four sequences make a step; dropout is on, so that equal losses mean equal random numbers.
 SETTINGS = {
     "dropout": 0.2,
     "micro_batch_size": 4,
@@ -97,17 +97,17 @@ def test_a_batch_too_large_is_halved_and_the_run_equals_one_that_began_so(
     assert examples == [event["examples"] for event in events_of(halved, "step")]
 
 
-def test_memory_that_runs_out_in_the_middle_of_an_update_loses_nothing(
+def test_memory_that_runs_out_in_the_middle_of_a_step_loses_nothing(
     base, whole, tmp_path, monkeypatch
 ):
-    """Before the fault the run is the one with large batches. From that update on it is, bit by
-    bit, the large run taken up at that update with small batches; it cannot equal a run that was
+    """Before the fault the run is the one with large batches. From that step on it is, bit by
+    bit, the large run resumed at that step with small batches; it cannot equal a run that was
     small from the start, which adds in another order and draws another dropout."""
     manifest, folder = whole
 
     def fault(loss, batch, now):
         if (now.update, now.micro_batch) == (3, 1) and batch.tokens.shape[0] == 2:
-            raise no_room()  # the first half of the update has its gradients already
+            raise no_room()  # the first half of the step has its gradients already
         return out_of_memory_above(4 if (now.update or 0) < 3 else 2)(loss, batch, now)
 
     with monkeypatch.context() as patch:
@@ -135,7 +135,7 @@ def test_a_fallback_is_part_of_the_checkpoint(whole, base, tmp_path, monkeypatch
     inject(monkeypatch, lambda loss, batch, now: (seen.append(batch.tokens.shape[0]), loss)[1])
     done = run(manifest, resume=str(again / "checkpoints" / "step-000004"))
     assert set(seen) == {1}
-    assert fallbacks(done.folder) == []  # nothing had to be learnt a second time
+    assert fallbacks(done.folder) == []  # nothing had to be learned a second time
     assert plan_of(done.folder)["batch"]["micro_batch"] == 1
     decisions = {each["path"]: each for each in plan_of(done.folder)["decisions"]}
     assert decisions["batch.micro_batch"]["source"] == "fallback"
@@ -144,7 +144,7 @@ def test_a_fallback_is_part_of_the_checkpoint(whole, base, tmp_path, monkeypatch
     assert losses_of(done.folder) == rest
 
 
-def test_blocks_are_recomputed_where_one_sequence_does_not_fit(base, halved, tmp_path, monkeypatch):
+def test_blocks_are_recomputed_where_one_sequence_does_not_fit(base, tmp_path, monkeypatch):
     def fault(loss, batch, now):
         if plan_of(folder())["kernels"]["checkpointing"] != "full":
             raise no_room()
@@ -154,13 +154,14 @@ def test_blocks_are_recomputed_where_one_sequence_does_not_fit(base, halved, tmp
         return next((tmp_path / "runs").iterdir())
 
     inject(monkeypatch, fault)
-    done = run(write_expert(tmp_path, base, SETTINGS | {"micro_batch_size": 2}))
+    settings = {"micro_batch_size": 2, "max_steps": 2}
+    done = run(write_expert(tmp_path, base, SETTINGS | settings))
     assert fallbacks(done.folder) == [
         {"batch.micro_batch": 1, "batch.accumulation": 4},
         {"kernels.checkpointing": "selective", "kernels.recomputed_blocks": 1},
         {"kernels.checkpointing": "full", "kernels.recomputed_blocks": 2},
     ]
-    assert done.steps == 6
+    assert done.steps == 2
 
 
 def test_a_model_that_never_fits_ends_with_a_sentence_and_a_code(base, tmp_path, monkeypatch):
@@ -172,11 +173,11 @@ def test_a_model_that_never_fits_ends_with_a_sentence_and_a_code(base, tmp_path,
     assert "Tried to allocate" in events_of(folder, "failed")[0]["error"]
 
 
-def test_an_update_torn_by_missing_memory_is_taken_again_from_a_checkpoint(
+def test_a_step_torn_by_missing_memory_is_taken_again_from_a_checkpoint(
     base, whole, tmp_path, monkeypatch
 ):
     _, folder = whole
-    update, calls = OptimizerLearner.update, []
+    step, calls = OptimizerLearner.step, []
 
     def torn(self, **settings):
         calls.append(1)
@@ -184,13 +185,13 @@ def test_an_update_torn_by_missing_memory_is_taken_again_from_a_checkpoint(
             with torch.no_grad():
                 self._parameters[0].add_(1.0)
             raise no_room()
-        return update(self, **settings)
+        return step(self, **settings)
 
     monkeypatch.setattr(OptimizerLearner, "step", torn)
     settings = SETTINGS | {"save_steps": 2, "evaluation_strategy": "no"}
     done = run(write_expert(tmp_path, base, settings))
     steps = [event["step"] for event in events_of(done.folder, "step")]
-    assert steps == [1, 2, 3, 3, 4, 5, 6]  # back at the checkpoint after two updates
+    assert steps == [1, 2, 3, 3, 4, 5, 6]  # back at the checkpoint after two steps
     back = [(e["from_step"], e["to_step"]) for e in events_of(done.folder, "rolled_back")]
     assert back == [(3, 2)]
     assert fallbacks(done.folder) == [{"batch.micro_batch": 2, "batch.accumulation": 2}]
@@ -210,7 +211,7 @@ def test_an_evaluation_too_large_is_halved_and_counts_the_same(base, whole, tmp_
     settings = SETTINGS | {"eval_batch_size": 8}
     done = run(write_expert(tmp_path, base, settings))
     assert fallbacks(done.folder) == [{"batch.eval_batch": 4}, {"batch.eval_batch": 2}]
-    # It was tried before the first update, not met after the third.
+    # It was tried before the first step, not met after the third.
     told = [event["event"] for event in events_of(done.folder)]
     assert told.index("fell_back") < told.index("step")
     _, folder = whole
@@ -231,7 +232,7 @@ def test_an_evaluation_that_never_fits_ends_with_a_sentence(base, tmp_path, monk
         run(write_expert(tmp_path, base, SETTINGS))
 
 
-def test_the_widest_batch_is_tried_before_the_first_update(base, tmp_path, monkeypatch):
+def test_the_widest_batch_is_tried_before_the_first_step(base, tmp_path, monkeypatch):
     """Rows alone: the wide ones come late, and would not fit then."""
     widths = []
 
@@ -274,7 +275,7 @@ def test_packed_batches_that_vary_in_width_are_tried_at_their_widest(base, tmp_p
 
 
 def test_what_the_optimizer_will_keep_is_held_while_trying(base, tmp_path, monkeypatch):
-    """AdamW keeps 8 bytes a weight from its first update on."""
+    """AdamW keeps 8 bytes a weight from its first step on."""
     held = []
     empty = torch.empty
 
@@ -338,9 +339,9 @@ def test_a_compiler_that_fails_is_done_without(base, whole, tmp_path, monkeypatc
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_shapes_that_never_settle_end_compilation(base, whole, tmp_path, monkeypatch, lag):
-    """The numbers of a card come an update late, and none is lost when the model is built anew.
+    """The numbers of a card come a step late, and none is lost when the model is built again.
 
-    The compiler is left out; what counts its graphs says that each update made five more.
+    The compiler is left out; what counts its graphs says that each step made five more.
     """
     from expert.model import blocks
     from expert.run import build as building
@@ -350,17 +351,17 @@ def test_shapes_that_never_settle_end_compilation(base, whole, tmp_path, monkeyp
     monkeypatch.setattr(building, "compile_blocks", lambda *_: None, raising=False)
     monkeypatch.setattr(blocks, "compile_blocks", lambda *_: None)
     monkeypatch.setattr(blocks.CompileWatch, "recompiles", lambda self: next(graphs))
-    settings = SETTINGS | {"torch_compile": True, "epochs": 4, "evaluation_strategy": "no"}
+    settings = SETTINGS | {"torch_compile": True, "epochs": 3, "evaluation_strategy": "no"}
     settings |= {"save_steps": 100}  # a save would wait for all numbers
     done = run(write_expert(tmp_path, base, settings))
     assert fallbacks(done.folder) == [{"kernels.compile": False}]
     told = events_of(done.folder, "fell_back")[0]
     assert told["failure"] == "RecompileStorm"
-    assert told["step"] == 14  # ten updates of warm-up, then more than sixteen graphs
-    assert [event["step"] for event in events_of(done.folder, "step")] == list(range(1, 25))
+    assert told["step"] == 14  # ten steps of warm-up, then more than sixteen graphs
+    assert [event["step"] for event in events_of(done.folder, "step")] == list(range(1, 19))
 
 
-def test_an_error_that_no_plan_mends_is_raised_as_it_is(base, tmp_path, monkeypatch):
+def test_an_error_that_no_plan_fixes_is_raised_as_it_is(base, tmp_path, monkeypatch):
     def broken(self, batch, *, divisor):
         raise ZeroDivisionError("a mistake")
 

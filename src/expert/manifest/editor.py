@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from expert.manifest.explain import special_names
 from expert.manifest.migrate.aliases import (
     ADAM_BETAS,
     AMP_NAMES,
@@ -20,9 +21,8 @@ from expert.manifest.migrate.aliases import (
     MODEL_NAMES,
     SHAPE_ALIASES,
 )
+from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES
 from expert.manifest.schema.expectations import schema
-from expert.manifest.schema.explain import special_names
-from expert.manifest.schema.values import CONFIG_VALUES, MODEL_VALUES
 
 Schema = dict[str, Any]
 

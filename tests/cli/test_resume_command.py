@@ -21,7 +21,7 @@ from tests.jobs.runs import base_model, write_expert
 from tests.jobs.trained_runs import CORPUS, place
 from tests.wording import wording
 
-GO_ON = wording("go-on-with-expert")
+GO_ON = "resume with: expert "
 
 
 def killed(folder: Path) -> None:
@@ -36,7 +36,7 @@ def killed(folder: Path) -> None:
         shutil.rmtree(saved[-1])
 
 
-def test_a_killed_run_is_gone_on_with_by_the_command_that_watch_and_diagnose_print(run, tmp_path):
+def test_a_killed_run_is_resumed_by_the_command_that_watch_and_diagnose_print(run, tmp_path):
     base = base_model(place() / "models")
     file = write_expert(tmp_path / "e", base, {"epochs": 9, "save_steps": 2})
     out = tmp_path / "out"
@@ -57,7 +57,7 @@ def test_a_killed_run_is_gone_on_with_by_the_command_that_watch_and_diagnose_pri
     assert (folder / "final").is_dir()
 
 
-def test_a_text_without_a_manifest_is_gone_on_with_by_its_name(run, tmp_path, monkeypatch):
+def test_a_text_without_a_manifest_is_resumed_by_its_name(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "fox.txt").write_text(CORPUS, encoding="utf-8")
     small = 'base_models[0].architecture={"layers": 1, "heads": 1, "width": 8, "block_size": 16}'
@@ -72,7 +72,7 @@ def test_a_text_without_a_manifest_is_gone_on_with_by_its_name(run, tmp_path, mo
     assert again.code == 0, again.err
 
 
-def test_a_run_with_settings_beside_its_text_is_gone_on_with_by_the_printed_command(
+def test_a_run_with_settings_beside_its_text_is_resumed_by_the_printed_command(
     run, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)

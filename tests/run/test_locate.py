@@ -60,7 +60,7 @@ def test_a_run_of_another_expert_is_found_beside_a_manifest_but_not_taken_for_it
     assert (found.path, beside) == (run, None)
 
 
-def test_an_expert_without_a_run_is_told_how_to_train_it(tmp_path):
+def test_an_expert_without_a_run_is_reported_how_to_train_it(tmp_path):
     expert = expert_folder(tmp_path / "demo")
     with pytest.raises(RunFolderError, match=wording("no-run-demo")):
         find_trained(expert)

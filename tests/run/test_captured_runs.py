@@ -43,14 +43,14 @@ def test_a_recorded_run_equals_one_that_is_not(base, tmp_path, monkeypatch, conf
     assert weights_of(recorded.folder) == weights_of(plain.folder)
 
 
-def test_a_run_whose_updates_are_recorded_learns_the_same(base, tmp_path, monkeypatch):
+def test_a_run_whose_steps_are_recorded_learns_the_same(base, tmp_path, monkeypatch):
     config = {"optim": "adamw_torch_fused", "epochs": 3, "eval_steps": 4}
     plain = run(write_expert(tmp_path / "plain", base, config))
     recorder = Again()
     monkeypatch.setattr(building, "capture_for", lambda plan, device: recorder)
     monkeypatch.setattr(learner, "CapturedStep", UndoneStep)
     recorded = run(write_expert(tmp_path / "recorded", base, config))
-    assert recorder.recorded == 3  # forward, backward, update
+    assert recorder.recorded == 3  # forward, backward, step
     found = [
         [float.fromhex(loss) for loss in losses_of(done.folder).values()]
         for done in (plain, recorded)
@@ -59,7 +59,7 @@ def test_a_run_whose_updates_are_recorded_learns_the_same(base, tmp_path, monkey
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
-def test_a_run_that_cannot_be_recorded_goes_on_without(base, tmp_path, monkeypatch):
+def test_a_run_that_cannot_be_recorded_continues_without(base, tmp_path, monkeypatch):
     plain = run(write_expert(tmp_path / "plain", base, {}))
 
     def refuses(passes):

@@ -57,7 +57,7 @@ def no_memory():
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def test_memory_that_runs_out_is_told_and_a_recording_that_ended_is_left_alone(ends, tidied):
+def test_memory_that_runs_out_is_reported_and_a_recording_that_ended_is_left_alone(ends, tidied):
     with pytest.raises(torch.OutOfMemoryError):
         CudaCapture()(no_memory)
     assert tidied == []

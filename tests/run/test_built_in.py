@@ -100,7 +100,7 @@ def test_the_plan_tells_which_tiny_it_is(tiny, tmp_path):
     assert plan(manifest).model.revision not in (None, before)
 
 
-def test_what_was_learnt_upon_another_tiny_is_not_used(tiny, tmp_path):
+def test_what_was_learned_upon_another_tiny_is_not_used(tiny, tmp_path):
     folder = run(write_expert(tmp_path / "expert", "tiny", {"max_steps": 2})).folder
     assert sample(folder, ["say red 1"], device="cpu", seed=0).notes == ()
     replace_weights(tiny)
@@ -118,7 +118,7 @@ def test_what_was_learnt_upon_another_tiny_is_not_used(tiny, tmp_path):
     assert wording("does-not-tell-tiny") in done.warnings()[0]
 
 
-def test_a_run_does_not_go_on_upon_another_tiny(tiny, tmp_path):
+def test_a_run_does_not_continue_upon_another_tiny(tiny, tmp_path):
     settings = {"max_steps": 2, "save_steps": 1}
     folder = run(write_expert(tmp_path / "expert", "tiny", settings)).folder
     replace_weights(tiny)
@@ -127,7 +127,7 @@ def test_a_run_does_not_go_on_upon_another_tiny(tiny, tmp_path):
         run(longer, resume=str(folder))
 
 
-def test_a_run_that_recorded_no_weights_goes_on_and_is_told_so(tiny, tmp_path, monkeypatch):
+def test_a_run_that_recorded_no_weights_continues_and_is_reported_so(tiny, tmp_path, monkeypatch):
     settings = {"max_steps": 2, "save_steps": 1}
     with monkeypatch.context() as earlier:
         earlier.setattr("expert.planning.models.resolve.weights_digits", lambda folder: None)

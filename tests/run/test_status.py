@@ -74,7 +74,7 @@ def test_without_a_name_the_newest_run_of_this_folder_is_meant(tmp_path, monkeyp
     assert find_run(None).path == Path("runs/a-20260101-000000")
 
 
-def test_what_is_no_run_is_told(tmp_path):
+def test_what_is_no_run_is_reported(tmp_path):
     with pytest.raises(RunFolderError, match=wording("no-run-folder")):
         find_run(tmp_path)
     with pytest.raises(RunFolderError, match=wording("no-such-folder")):
@@ -97,7 +97,7 @@ def test_a_finished_run_tells_where_it_ended(tmp_path):
     assert status.fallbacks == ()
 
 
-def test_speed_use_of_the_card_and_peak_memory_are_told(tmp_path):
+def test_speed_use_of_the_card_and_peak_memory_are_reported(tmp_path):
     card = {"steps_per_second": 2.5, "gpu_utilization": 97.0, "peak_reserved_bytes": 9}
     later = {"step": 5, "peak_reserved_bytes": 8, "steps_per_second": 3.0}  # the peak was reset
     status = run_status(a_run(tmp_path / "g", STARTED, STEP | card, STEP | card | later))
@@ -113,7 +113,7 @@ def test_speed_use_of_the_card_and_peak_memory_are_told(tmp_path):
     assert (over.steps_per_second, over.cpu_peak_memory_bytes) == (2.0, 7)
 
 
-def test_the_test_loss_is_told_apart_from_the_validation_loss(tmp_path):
+def test_the_test_loss_is_reported_apart_from_the_validation_loss(tmp_path):
     evals = [
         {"event": "eval", "time": 2.0, "step": 9, "loss": loss, "split": split}
         for split, loss in (("validation", 1.2), ("test", 1.9))
@@ -124,7 +124,7 @@ def test_the_test_loss_is_told_apart_from_the_validation_loss(tmp_path):
     assert run_status(a_run(tmp_path / "a", STARTED, *evals, FINISHED, again)).test_loss is None
 
 
-def test_a_finished_run_says_nothing_of_an_earlier_update_as_if_it_were_the_last(tmp_path):
+def test_a_finished_run_says_nothing_of_an_earlier_step_as_if_it_were_the_last(tmp_path):
     told = {**FINISHED, "eval_loss": 1.2, "tokens_per_second": 70.0}
     early = run_status(a_run(tmp_path / "r", STARTED, {**STEP, "tokens_per_second": 50.0}, told))
     assert (early.step, early.loss, early.rate, early.epoch) == (9, None, None, None)
@@ -135,7 +135,7 @@ def test_a_finished_run_says_nothing_of_an_earlier_update_as_if_it_were_the_last
     assert (last.loss, last.rate, last.epoch) == (1.5, 1e-3, 3.0)
 
 
-def test_the_best_and_the_last_loss_on_the_validation_rows_are_told_apart(tmp_path):
+def test_the_best_and_the_last_loss_on_the_validation_rows_are_reported_apart(tmp_path):
     evals = [
         {"event": "eval", "time": 2.0 + step, "step": step, "loss": loss, "split": "validation"}
         for step, loss in ((3, 1.4), (6, 1.2), (9, 1.9))
@@ -151,7 +151,7 @@ def test_the_best_and_the_last_loss_on_the_validation_rows_are_told_apart(tmp_pa
     assert (undone.eval_loss, undone.best_eval_loss, undone.best_eval_step) == (1.4, 1.4, 3)
 
 
-def test_a_run_that_goes_on_tells_of_the_last_update_it_told_of(tmp_path):
+def test_a_run_that_continues_tells_of_the_last_step_it_told_of(tmp_path):
     import os
 
     saved = {"event": "saved", "time": 2.5, "step": 6, "path": "checkpoints/step-000006"}
@@ -223,7 +223,7 @@ def test_following_ends_when_the_run_has_finished(tmp_path):
     assert kinds(folder, sleep=sleep) == ["started", "step", "finished"]
 
 
-def test_following_goes_on_behind_an_end_that_was_resumed(tmp_path):
+def test_following_continues_behind_an_end_that_was_resumed(tmp_path):
     import os
 
     stopped = {"event": "stopped", "time": 3.0}

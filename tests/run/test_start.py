@@ -66,7 +66,7 @@ def test_a_resumed_run_computes_with_the_threads_it_began_with(tmp_path, free_to
     assert (told["kept"], told["own"]) == (True, 2)
 
 
-def test_a_run_resumed_on_another_machine_chooses_anew(tmp_path, free_to_choose):
+def test_a_run_resumed_on_another_machine_chooses_again(tmp_path, free_to_choose):
     manifest = write_expert(
         tmp_path, base_model(tmp_path / "models"), {"max_steps": 2, "save_steps": 1}
     )
@@ -79,7 +79,7 @@ def test_a_run_resumed_on_another_machine_chooses_anew(tmp_path, free_to_choose)
     assert told["kept"] is False
 
 
-def test_progress_is_told_after_every_update(tmp_path):
+def test_progress_is_reported_after_every_step(tmp_path):
     manifest = write_expert(tmp_path, base_model(tmp_path / "models"), {"max_steps": 3})
     seen: list[int] = []
     run(manifest, progress=seen.append)

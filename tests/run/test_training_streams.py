@@ -73,7 +73,7 @@ def test_a_stream_trains_to_the_end_of_its_rows(streamed):
     assert [event["event"] for event in events_of(folder)][-1] == "finished"
 
 
-def test_a_batch_of_a_stream_has_room_for_no_more_sequences_than_an_update_makes(base, tmp_path):
+def test_a_batch_of_a_stream_has_room_for_no_more_sequences_than_a_step_makes(base, tmp_path):
     settings = {"micro_batch_size": "auto", "max_seq_length": 256, "batch_size": 6, "epochs": 1}
     folder = run(write_stream(tmp_path / "short", base, settings)).folder
     batch = plan_of(folder)["batch"]
@@ -126,7 +126,7 @@ def test_a_part_of_an_epoch_of_a_stream_is_refused_before_anything_is_read(base,
 def test_a_stream_is_taken_up_where_it_was_left(streamed, tmp_path):
     manifest, folder = streamed
     last = max(losses_of(folder))
-    for step in (1, last // 2, last // 2 + 1):
+    for step in (last // 2, last // 2 + 1):
         copy = copied(folder, tmp_path / str(step))
         done = run(manifest, resume=str(copy / "checkpoints" / f"step-{step:06d}"))
         assert losses_of(copy) == {n: loss for n, loss in losses_of(folder).items() if n > step}
@@ -134,7 +134,7 @@ def test_a_stream_is_taken_up_where_it_was_left(streamed, tmp_path):
 
 
 def waiting(monkeypatch, shares) -> None:
-    """The device seems to wait for these shares of its windows, each of four updates."""
+    """The device seems to wait for these shares of its windows, each of four steps."""
     add = DataWait.add
     told = iter([share for share in shares for _ in range(4)])
 
@@ -150,6 +150,7 @@ def test_a_device_that_waits_for_data_gets_more_workers_then_fewer(base, tmp_pat
     """A share that grew with more workers means that they are in each other's way."""
     waiting(monkeypatch, [0.1, 0.5, 0.7, 0.9])
     settings = {"packing": False, "epochs": 5, "save_steps": 100, "dataloader_num_workers": 1}
+    settings |= {"micro_batch_size": 8}
     manifest = write_expert(tmp_path, base, SETTINGS | settings)
     plain = write_expert(tmp_path / "plain", base, SETTINGS | settings)
     done = run(manifest)
@@ -157,18 +158,22 @@ def test_a_device_that_waits_for_data_gets_more_workers_then_fewer(base, tmp_pat
         (event["failure"], event["step"], event["changes"][0]["value"])
         for event in events_of(done.folder, "fell_back")
     ]
-    # Three updates settle, then windows of four: quiet, too much, and after three more worse. Times
-    # are read an update late.
+    # Three steps settle, then windows of four: quiet, too much, and after three more worse. Times
+    # are read a step late.
     assert told == [("DataBound", 12, 2), ("DataBound", 20, 1)]
     assert wording("of-the-time") in events_of(done.folder, "fell_back")[0]["reason"]
     assert plan_of(done.folder)["loader"]["workers"] == 1
     monkeypatch.undo()
-    assert losses_of(done.folder) == losses_of(run(plain).folder)  # only the feed was made anew
+    assert losses_of(done.folder) == losses_of(run(plain).folder)  # only the feed was made again
 
 
-def test_a_thread_that_feeds_too_slowly_is_told_once(base, tmp_path, monkeypatch):
+def test_a_thread_that_feeds_too_slowly_is_reported_once(base, tmp_path, monkeypatch):
     waiting(monkeypatch, [0.5, 0.6])
-    done = run(write_expert(tmp_path, base, SETTINGS | {"epochs": 4, "save_steps": 100}))
+    done = run(
+        write_expert(
+            tmp_path, base, SETTINGS | {"epochs": 4, "save_steps": 100, "micro_batch_size": 4}
+        )
+    )
     assert events_of(done.folder, "fell_back") == []
     told = [event["text"] for event in events_of(done.folder, "warning")]
     assert told == [wording("time-goes-on-waiting")]

@@ -49,7 +49,7 @@ def test_memory_that_runs_out_while_compiling_is_missing_memory():
         assert "Tried to allocate 2 GiB" in failure.message
 
 
-def test_training_goes_on_with_other_attention_where_cudnns_kernel_fails():
+def test_training_continues_with_other_attention_where_cudnns_kernel_fails():
     error = RuntimeError("Expected mha_graph.execute(handle).is_good() to be true, but got false.")
     failure = failure_of(error)
     assert isinstance(failure, KernelUnavailable)

@@ -1,4 +1,4 @@
-"""What each key of a manifest means, told from the schema: one text for the file and the help."""
+"""What each key of a manifest means, from the schema: one text for the file and the help."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHAPE = f"{MODEL}.architecture"
 
 @dataclass(frozen=True)
 class KeyHelp:
-    """One key: what it may be, what it is when nobody says, what it means, its other names."""
+    """One key: what it may be, its default, its meaning, its other names."""
 
     path: str
     expected: str
@@ -58,7 +58,7 @@ class UnknownKey(ExpertError):
 
     def __init__(self, key: str, near: str | None) -> None:
         hint = f"  (did you mean {near!r}?)" if near else ""
-        super().__init__(f"{key!r} is no key of a manifest{hint}")
+        super().__init__(f"{key!r} is not a key of a manifest{hint}")
 
 
 def explain(key: str | None = None) -> list[KeyHelp]:
@@ -66,9 +66,14 @@ def explain(key: str | None = None) -> list[KeyHelp]:
     if key is None:
         return list(_all_keys())
     wanted = key.strip()
-    by_name = [*_special(wanted), *_in_config(wanted), *_ending_in(wanted)]
-    found = _at(wanted) or list(dict.fromkeys(by_name)) or _under_another_name(wanted)
-    found = found or _of_another_trainer(wanted)
+    zone, _, name = wanted.rpartition(".")
+    by_name = _ending_in(wanted)
+    if zone in _CONFIG_ZONES:
+        home = home_of(name)
+        by_name = [*_special(wanted, name), *(_at(home) if home else []), *by_name]
+    found = _at(wanted) or list(dict.fromkeys(by_name)) or _under_another_name(wanted, zone, name)
+    if not found and zone in _CONFIG_ZONES:
+        found = _of_another_trainer(wanted, name)
     if not found:
         raise UnknownKey(wanted, _nearest(wanted))
     return found
@@ -159,70 +164,49 @@ def _at(wanted: str) -> list[KeyHelp]:
     found = []
     for entry in _all_keys():
         pattern = _steps(entry.path)[: len(steps)]
-        if len(pattern) == len(steps) and all(map(_step_fits, pattern, steps)):
+        fits = all(part in (step, "<name>") for part, step in zip(pattern, steps, strict=False))
+        if len(pattern) == len(steps) and fits:
             found.append(entry)
-    is_section = len(found) > 1
     # `name` is more than the key of the top level: others end in it too.
-    return found if is_section or "." in wanted else []
+    return found if len(found) > 1 or "." in wanted else []
 
 
 def _steps(path: str) -> list[str]:
     return re.sub(r"\[\d*\]", "", path).split(".")
 
 
-def _step_fits(pattern: str, step: str) -> bool:
-    return pattern == step or pattern == "<name>"
-
-
 def _ending_in(wanted: str) -> list[KeyHelp]:
     """Every key of this name, with all below those that are sections."""
     heads = [entry.path for entry in _all_keys() if _steps(entry.path)[-1] == wanted]
-    return [
-        entry
-        for entry in _all_keys()
-        if any(
-            entry.path == head or entry.path.startswith((f"{head}.", f"{head}[")) for head in heads
-        )
-    ]
+    below = tuple(f"{head}{mark}" for head in heads for mark in ".[")
+    return [e for e in _all_keys() if e.path in heads or (below and e.path.startswith(below))]
 
 
-def _special(wanted: str) -> list[KeyHelp]:
+def _special(wanted: str, name: str) -> list[KeyHelp]:
     """A name that becomes something else, followed by what it becomes."""
-    zone, _, name = wanted.rpartition(".")
-    special = special_names().get(name) if zone in _CONFIG_ZONES else None
+    special = special_names().get(name)
     if special is None:
         return []
     told = KeyHelp(wanted, special.expected, "", special.meaning)
     return [told, *(entry for path in special.becomes for entry in _at(path))]
 
 
-def _of_another_trainer(wanted: str) -> list[KeyHelp]:
-    """What the reader says to a key that only other trainers have."""
-    zone, _, name = wanted.rpartition(".")
-    answer = answer_to(name) if zone in _CONFIG_ZONES else None
+def _of_another_trainer(wanted: str, name: str) -> list[KeyHelp]:
+    """What the reader reports of a key that only other trainers have."""
+    answer, meaning = answer_to(name), ""
     if answer is not None:
         how = "Refused" if answer.kind is None else answer.kind.capitalize()
-        fix = f"; {answer.fix}" if answer.fix else ""
-        return [KeyHelp(wanted, "a key of another trainer", "", f"{how}: {answer.text}{fix}.")]
-    if zone in _CONFIG_ZONES and name in CONVERTED:
-        text = "Read as another key by its value: expert manifest check says which."
-        return [KeyHelp(wanted, "a key of another trainer", "", text)]
-    return []
+        meaning = f"{how}: {answer.text}{f'; {answer.fix}' if answer.fix else ''}."
+    elif name in CONVERTED:
+        meaning = "Read as another key, depending on its value: see expert manifest check."
+    return [KeyHelp(wanted, "a key of another trainer", "", meaning)] if meaning else []
 
 
 _CONFIG_ZONES = ("", CONFIG, "training", "model")
 _DATASET_ZONES = ("", DATASET, "dataset", "data", "training.data")
 
 
-def _in_config(wanted: str) -> list[KeyHelp]:
-    """A key of training.config or of the data set, wherever the reader takes it from."""
-    zone, _, name = wanted.rpartition(".")
-    home = home_of(name) if zone in _CONFIG_ZONES else None
-    return _at(home) if home else []
-
-
-def _under_another_name(wanted: str) -> list[KeyHelp]:
-    zone, _, name = wanted.rpartition(".")
+def _under_another_name(wanted: str, zone: str, name: str) -> list[KeyHelp]:
     found: list[KeyHelp] = []
     if zone in _DATASET_ZONES:
         found = _at(f"{DATASET}.{DATASET_ALIASES.get(name, name)}")
