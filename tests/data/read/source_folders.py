@@ -13,8 +13,8 @@ from expert.data.read.sources import Source, Sources, iterate, resolve_sources
 from expert.data.records import BadRow, DataError, Row
 from expert.manifest.schema.dataset import DatasetSpec
 
-FILES = Path(__file__).parent / "files"
-SHARED = Path(__file__).parents[3] / "shared" / "data"
+FILES = Path(__file__).parents[1] / "files"
+SHARED = Path(__file__).parents[4] / "shared" / "data"
 
 
 def resolve(folder: Path, path: str | None = None, **fields: Any) -> Sources:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +15,14 @@ from expert.core.install import pip_install
 from expert.data.read.hub import SECONDS_LOST, forget_the_hub
 from expert.data.read.sources import Source, content_hash, iterate
 from expert.data.records import DataError, Row
-from tests.data.source_folders import fill, names, refusal, refusal_while_reading, train_of, values
+from tests.data.read.source_folders import (
+    fill,
+    names,
+    refusal,
+    refusal_while_reading,
+    train_of,
+    values,
+)
 from tests.wording import wording
 
 CHECK_NETWORK = wording("check-network-download-data")
@@ -40,15 +46,13 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> None:
         ("squad::train", ("squad", "train", None)),
     ],
 )
-def test_an_id_of_the_hub_carries_split_slice_and_configuration(
-    path: str, expected: tuple[str, str, str | None], tmp_path: Path
-):
+def test_an_id_of_the_hub_carries_split_slice_and_configuration(path, expected, tmp_path):
     source = train_of(tmp_path, path)
     assert source.kind == "hub"
     assert (source.name, source.split, source.config) == expected
 
 
-def test_a_manifest_that_says_huggingface_means_the_hub(tmp_path: Path):
+def test_a_manifest_that_says_huggingface_means_the_hub(tmp_path):
     assert train_of(tmp_path, "imdb", type="huggingface").kind == "hub"
     assert train_of(tmp_path, "imdb", format="huggingface").kind == "hub"
     assert refusal(tmp_path, "imdb") == wording("imdb-no-check")
@@ -57,7 +61,7 @@ def test_a_manifest_that_says_huggingface_means_the_hub(tmp_path: Path):
     )
 
 
-def test_a_local_folder_wins_over_an_id_of_the_hub(tmp_path: Path):
+def test_a_local_folder_wins_over_an_id_of_the_hub(tmp_path):
     fill(tmp_path, "owner/name/train.jsonl", "owner/name/test.jsonl")
     source = train_of(tmp_path, "owner/name::test", format="huggingface")
     assert (source.kind, names(source, tmp_path)) == ("files", ["owner/name/test.jsonl"])
@@ -105,9 +109,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, failure: Exception | None = None) -> Fa
     return module
 
 
-def test_rows_of_the_hub_are_numbered_under_their_name(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_rows_of_the_hub_are_numbered_under_their_name(monkeypatch, tmp_path):
     module = hub(monkeypatch)
     found = list(iterate(train_of(tmp_path, "a/b::train[:5]::c")))
     assert found == [Row({"n": n}, "a/b::train[:5]", n + 1) for n in range(5)]
@@ -124,25 +126,21 @@ def test_rows_of_the_hub_are_numbered_under_their_name(
         ("train[3:1]", []),
     ],
 )
-def test_streamed_rows_are_cut_as_the_slice_says(
-    split: str, expected: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_streamed_rows_are_cut_as_the_slice_says(split, expected, monkeypatch, tmp_path):
     module = hub(monkeypatch)
     source = train_of(tmp_path, f"a/b::{split}", streaming=True)
     assert [row["n"] for row in values(source)] == expected
     assert module.asked == [("a/b", None, "train", True)]
 
 
-def test_a_share_of_streamed_rows_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_share_of_streamed_rows_is_refused(monkeypatch, tmp_path):
     hub(monkeypatch)
     assert refusal_while_reading(train_of(tmp_path, "a/b::train[:10%]", streaming=True)) == wording(
         "streamed-rows-can-cut"
     )
 
 
-def test_the_hub_without_its_package_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_the_hub_without_its_package_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
     text = wording("reading-from-hub-needs", pip_install=pip_install("hub"))
     assert refusal_while_reading(train_of(tmp_path, "a/b")) == text
@@ -172,15 +170,13 @@ def test_the_hub_without_its_package_says_what_to_install(
     ],
     ids=["network", "missing", "split", "silent"],
 )
-def test_a_failure_of_the_hub_is_told_in_words(
-    failure: Exception, what: str, fix: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_a_failure_of_the_hub_is_told_in_words(failure, what, fix, monkeypatch, tmp_path):
     hub(monkeypatch, failure)
     assert refusal_while_reading(train_of(tmp_path, "a/b::dev")) == f"a/b::dev: {what}  ({fix})"
 
 
 def test_a_hub_that_does_not_answer_is_not_asked_again_and_its_cache_is_looked_into(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch, tmp_path
 ):
     from huggingface_hub import constants
 
@@ -219,7 +215,7 @@ def counted_questions(monkeypatch: pytest.MonkeyPatch, answer: Exception | None)
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_the_hub_is_asked_once_for_a_data_set_however_often_it_is_opened(
-    streaming: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    streaming, monkeypatch, tmp_path
 ):
     asked, module = counted_questions(monkeypatch, None), hub(monkeypatch)
     source = train_of(tmp_path, "a/b", streaming=streaming)
@@ -231,9 +227,7 @@ def test_the_hub_is_asked_once_for_a_data_set_however_often_it_is_opened(
     assert (len(asked), len(module.asked)) == (1, 3)
 
 
-def test_a_hub_that_hangs_costs_one_wait_and_is_asked_again_a_minute_later(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_a_hub_that_hangs_costs_one_wait_and_is_asked_again_a_minute_later(monkeypatch, tmp_path):
     clock = [0.0]
     monkeypatch.setattr("expert.data.read.hub.time.monotonic", lambda: clock[0])
     asked = counted_questions(monkeypatch, OSError("timed out"))
@@ -248,9 +242,7 @@ def test_a_hub_that_hangs_costs_one_wait_and_is_asked_again_a_minute_later(
     assert len(asked) == 1
 
 
-def test_a_network_lost_while_streaming_is_told_in_words(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_a_network_lost_while_streaming_is_told_in_words(monkeypatch, tmp_path):
     class Lost(FakeDataset):
         def iter(self, *, batch_size: int) -> Any:
             yield pa.table({"n": [1]})
@@ -263,9 +255,7 @@ def test_a_network_lost_while_streaming_is_told_in_words(
     )
 
 
-def test_the_package_datasets_reads_rows_and_slices_as_the_hub_does(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_the_package_datasets_reads_rows_and_slices_as_the_hub_does(monkeypatch, tmp_path):
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -285,9 +275,7 @@ def test_the_package_datasets_reads_rows_and_slices_as_the_hub_does(
     assert content_hash(source("train")) != content_hash(source("train[:5]"))
 
 
-def test_the_hash_of_the_hub_is_the_fingerprint_or_the_name_of_a_stream(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_the_hash_of_the_hub_is_the_fingerprint_or_the_name_of_a_stream(monkeypatch, tmp_path):
     module = hub(monkeypatch)
     loaded = content_hash(train_of(tmp_path, "a/b::train"))
     assert loaded == hashlib.sha256(b"a/b None train").hexdigest()

@@ -76,9 +76,11 @@ def test_the_answers_tell_the_domain(answers, domain, tmp_path):
     assert made.columns == {"instruction": "question", "response": "answer"}
 
 
-def test_rows_are_copied_and_the_original_stays(tmp_path):
+def test_rows_are_copied_for_a_template_too_and_the_original_stays(tmp_path):
     file = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "b"}])
-    made = new_expert("mine", data=file, into=tmp_path)
+    made = new_expert("mine", data=file, template="neo4j", into=tmp_path)
+    assert made.template == "cypher"
+    assert "language:cypher" in read_manifest(made.manifest).manifest.capabilities
     assert made.data == tmp_path / "mine" / "datasets" / "rows.jsonl"
     assert made.data.read_bytes() == file.read_bytes()
     read = read_manifest(made.manifest)
@@ -109,13 +111,6 @@ def test_columns_nobody_knows_can_be_named(tmp_path):
     assert (found.instruction, found.response) == ("q", "a")
 
 
-def test_a_template_may_go_with_a_file(tmp_path):
-    file = write_rows(tmp_path / "rows.jsonl", [{"prompt": "a", "completion": "b"}])
-    made = new_expert("mine", data=file, template="neo4j", into=tmp_path)
-    assert made.template == "cypher"
-    assert "language:cypher" in read_manifest(made.manifest).manifest.capabilities
-
-
 def test_nothing_is_replaced(tmp_path):
     (tmp_path / "mine").mkdir()
     new_expert("mine", into=tmp_path)  # an empty folder is none
@@ -141,35 +136,22 @@ def test_what_cannot_be_made_is_told_and_leaves_nothing_behind(arguments, words,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_of_no_known_format_is_told_which_there_are(tmp_path):
-    file = tmp_path / "notes.pdf"
-    file.write_bytes(b"%PDF")
-    words = wording("name-tells-no-format")
-    with pytest.raises(CannotMake, match=words) as told:
-        new_expert("mine", data=file, into=tmp_path)
-    assert "--map" not in str(told.value)
-
-
-def test_a_file_that_cannot_be_read_keeps_its_own_remedy(tmp_path):
-    file = tmp_path / "rows.csv"
-    file.write_text("a,a\n1,2\n", encoding="utf-8")
-    with pytest.raises(CannotMake, match=wording("names-twice-rename-one")):
-        new_expert("mine", data=file, into=tmp_path)
-
-
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("name", "content", "words"),
     [
-        ("", wording("no-row-can-read")),
-        ("not json\n", wording("no-row-can")),
-        ('{"prompt": "a", "completion": ""}\n', wording("no-row-can-trained")),
+        ("notes.pdf", b"%PDF", wording("name-tells-no-format")),
+        ("rows.csv", b"a,a\n1,2\n", wording("names-twice-rename-one")),
+        ("rows.csv", b"question,answer\nwas,gr\xfcn\n", wording("rows-csv-2-invalid")),
+        ("rows.jsonl", b"", wording("no-row-can-read")),
+        ("rows.jsonl", b"not json\n", wording("no-row-can")),
+        ("rows.jsonl", b'{"prompt": "a", "completion": ""}\n', wording("no-row-can-trained")),
     ],
 )
-def test_a_file_without_rows_to_learn_from_is_refused(text, words, tmp_path):
-    file = tmp_path / "rows.jsonl"
-    file.write_text(text, encoding="utf-8")
-    with pytest.raises(CannotMake, match=words):
-        new_expert("mine", data=file, into=tmp_path)
+def test_a_file_without_usable_rows_is_refused_with_its_own_fix(name, content, words, tmp_path):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CannotMake, match=words) as caught:
+        new_expert("mine", data=tmp_path / name, into=tmp_path)
+    assert "--map" not in str(caught.value)
     assert not (tmp_path / "mine").exists()
 
 
@@ -211,12 +193,11 @@ def test_a_new_folder_inside_the_saved_data_set_it_is_made_from_is_refused(tmp_p
     assert new_expert("mine", data=saved, into=tmp_path).columns["response"] == "answer"
 
 
-def test_few_rows_are_learnt_more_often_than_many(tmp_path):
+def test_few_rows_get_more_epochs_than_many(tmp_path):
     for count, epochs in ((360, 5), (1000, 3)):
-        rows = tmp_path / f"{count}.jsonl"
-        lines = [json.dumps({"instruction": f"say {n}", "output": f"{n}"}) for n in range(count)]
-        rows.write_text("\n".join(lines), encoding="utf-8")
-        made = new_expert(f"of-{count}", data=rows, into=tmp_path)
+        rows = [{"instruction": f"say {n}", "output": f"{n}"} for n in range(count)]
+        file = write_rows(tmp_path / f"{count}.jsonl", rows)
+        made = new_expert(f"of-{count}", data=file, into=tmp_path)
         manifest = json.loads(made.manifest.read_text(encoding="utf-8"))
         assert manifest["training"]["config"]["epochs"] == epochs
 
@@ -234,8 +215,8 @@ def test_columns_and_files_that_are_not_read_are_told(tmp_path):
 
 
 def test_preference_rows_are_refused_with_the_option_that_trains_on_the_preferred_half(tmp_path):
-    file = tmp_path / "rows.jsonl"
-    file.write_text(json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"}) + "\n")
+    row = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    file = write_rows(tmp_path / "rows.jsonl", [row])
     with pytest.raises(CannotMake, match=r"DPO.*expert new --preferred\)$"):
         new_expert("one", data=file, into=tmp_path)
     made = new_expert("one", data=file, into=tmp_path, preferred=True)
@@ -246,10 +227,9 @@ def test_preference_rows_are_refused_with_the_option_that_trains_on_the_preferre
 
 
 def test_a_column_that_only_later_rows_fill_is_read(tmp_path):
-    file = tmp_path / "rows.jsonl"
     rows = [{"instruction": "a", "output": "b"}]
     rows += [{"instruction": "a", "output": "b", "input": "c", "system": "d"}] * 99
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = write_rows(tmp_path / "rows.jsonl", rows)
     made = new_expert("one", data=file, into=tmp_path)
     assert made.columns == {
         "system": "system",
@@ -262,37 +242,11 @@ def test_a_column_that_only_later_rows_fill_is_read(tmp_path):
 
 
 def test_a_column_that_promises_a_part_of_what_is_said_and_is_not_read_is_warned_about(tmp_path):
-    file = tmp_path / "rows.jsonl"
     row = {"question": "a", "context": "b", "schema": "c", "answer": "d"}
-    file.write_text(json.dumps({"question": "a", "answer": "d"}) + "\n" + json.dumps(row) + "\n")
+    file = write_rows(tmp_path / "rows.jsonl", [{"question": "a", "answer": "d"}, row])
     made = new_expert("one", data=file, into=tmp_path)
     assert made.columns["input"] == "context"
     assert made.warning.startswith(wording("not-trained-on-schema"))
-
-
-def test_a_parsed_structure_is_not_preferred_to_a_text(tmp_path):
-    """As in Spider: `sql` is the parse tree of `query`."""
-    file = tmp_path / "rows.json"
-    row = {
-        "db_id": "concert",
-        "query": "SELECT count(*) FROM singer",
-        "query_toks": ["SELECT", "count", "(", "*", ")", "FROM", "singer"],
-        "question": "How many singers do we have?",
-        "question_toks": ["How", "many", "singers"],
-        "sql": {"from": {"table_units": [["table_unit", 1]]}, "select": [False, []]},
-    }
-    file.write_text(json.dumps([row, row]))
-    made = new_expert("one", data=file, into=tmp_path)
-    assert made.columns == {"instruction": "question", "response": "query"}
-    assert set(made.unused) == {"db_id", "query_toks", "question_toks", "sql"}
-
-
-def test_a_file_that_is_not_utf8_is_told_with_the_line_and_what_to_do(tmp_path):
-    file = tmp_path / "rows.csv"
-    file.write_bytes("question,answer\nwas,gr\u00fcn\n".encode("latin-1"))
-    words = wording("rows-csv-2-invalid")
-    with pytest.raises(CannotMake, match=words):
-        new_expert("one", data=file, into=tmp_path)
 
 
 def test_rows_that_call_tools_are_written_in_a_way_that_every_model_has(tmp_path):
@@ -302,9 +256,8 @@ def test_rows_that_call_tools_are_written_in_a_way_that_every_model_has(tmp_path
         {"role": "assistant", "content": "", "tool_calls": [call]},
     ]
     tools = [{"type": "function", "function": {"name": "light", "parameters": {}}}]
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"messages": messages, "tools": tools}) + "\n", encoding="utf-8")
-    made = new_expert("home", data=rows, into=tmp_path)
+    file = write_rows(tmp_path / "rows.jsonl", [{"messages": messages, "tools": tools}])
+    made = new_expert("home", data=file, into=tmp_path)
     written = json.loads(made.manifest.read_text(encoding="utf-8"))
     assert {each["prompt_template"] for each in written["base_models"]} == {"chatml"}
     assert "Calls tools" in (made.folder / "README.md").read_text(encoding="utf-8")
@@ -353,8 +306,8 @@ def test_a_manifest_of_tiny_on_another_base_is_warned_of_wherever_it_is_looked_a
     ]
     [alone] = check_manifests([made.manifest])
     assert alone.doubts == ()
-    mended = (*other, "alpha=64", "learning_rate=5e-4")
-    told = [each.text for each in plan(made.manifest, overrides=mended, gpu="rtx-4090").remarks]
+    fixed = (*other, "alpha=64", "learning_rate=5e-4")
+    told = [each.text for each in plan(made.manifest, overrides=fixed, gpu="rtx-4090").remarks]
     assert not [text for text in told if "tiny" in text]
 
 

@@ -14,7 +14,7 @@ from expert.data.read import corpora
 from expert.data.read.corpora import SHAKESPEARE_ADDRESS, SHAKESPEARE_SHA256, python_stdlib_text
 from expert.data.read.sources import content_hash
 from expert.data.records import DataError
-from tests.data.source_folders import SHARED, refusal_while_reading, train_of, values
+from tests.data.read.source_folders import SHARED, refusal_while_reading, train_of, values
 from tests.wording import wording
 
 
@@ -40,9 +40,7 @@ def answer_with(monkeypatch: pytest.MonkeyPatch, content: bytes | Exception) -> 
     return asked
 
 
-def test_shakespeare_is_the_users_own_file_where_there_is_one(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_shakespeare_is_the_users_own_file_where_there_is_one(home, monkeypatch):
     asked = answer_with(monkeypatch, AssertionError("nothing is fetched"))
     (home / "corpora").mkdir()
     (home / "corpora" / "shakespeare.txt").write_text("beside the manifest", encoding="utf-8")
@@ -55,9 +53,7 @@ def test_shakespeare_is_the_users_own_file_where_there_is_one(
     assert asked == []
 
 
-def test_shakespeare_is_fetched_once_and_its_checksum_checked(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_shakespeare_is_fetched_once_and_its_checksum_checked(home, monkeypatch):
     content = b"To be, or not to be.\n"
     monkeypatch.setattr(corpora, "SHAKESPEARE_SHA256", hashlib.sha256(content).hexdigest())
     asked = answer_with(monkeypatch, content)
@@ -76,9 +72,7 @@ def test_shakespeare_is_fetched_once_and_its_checksum_checked(
 GIVE_IT = wording("put-text-at-beside")
 
 
-def test_another_text_under_the_address_of_shakespeare_is_refused(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_another_text_under_the_address_of_shakespeare_is_refused(home, monkeypatch):
     answer_with(monkeypatch, b"<html>not found</html>")
     assert refusal_while_reading(train_of(home, "shakespeare")) == wording(
         "shakespeare-what-came-from", shakespeare_address=SHAKESPEARE_ADDRESS, give_it=GIVE_IT
@@ -96,7 +90,7 @@ def test_another_text_under_the_address_of_shakespeare_is_refused(
     ids=["name", "slow", "reset"],
 )
 def test_shakespeare_without_a_network_says_where_to_put_the_file(
-    failure: Exception, reason: str, home: Path, monkeypatch: pytest.MonkeyPatch
+    failure, reason, home, monkeypatch
 ):
     answer_with(monkeypatch, failure)
     assert refusal_while_reading(train_of(home, "shakespeare")) == wording(
@@ -113,7 +107,7 @@ def test_the_known_checksum_is_that_of_the_real_file():
     assert hashlib.sha256(real).hexdigest() == SHAKESPEARE_SHA256
 
 
-def test_the_standard_library_is_real_text_and_the_same_every_time(tmp_path: Path):
+def test_the_standard_library_is_real_text_and_the_same_every_time(tmp_path):
     source = train_of(tmp_path, "python-stdlib", max_chars=500_000)
     (row,) = values(source)
     assert len(row["text"]) == 500_000
@@ -121,7 +115,7 @@ def test_the_standard_library_is_real_text_and_the_same_every_time(tmp_path: Pat
     assert content_hash(source) == hashlib.sha256(row["text"].encode()).hexdigest()
 
 
-def test_the_standard_library_is_sorted_and_leaves_out_tests_and_installed_packages(tmp_path: Path):
+def test_the_standard_library_is_sorted_and_leaves_out_tests_and_installed_packages(tmp_path):
     library = {
         "b.py": b"B = 1",
         "a/z.py": b"Z\r\n",
@@ -141,7 +135,7 @@ def test_the_standard_library_is_sorted_and_leaves_out_tests_and_installed_packa
     assert python_stdlib_text(3, library=tmp_path) == "A\nZ"
 
 
-def test_a_python_without_sources_is_told(tmp_path: Path):
+def test_a_python_without_sources_is_told(tmp_path):
     with pytest.raises(DataError) as caught:
         python_stdlib_text(library=tmp_path)
     assert str(caught.value) == wording("python-stdlib-no-sources-standard", folder=tmp_path)

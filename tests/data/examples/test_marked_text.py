@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from expert.data.examples.messages import ROLES
 from expert.data.records import Example
-from tests.data.examples import TEXT, reason_of, turns_of, understood
+from tests.data.examples.understood import TEXT, reason_of, turns_of, understood
 from tests.wording import wording
 
 

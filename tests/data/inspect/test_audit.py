@@ -25,9 +25,8 @@ from expert.data.inspect.audit import (
     leaks,
     learnt_tokens,
     length_summary,
-    markers_in,
     near_key,
-    placeholders_in,
+    remnants_in,
 )
 from expert.data.records import BadRow, Example, Segment, Turn
 from expert.data.tokens.encoder import EncodedBatch
@@ -83,12 +82,12 @@ def test_tokens_without_a_text_are_nearly_equal_only_where_they_are_equal():
 
 @pytest.mark.parametrize("marker", MARKERS)
 def test_every_marker_is_found_in_what_is_said(marker):
-    assert markers_in(talk("a", f"b {marker} c {marker}")) == [marker]
-    assert markers_in(Example(text=f"x{marker}")) == [marker]
+    assert remnants_in(talk("a", f"b {marker} c {marker}")) == [marker]
+    assert remnants_in(Example(text=f"x{marker}")) == [marker]
 
 
 def test_clean_texts_have_no_markers():
-    assert markers_in(talk("SELECT [a] <b> ### Note", "x | y")) == []
+    assert remnants_in(talk("SELECT [a] <b> ### Note", "x | y")) == []
 
 
 @pytest.mark.parametrize(
@@ -229,11 +228,9 @@ def test_only_the_first_bad_rows_and_remnants_are_kept():
 
 def test_placeholders_that_nobody_filled_in_are_found():
     said = (Turn("user", "<image>What does {{ name }} hold? {{x.y}} {}"), Turn("assistant", "a"))
-    assert placeholders_in(Example(said)) == ["<image>", "{{ name }}", "{{x.y}}"]
-    assert placeholders_in(Example(text='a {{"a": 1}} b <images> <|image_pad|>')) == [
-        "<|image_pad|>"
-    ]
-    assert markers_in(Example(text="[INST] a [/INST] b")) == ["[INST]", "[/INST]"]
+    assert remnants_in(Example(said)) == ["<image>", "{{ name }}", "{{x.y}}"]
+    assert remnants_in(Example(text='a {{"a": 1}} b <images> <|image_pad|>')) == ["<|image_pad|>"]
+    assert remnants_in(Example(text="[INST] a [/INST] b")) == ["[INST]", "[/INST]"]
 
 
 def test_placeholders_are_warned_about_each_with_its_places():

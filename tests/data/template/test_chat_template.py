@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from expert.data.records import Example, Segment, Turn
 from expert.data.template.chat_template import chat_template
 from expert.data.template.templates import TemplateError, named_template
-from tests.data.chat_templates import (
+from tests.data.real_rows import REAL_SAMPLES, real_examples
+from tests.data.template.chat_templates import (
     CHATML,
     FAMILIES,
     MOVING,
@@ -21,8 +22,7 @@ from tests.data.chat_templates import (
     family,
     qwen3_source,
 )
-from tests.data.real_rows import REAL_SAMPLES, real_examples
-from tests.data.test_templates import (
+from tests.data.template.test_templates import (
     ANSWER,
     SHAPES,
     SYSTEM,

@@ -15,7 +15,7 @@ from expert.data.inspect.shown_rows import ShownRow
 from expert.jobs.datasets.check import check_dataset, first_row_of
 from expert.manifest.reader import read_manifest
 from expert.run.open import open_run, prepare
-from tests.data.test_tools import OPENAI
+from tests.data.examples.test_tools import OPENAI
 from tests.jobs.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
 

@@ -14,7 +14,7 @@ from expert.core.errors import EXIT_OK, ExpertError
 from expert.jobs.datasets.check import check_dataset
 from expert.jobs.new.new_expert import new_expert
 from expert.run.open import prepare
-from tests.jobs.public_shapes import SHAPES, Shape
+from tests.jobs.new.public_shapes import SHAPES, Shape
 from tests.wording import wording
 
 ALL_ROWS = ("training.dataset.validation_split=0",)

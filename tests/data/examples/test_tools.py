@@ -11,9 +11,9 @@ from expert.data.examples.formats import example_of
 from expert.data.inspect.audit import SplitReport
 from expert.data.records import BadRow, Example, Row
 from expert.data.template.templates import LAYOUTS, TemplateError, named_template
-from tests.data.chat_templates import CHATML, as_transformers_does, family, qwen3_source
-from tests.data.examples import understand
-from tests.data.test_templates import shown
+from tests.data.examples.understood import understand
+from tests.data.template.chat_templates import CHATML, as_transformers_does, family, qwen3_source
+from tests.data.template.test_templates import shown
 from tests.wording import wording
 
 WEATHER = {

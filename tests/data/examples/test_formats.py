@@ -11,7 +11,7 @@ from expert.data.examples.formats import example_of
 from expert.data.examples.messages import ROLES
 from expert.data.records import BadRow, Example, Row, Turn
 from expert.manifest.schema.dataset import FieldMapping
-from tests.data.examples import INSTRUCTION, MESSAGES, TASKS, TEXT, reason_of, turns_of
+from tests.data.examples.understood import INSTRUCTION, MESSAGES, TASKS, TEXT, reason_of, turns_of
 from tests.data.real_rows import REAL_SAMPLES, real_examples, real_rows
 from tests.wording import wording
 

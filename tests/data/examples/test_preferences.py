@@ -8,7 +8,7 @@ import pytest
 
 from expert.data.records import DataError, Dropped
 from expert.manifest.schema.dataset import FieldMapping
-from tests.data.examples import reason_of, turns_of, understand, understood
+from tests.data.examples.understood import reason_of, turns_of, understand, understood
 from tests.wording import wording
 
 ASKED, GOOD, BAD = "What is 2+2?", "4", "5"

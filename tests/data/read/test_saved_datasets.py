@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.data.source_folders import refusal, resolve, train_of, values
+from tests.data.read.source_folders import refusal, resolve, train_of, values
 from tests.wording import wording
 
 
@@ -35,7 +35,7 @@ def save_splits(folder: Path, **splits: list[dict[str, Any]]) -> None:
     (folder / "dataset_dict.json").write_text(described, encoding="utf-8")
 
 
-def test_a_saved_data_set_is_read_from_its_arrow_files_in_order(tmp_path: Path):
+def test_a_saved_data_set_is_read_from_its_arrow_files_in_order(tmp_path):
     save(tmp_path / "saved", [{"n": n} for n in range(5)], shards=2)
     (tmp_path / "saved" / "cache-123.arrow").write_bytes(b"left over")
     sources = resolve(tmp_path, "saved")
@@ -44,7 +44,7 @@ def test_a_saved_data_set_is_read_from_its_arrow_files_in_order(tmp_path: Path):
     assert values(sources.train) == [{"n": n} for n in (0, 2, 4, 1, 3)]
 
 
-def test_the_splits_of_a_saved_data_set_are_found_by_their_names(tmp_path: Path):
+def test_the_splits_of_a_saved_data_set_are_found_by_their_names(tmp_path):
     save_splits(tmp_path / "saved", train=[{"n": 1}], validation=[{"n": 2}], extra=[{"n": 3}])
     sources = resolve(tmp_path, "saved")
     assert sources.train is not None
@@ -56,7 +56,7 @@ def test_the_splits_of_a_saved_data_set_are_found_by_their_names(tmp_path: Path)
     assert refusal(tmp_path, "saved::test") == wording("saved-data-set-has")
 
 
-def test_what_the_package_datasets_saved_reads_back_equal(tmp_path: Path):
+def test_what_the_package_datasets_saved_reads_back_equal(tmp_path):
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
     rows = [{"text": f"row {n}", "n": n} for n in range(25)]
@@ -88,16 +88,14 @@ def test_what_the_package_datasets_saved_reads_back_equal(tmp_path: Path):
     ],
     ids=["broken", "array", "empty", "outside", "view"],
 )
-def test_a_saved_data_set_with_a_damaged_description_is_refused(
-    description: str, text: str, tmp_path: Path
-):
+def test_a_saved_data_set_with_a_damaged_description_is_refused(description, text, tmp_path):
     save(tmp_path / "saved", [{"n": 1}])
     (tmp_path / "saved" / "state.json").write_text(description, encoding="utf-8")
     assert refusal(tmp_path, "saved").startswith(f"FOLDER/{text}")
 
 
 @pytest.mark.parametrize("splits", ['["../x"]', '["/etc"]', '[".."]', "7", "[7]", "null"])
-def test_splits_outside_the_folder_of_a_saved_data_set_are_refused(splits: str, tmp_path: Path):
+def test_splits_outside_the_folder_of_a_saved_data_set_are_refused(splits, tmp_path):
     save_splits(tmp_path / "saved", train=[{"n": 1}])
     described = tmp_path / "saved" / "dataset_dict.json"
     described.write_text(f'{{"splits": {splits}}}', encoding="utf-8")

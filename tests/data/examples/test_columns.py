@@ -8,7 +8,7 @@ from expert.data.examples.column_survey import ColumnSurvey
 from expert.data.examples.columns import Columns, refused_pairs, understand_columns
 from expert.data.records import DataError
 from expert.manifest.schema.dataset import DatasetSpec, FieldMapping
-from tests.data.examples import TASKS, understand
+from tests.data.examples.understood import TASKS, understand
 from tests.wording import wording
 
 

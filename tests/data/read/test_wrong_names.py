@@ -5,14 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from expert.data.read.spread_rows import spread_rows
 from expert.planning.survey import survey_file
-from tests.data.row_files import RIVERS, good, outline, refusal, written, xlsx
+from tests.data.read.row_files import RIVERS, good, outline, refusal, written, xlsx
 from tests.wording import wording
 
 HEADER = list(RIVERS[0])
@@ -86,7 +85,7 @@ def test_what_is_not_a_spreadsheet_or_cannot_be_read_here_is_refused(tmp_path, m
     assert wording("needs-the-package-python-calamine") in refusal(twice)
 
 
-def test_a_spreadsheet_beside_rows_is_not_read(tmp_path: Path):
+def test_a_spreadsheet_beside_rows_is_not_read(tmp_path):
     from expert.data.read.folders import files_by_split, unread_files
 
     xlsx(tmp_path / "notes.xlsx", SHEET)

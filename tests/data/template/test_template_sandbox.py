@@ -8,8 +8,8 @@ from expert.data.records import DataError, Example, Turn
 from expert.data.template import sandbox as template_sandbox
 from expert.data.template.chat_template import chat_template
 from expert.data.template.templates import TemplateError
-from tests.data.chat_templates import CHATML, as_transformers_does, exchange, family
-from tests.data.test_templates import ANSWER, USER, text_of
+from tests.data.template.chat_templates import CHATML, as_transformers_does, exchange, family
+from tests.data.template.test_templates import ANSWER, USER, text_of
 from tests.wording import wording
 
 

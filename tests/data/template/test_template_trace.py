@@ -9,8 +9,15 @@ import pytest
 from expert.data.template import chat_template as module
 from expert.data.template.chat_template import ChatTemplate, chat_template
 from expert.data.template.templates import Template
-from tests.data.chat_templates import BARE, CHATML, HEADERS, as_transformers_does, exchange, family
-from tests.data.test_templates import text_of
+from tests.data.template.chat_templates import (
+    BARE,
+    CHATML,
+    HEADERS,
+    as_transformers_does,
+    exchange,
+    family,
+)
+from tests.data.template.test_templates import text_of
 
 
 def counted(template: Template, monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +13,7 @@ from expert.data.read import json_rows
 from expert.data.read.rows import read_rows
 from expert.data.read.streams import MAX_ROW_BYTES, RAW_CHARACTERS
 from expert.data.records import BadRow, Row
-from tests.data.row_files import good, outline, refusal, write_stream, written
+from tests.data.read.row_files import good, outline, refusal, write_stream, written
 from tests.wording import wording
 
 BROKEN_LINES: dict[str, tuple[bytes, str]] = {
@@ -51,7 +50,7 @@ BROKEN_LINES: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"], ids=["lf", "crlf"])
 @pytest.mark.parametrize("fault", BROKEN_LINES)
-def test_a_broken_line_is_a_bad_row_with_file_and_line(fault: str, end: bytes, tmp_path: Path):
+def test_a_broken_line_is_a_bad_row_with_file_and_line(fault, end, tmp_path):
     line, reason = BROKEN_LINES[fault]
     lines = [b'{"n": 1}', b"", line, b'{"n": 2}']
     path = written(tmp_path, "rows.jsonl", b"\xef\xbb\xbf" + end.join(lines) + end)
@@ -64,7 +63,7 @@ def test_a_broken_line_is_a_bad_row_with_file_and_line(fault: str, end: bytes, t
 
 
 @pytest.mark.parametrize("fault", sorted(set(BROKEN_LINES) - {"cut_off", "cut_utf8", "over_5_mb"}))
-def test_a_broken_last_line_without_an_end_is_told_too(fault: str, tmp_path: Path):
+def test_a_broken_last_line_without_an_end_is_told_too(fault, tmp_path):
     line, reason = BROKEN_LINES[fault]
     assert outline(written(tmp_path, "rows.jsonl", line)) == [(1, reason)]
 
@@ -84,12 +83,12 @@ def test_a_broken_last_line_without_an_end_is_told_too(fault: str, tmp_path: Pat
     ],
     ids=range(9),
 )
-def test_an_unusual_line_that_is_json_is_a_row(line: str, tmp_path: Path):
+def test_an_unusual_line_that_is_json_is_a_row(line, tmp_path):
     path = written(tmp_path, "rows.jsonl", line + "\r\n")
     assert good(path) == [json.loads(line)]
 
 
-def test_a_line_of_exactly_the_limit_is_read_and_one_byte_more_is_not(tmp_path: Path):
+def test_a_line_of_exactly_the_limit_is_read_and_one_byte_more_is_not(tmp_path):
     exact = b'{"a": "' + b"x" * (MAX_ROW_BYTES - 9) + b'"}'
     assert len(exact) == MAX_ROW_BYTES
     path = written(tmp_path, "rows.jsonl", exact + b"\r\n" + exact + b" \r\n" + exact)
@@ -127,15 +126,13 @@ CSV_FAULTS: dict[str, tuple[bytes, str]] = {
         ("text\none; two\n", {"text": "one; two"}),
     ],
 )
-def test_what_separates_the_columns_of_a_csv_is_told_by_its_header_and_rows(
-    tmp_path: Path, content: str, row: dict[str, str]
-):
+def test_what_separates_the_columns_of_a_csv_is_told_by_its_header_and_rows(tmp_path, content, row):
     found = list(read_rows(written(tmp_path, "rows.csv", content)))
     assert isinstance(found[0], Row)
     assert found[0].values == row
 
 
-def test_a_file_of_many_rows_separated_by_semicolons_is_read_to_its_end(tmp_path: Path):
+def test_a_file_of_many_rows_separated_by_semicolons_is_read_to_its_end(tmp_path):
     rows = [f"{n};{'x' * 90}, y" for n in range(2000)]  # longer than what is looked at
     found = good(
         written(tmp_path, "rows.csv.gz", gzip.compress("\n".join(["a;b", *rows]).encode()))
@@ -145,7 +142,7 @@ def test_a_file_of_many_rows_separated_by_semicolons_is_read_to_its_end(tmp_path
 
 
 @pytest.mark.parametrize("fault", CSV_FAULTS)
-def test_a_broken_record_of_a_csv_is_a_bad_row_with_file_and_line(fault: str, tmp_path: Path):
+def test_a_broken_record_of_a_csv_is_a_bad_row_with_file_and_line(fault, tmp_path):
     line, reason = CSV_FAULTS[fault]
     lines = [b"a,b", b'"x\r\ny",z', b"", line, b'3,"4"', b"5,6"]
     path = written(tmp_path, "rows.csv", b"\xef\xbb\xbf" + b"\r\n".join(lines) + b"\r\n")
@@ -158,7 +155,7 @@ def test_a_broken_record_of_a_csv_is_a_bad_row_with_file_and_line(fault: str, tm
     ]
 
 
-def test_an_open_quote_swallows_nothing_though_no_other_quote_follows(tmp_path: Path):
+def test_an_open_quote_swallows_nothing_though_no_other_quote_follows(tmp_path):
     rows = "".join(f"{n},x\n" for n in range(1000))
     path = written(tmp_path, "rows.csv", 'a,b\n1,"x\n' + rows)
     reason = wording("broken-csv-quoted-value")
@@ -177,7 +174,7 @@ def test_an_open_quote_swallows_nothing_though_no_other_quote_follows(tmp_path: 
     ],
     ids=["twice", "utf8", "nul", "quote"],
 )
-def test_a_csv_without_a_usable_header_is_refused(content: bytes, text: str, tmp_path: Path):
+def test_a_csv_without_a_usable_header_is_refused(content, text, tmp_path):
     assert refusal(written(tmp_path, "rows.csv", content)) == text
 
 
@@ -189,9 +186,7 @@ def test_a_csv_without_a_usable_header_is_refused(content: bytes, text: str, tmp
     ],
     ids=["utf8", "nul"],
 )
-def test_a_text_that_is_no_text_is_one_bad_row(
-    content: bytes, line: int, reason: str, tmp_path: Path
-):
+def test_a_text_that_is_no_text_is_one_bad_row(content, line, reason, tmp_path):
     assert outline(written(tmp_path, "a.txt", content)) == [(line, reason)]
 
 
@@ -215,9 +210,7 @@ ROW_FAULTS: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("wrapper", [b"[\n%s]\n", b'{"v": [1, "]"], "data": [\n%s], "w": 0}'])
 @pytest.mark.parametrize("fault", ROW_FAULTS)
-def test_a_broken_row_of_an_array_is_a_bad_row_with_file_and_line(
-    fault: str, wrapper: bytes, tmp_path: Path
-):
+def test_a_broken_row_of_an_array_is_a_bad_row_with_file_and_line(fault, wrapper, tmp_path):
     row, reason = ROW_FAULTS[fault]
     rows = b'{"n":\n1},\n' + row + b',\n{"n": "]}\\"["}'
     path = written(tmp_path, "rows.json", wrapper.replace(b"%s", rows))
@@ -231,9 +224,7 @@ def test_a_broken_row_of_an_array_is_a_bad_row_with_file_and_line(
 
 
 @pytest.mark.parametrize("block", [1, 2, 7, 64])
-def test_the_edge_of_a_block_changes_nothing(
-    block: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_the_edge_of_a_block_changes_nothing(block, monkeypatch, tmp_path):
     rows = [{"a": 'q"\\"]}é😀', "b": [{"c": 12}, []]}, {"n": 1}, {"a": "\\"}, {"é": -1.5e3}]
     text = json.dumps(rows, ensure_ascii=False)
     path = written(tmp_path, "rows.json", f" {text[:-1]} , 12 , nul ]\n ")
@@ -258,11 +249,11 @@ def test_the_edge_of_a_block_changes_nothing(
     ],
     ids=["cut", "cut_after_comma", "bracket", "two", "word", "no_data", "cut_object", "nul"],
 )
-def test_a_json_file_that_is_no_array_of_rows_is_refused(content: str, text: str, tmp_path: Path):
+def test_a_json_file_that_is_no_array_of_rows_is_refused(content, text, tmp_path):
     assert refusal(written(tmp_path, "a.json", content)) == text
 
 
-def test_json_lines_and_a_single_object_under_the_name_json_are_read(tmp_path: Path):
+def test_json_lines_and_a_single_object_under_the_name_json_are_read(tmp_path):
     path = written(tmp_path, "a.json", '{"a": 1}\n\n{"a": 2, "data": []}\n{"a" 3}\n')
     reason = "broken JSON: expecting ':' delimiter at column 6"
     assert outline(path) == [(1, {"a": 1}), (3, {"a": 2, "data": []}), (4, reason)]
@@ -271,7 +262,7 @@ def test_json_lines_and_a_single_object_under_the_name_json_are_read(tmp_path: P
     assert outline(written(tmp_path, "a.json", " [ ] \n")) == []
 
 
-def test_rows_of_an_array_in_one_line_are_told_by_their_number(tmp_path: Path):
+def test_rows_of_an_array_in_one_line_are_told_by_their_number(tmp_path):
     path = written(tmp_path, "a.json", '[{"a": 1}, 2, {"a": 3},\n4, 5]')
     assert [str(row) for row in read_rows(path) if isinstance(row, BadRow)] == [
         wording("row-row-number-not", path=path),
@@ -282,7 +273,7 @@ def test_rows_of_an_array_in_one_line_are_told_by_their_number(tmp_path: Path):
     assert second.to_json() == {"file": str(path), "row": 2, "reason": second.reason, "raw": "2"}
 
 
-def test_text_that_is_no_utf8_in_a_parquet_column_spoils_its_row_only(tmp_path: Path):
+def test_text_that_is_no_utf8_in_a_parquet_column_spoils_its_row_only(tmp_path):
     fine = pa.array(["ok", "abc", "zzz", "x\0y"])
     texts = pa.Array.from_buffers(
         pa.string(), 4, [None, fine.buffers()[1], pa.py_buffer(b"ok\xff\xfeczzzx\0y")]
@@ -299,7 +290,7 @@ def test_text_that_is_no_utf8_in_a_parquet_column_spoils_its_row_only(tmp_path: 
         ]
 
 
-def test_nulls_and_nan_of_a_parquet_file_are_values(tmp_path: Path):
+def test_nulls_and_nan_of_a_parquet_file_are_values(tmp_path):
     table = pa.table({"text": ["a", None], "score": [float("nan"), None]})
     pq.write_table(table, tmp_path / "a.parquet")
     first, second = good(tmp_path / "a.parquet")
@@ -308,7 +299,7 @@ def test_nulls_and_nan_of_a_parquet_file_are_values(tmp_path: Path):
     assert second == {"text": None, "score": None}
 
 
-def test_damaged_offsets_of_an_arrow_file_are_told_and_not_followed(tmp_path: Path):
+def test_damaged_offsets_of_an_arrow_file_are_told_and_not_followed(tmp_path):
     table = pa.table({"text": ["aaaa", "bbbb", "cccc"]})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:

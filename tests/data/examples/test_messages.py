@@ -12,9 +12,9 @@ from expert.data.examples.formats import example_of
 from expert.data.examples.messages import unused_fields
 from expert.data.records import BadRow, Example, Row, Turn
 from expert.data.template.templates import named_template
-from tests.data.chat_templates import family, qwen3_source
-from tests.data.examples import MESSAGES, reason_of, turns_of, understand
-from tests.data.test_templates import shown
+from tests.data.examples.understood import MESSAGES, reason_of, turns_of, understand
+from tests.data.template.chat_templates import family, qwen3_source
+from tests.data.template.test_templates import shown
 from tests.data.tokenizers import small_encoder, small_tokenizer
 from tests.wording import wording
 

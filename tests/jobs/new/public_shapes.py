@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.data.row_files import xlsx
+from tests.data.read.row_files import xlsx
 from tests.wording import wording
 
 Rows = Sequence[dict[str, Any]]
@@ -43,6 +43,14 @@ def jsonl(rows: Rows) -> Callable[[Path], None]:
 
 def array(rows: Rows, indent: int | None = None) -> Callable[[Path], None]:
     return lambda path: _write(path, json.dumps(rows, indent=indent).encode())
+
+
+def of_lines(*rows: dict[str, Any], **about: Any) -> Shape:
+    return Shape("a.jsonl", jsonl(rows), **about)
+
+
+def of_array(*rows: dict[str, Any], **about: Any) -> Shape:
+    return Shape("a.json", array(rows), **about)
 
 
 def table(rows: Rows, delimiter: str = ",", encoding: str = "utf-8") -> Callable[[Path], None]:
@@ -158,99 +166,75 @@ SPIDER: list[dict[str, Any]] = [
 SPIDER_SAID = tuple(exchange(row["question"], row["query"]) for row in SPIDER)
 
 INSTRUCTIONS = {
-    "alpaca": Shape("a.jsonl", jsonl(ALPACA), BOTH),
+    "alpaca": of_lines(*ALPACA, said=BOTH),
     "alpaca as an array": Shape("a.json", array(ALPACA, 2), BOTH),
-    "alpaca whose first row has no input": Shape(
-        "a.jsonl", jsonl([{"instruction": ASK, "output": ANSWER}, ALPACA[1]]), BOTH
+    "alpaca whose first row has no input": of_lines(
+        {"instruction": ASK, "output": ANSWER}, ALPACA[1], said=BOTH
     ),
-    "alpaca with its formatted text": Shape(
-        "a.jsonl",
-        jsonl([{**row, "text": "### Instruction: …"} for row in ALPACA]),
-        BOTH,
+    "alpaca with its formatted text": of_lines(
+        *([{**row, "text": "### Instruction: …"} for row in ALPACA]),
+        said=BOTH,
         warned=wording("not-trained-on-text"),
     ),
-    "alpaca with system and history": Shape(
-        "a.json",
-        array([{**ALPACA[0], "system": "Be brief.", "history": [["Hi.", "Hello."]]}, ALPACA[1]]),
-        ([("system", "Be brief."), ("user", "Hi."), ("assistant", "Hello."), *BOTH[0]], BOTH[1]),
+    "alpaca with system and history": of_array(
+        {**ALPACA[0], "system": "Be brief.", "history": [["Hi.", "Hello."]]},
+        ALPACA[1],
+        said=(
+            [("system", "Be brief."), ("user", "Hi."), ("assistant", "Hello."), *BOTH[0]],
+            BOTH[1],
+        ),
     ),
     "alpaca as parquet": Shape("a.parquet", parquet(ALPACA), BOTH),
     "alpaca packed": Shape("a.jsonl.gz", packed(jsonl(ALPACA)), BOTH),
     "alpaca array under .jsonl": Shape("a.jsonl", array(ALPACA), BOTH),
-    "dolly": Shape(
-        "a.jsonl",
-        jsonl(
-            [
-                {"instruction": ASK, "context": "", "response": ANSWER, "category": "open_qa"},
-                {"instruction": ASK2, "context": INPUT, "response": ANSWER2, "category": "sum"},
-            ]
-        ),
-        (BOTH[0], exchange(f"{ASK2}\n\nContext:\n{INPUT}", ANSWER2)),
+    "dolly": of_lines(
+        {"instruction": ASK, "context": "", "response": ANSWER, "category": "open_qa"},
+        {"instruction": ASK2, "context": INPUT, "response": ANSWER2, "category": "sum"},
+        said=(BOTH[0], exchange(f"{ASK2}\n\nContext:\n{INPUT}", ANSWER2)),
     ),
-    "gpt4all": Shape(
-        "a.jsonl",
-        jsonl(renamed(pairs(source="web"), q="prompt", good="response", bad="note")),
-        PLAIN_BOTH,
+    "gpt4all": of_lines(
+        *renamed(pairs(source="web"), q="prompt", good="response", bad="note"), said=PLAIN_BOTH
     ),
-    "openorca": Shape(
-        "a.jsonl",
-        jsonl(
-            [
-                {"id": "1", "system_prompt": "", "question": ASK, "response": ANSWER},
-                {"id": "2", "system_prompt": "Be brief.", "question": ASK2, "response": ANSWER2},
-            ]
-        ),
-        (BOTH[0], exchange(ASK2, ANSWER2, "Be brief.")),
+    "openorca": of_lines(
+        {"id": "1", "system_prompt": "", "question": ASK, "response": ANSWER},
+        {"id": "2", "system_prompt": "Be brief.", "question": ASK2, "response": ANSWER2},
+        said=(BOTH[0], exchange(ASK2, ANSWER2, "Be brief.")),
     ),
-    "metamath": Shape(
-        "a.json",
-        array(
-            [
-                {"type": "GSM", "query": ASK, "original_question": "x", "response": ANSWER},
-                {"type": "GSM", "query": ASK2, "original_question": "y", "response": ANSWER2},
-            ]
-        ),
-        PLAIN_BOTH,
+    "metamath": of_array(
+        {"type": "GSM", "query": ASK, "original_question": "x", "response": ANSWER},
+        {"type": "GSM", "query": ASK2, "original_question": "y", "response": ANSWER2},
+        said=PLAIN_BOTH,
     ),
-    "prompt and completion": Shape(
-        "a.jsonl", jsonl(renamed(pairs(), q="prompt", good="completion", bad="meta")), PLAIN_BOTH
+    "prompt and completion": of_lines(
+        *renamed(pairs(), q="prompt", good="completion", bad="meta"), said=PLAIN_BOTH
     ),
-    "columns that are named": Shape(
-        "a.jsonl",
-        jsonl(renamed(pairs(), q="problem", good="solution")),
-        PLAIN_BOTH,
-        ("--map", "instruction=problem", "--map", "response=solution"),
+    "columns that are named": of_lines(
+        *renamed(pairs(), q="problem", good="solution"),
+        said=PLAIN_BOTH,
+        options=("--map", "instruction=problem", "--map", "response=solution"),
     ),
-    "columns that nobody knows": Shape(
-        "a.jsonl",
-        jsonl(renamed(pairs(), q="problem", good="solution")),
-        refused="--map instruction",
+    "columns that nobody knows": of_lines(
+        *renamed(pairs(), q="problem", good="solution"), refused="--map instruction"
     ),
-    "several tasks": Shape(
-        "a.jsonl",
-        jsonl(
-            [
-                {"task": "t", "input": {"instruction": ASK}, "output": ANSWER},
-                {"task": "t", "input": {"instruction": ASK2, "text": INPUT}, "output": ANSWER2},
-            ]
-        ),
-        (BOTH[0], exchange(f"{ASK2}\n\nText:\n{INPUT}", ANSWER2)),
+    "several tasks": of_lines(
+        {"task": "t", "input": {"instruction": ASK}, "output": ANSWER},
+        {"task": "t", "input": {"instruction": ASK2, "text": INPUT}, "output": ANSWER2},
+        said=(BOTH[0], exchange(f"{ASK2}\n\nText:\n{INPUT}", ANSWER2)),
     ),
-    "objects as answers": Shape(
-        "a.jsonl",
-        jsonl([{"prompt": ASK, "completion": {"a": 1}}, {"prompt": ASK2, "completion": {"a": 2}}]),
+    "objects as answers": of_lines(
+        {"prompt": ASK, "completion": {"a": 1}},
+        {"prompt": ASK2, "completion": {"a": 2}},
         refused="column 'completion' holds an object, not text",
     ),
-    "objects as answers, asked for": Shape(
-        "a.jsonl",
-        jsonl([{"prompt": ASK, "completion": {"a": 1}}, {"prompt": ASK2, "completion": {"a": 2}}]),
-        (exchange(ASK, '{"a":1}'), exchange(ASK2, '{"a":2}')),
-        ("--json-values",),
+    "objects as answers, asked for": of_lines(
+        {"prompt": ASK, "completion": {"a": 1}},
+        {"prompt": ASK2, "completion": {"a": 2}},
+        said=(exchange(ASK, '{"a":1}'), exchange(ASK2, '{"a":2}')),
+        options=("--json-values",),
     ),
-    "gsm8k": Shape(
-        "a.jsonl",
-        jsonl([{"question": ASK, "answer": "48+24 = <<48+24=72>>72\n#### 72"}] * 2),
-        (exchange(ASK, "48+24 = <<48+24=72>>72\n#### 72"),) * 2,
+    "gsm8k": of_lines(
+        *([{"question": ASK, "answer": "48+24 = <<48+24=72>>72\n#### 72"}] * 2),
+        said=(exchange(ASK, "48+24 = <<48+24=72>>72\n#### 72"),) * 2,
     ),
     "numbers as answers": Shape(
         "a.parquet",
@@ -260,34 +244,24 @@ INSTRUCTIONS = {
 }
 
 CHATS = {
-    "sharegpt": Shape(
-        "a.json",
-        array([{"id": "1", "conversations": [human(ASK), gpt(ANSWER), human(ASK2), gpt(ANSWER2)]}]),
-        TALK_SAID,
+    "sharegpt": of_array(
+        {"id": "1", "conversations": [human(ASK), gpt(ANSWER), human(ASK2), gpt(ANSWER2)]},
+        said=TALK_SAID,
     ),
-    "sharegpt with a system column in later rows": Shape(
-        "a.jsonl",
-        jsonl(
-            [
-                {"conversations": [human(ASK), gpt(ANSWER)]},
-                {"conversations": [human(ASK2), gpt(ANSWER2)], "system": "Be brief."},
-            ]
-        ),
-        (BOTH[0], exchange(ASK2, ANSWER2, "Be brief.")),
+    "sharegpt with a system column in later rows": of_lines(
+        {"conversations": [human(ASK), gpt(ANSWER)]},
+        {"conversations": [human(ASK2), gpt(ANSWER2)], "system": "Be brief."},
+        said=(BOTH[0], exchange(ASK2, ANSWER2, "Be brief.")),
     ),
-    "sharegpt with a system turn": Shape(
-        "a.jsonl",
-        jsonl(
-            [{"conversations": [{"from": "system", "value": "S."}, human(ASK), gpt(ANSWER)]}] * 2
-        ),
-        (exchange(ASK, ANSWER, "S."),) * 2,
+    "sharegpt with a system turn": of_lines(
+        *([{"conversations": [{"from": "system", "value": "S."}, human(ASK), gpt(ANSWER)]}] * 2),
+        said=(exchange(ASK, ANSWER, "S."),) * 2,
     ),
-    "sharegpt that begins with an answer": Shape(
-        "a.jsonl", jsonl([{"conversations": [gpt(ANSWER)]}] * 2), refused=wording("answer-to-no")
+    "sharegpt that begins with an answer": of_lines(
+        *([{"conversations": [gpt(ANSWER)]}] * 2), refused=wording("answer-to-no")
     ),
-    "sharegpt with tools": Shape(
-        "a.json",
-        array(
+    "sharegpt with tools": of_array(
+        *(
             [
                 {
                     "conversations": [
@@ -301,56 +275,43 @@ CHATS = {
             ]
             * 2
         ),
-        ([("user", ASK), ("assistant", "weather"), ("tool", "Rain."), ("assistant", ANSWER)],) * 2,
+        said=([("user", ASK), ("assistant", "weather"), ("tool", "Rain."), ("assistant", ANSWER)],)
+        * 2,
     ),
-    "ultrachat": Shape(
-        "a.jsonl",
-        jsonl([{"prompt": ASK, "prompt_id": "1", "messages": TALK}] * 2),
-        TALK_SAID * 2,
+    "ultrachat": of_lines(
+        *([{"prompt": ASK, "prompt_id": "1", "messages": TALK}] * 2),
+        said=TALK_SAID * 2,
         warned=wording("not-trained-on-prompt"),
     ),
-    "openai": Shape("a.jsonl", jsonl([{"messages": TALK}] * 2), TALK_SAID * 2),
-    "openai with weights": Shape(
-        "a.jsonl",
-        jsonl(
-            [{"messages": [user(ASK), assistant("x", weight=0), user(ASK2), assistant(ANSWER2)]}]
-        ),
-        ([("user", ASK), ("context", "x"), ("user", ASK2), ("assistant", ANSWER2)],),
+    "openai": of_lines(*([{"messages": TALK}] * 2), said=TALK_SAID * 2),
+    "openai with weights": of_lines(
+        {"messages": [user(ASK), assistant("x", weight=0), user(ASK2), assistant(ANSWER2)]},
+        said=([("user", ASK), ("context", "x"), ("user", ASK2), ("assistant", ANSWER2)],),
     ),
-    "loss_weight": Shape(
-        "a.jsonl",
-        jsonl(
-            [{"messages": [user(ASK), assistant("x", loss_weight=0), user(ASK2), assistant("y")]}]
-        ),
-        ([("user", ASK), ("context", "x"), ("user", ASK2), ("assistant", "y")],),
+    "loss_weight": of_lines(
+        {"messages": [user(ASK), assistant("x", loss_weight=0), user(ASK2), assistant("y")]},
+        said=([("user", ASK), ("context", "x"), ("user", ASK2), ("assistant", "y")],),
     ),
-    "openai with a developer": Shape(
-        "a.jsonl",
-        jsonl([{"messages": [{"role": "developer", "content": "S."}, *TALK[:2]]}] * 2),
-        (exchange(ASK, ANSWER, "S."),) * 2,
+    "openai with a developer": of_lines(
+        *([{"messages": [{"role": "developer", "content": "S."}, *TALK[:2]]}] * 2),
+        said=(exchange(ASK, ANSWER, "S."),) * 2,
     ),
-    "openai with parts": Shape(
-        "a.jsonl",
-        jsonl([{"messages": [{**user(""), "content": [{"type": "text", "text": ASK}]}, TALK[1]]}]),
-        (BOTH[0],),
+    "openai with parts": of_lines(
+        {"messages": [{**user(""), "content": [{"type": "text", "text": ASK}]}, TALK[1]]},
+        said=(BOTH[0],),
     ),
-    "openai with tools in later rows": Shape(
-        "a.jsonl",
-        jsonl(
-            [
-                {"messages": TALK[:2]},
-                {
-                    "messages": [
-                        user(ASK2),
-                        {"role": "assistant", "content": None, "tool_calls": [CALL]},
-                        {"role": "tool", "name": "weather", "content": "Rain."},
-                        assistant(ANSWER2),
-                    ],
-                    "tools": [TOOL],
-                },
-            ]
-        ),
-        (
+    "openai with tools in later rows": of_lines(
+        {"messages": TALK[:2]},
+        {
+            "messages": [
+                user(ASK2),
+                {"role": "assistant", "content": None, "tool_calls": [CALL]},
+                {"role": "tool", "name": "weather", "content": "Rain."},
+                assistant(ANSWER2),
+            ],
+            "tools": [TOOL],
+        },
+        said=(
             BOTH[0],
             [
                 ("tools", "Weather of a place"),
@@ -364,17 +325,15 @@ CHATS = {
     "messages as JSON in a table": Shape(
         "a.csv", table([{"id": n, "messages": json.dumps(TALK)} for n in (1, 2)]), TALK_SAID * 2
     ),
-    "a conversation in a column of its own name": Shape(
-        "a.jsonl", jsonl([{"dialog": TALK}] * 2), TALK_SAID * 2, ("--map", "messages=dialog")
+    "a conversation in a column of its own name": of_lines(
+        *([{"dialog": TALK}] * 2), said=TALK_SAID * 2, options=("--map", "messages=dialog")
     ),
-    "messages of a tree": Shape(
-        "a.jsonl",
-        jsonl([{"message_id": "1", "parent_id": None, "text": ASK, "role": "prompter"}] * 2),
+    "messages of a tree": of_lines(
+        *([{"message_id": "1", "parent_id": None, "text": ASK, "role": "prompter"}] * 2),
         refused=wording("single-message-tree"),
     ),
-    "chatml in text": Shape(
-        "a.jsonl",
-        jsonl(
+    "chatml in text": of_lines(
+        *(
             [
                 {
                     "text": f"<|im_start|>user\n{ASK}<|im_end|>\n"
@@ -383,26 +342,24 @@ CHATS = {
             ]
             * 2
         ),
-        (BOTH[0],) * 2,
+        said=(BOTH[0],) * 2,
     ),
-    "legacy markers in text": Shape(
-        "a.jsonl",
-        jsonl([{"text": f"<|user|>\n{ASK}\n<|end|>\n<|assistant|>\n{ANSWER}\n<|end|>"}] * 2),
-        (BOTH[0],) * 2,
+    "legacy markers in text": of_lines(
+        *([{"text": f"<|user|>\n{ASK}\n<|end|>\n<|assistant|>\n{ANSWER}\n<|end|>"}] * 2),
+        said=(BOTH[0],) * 2,
     ),
-    "llama's markers in text": Shape(
-        "a.jsonl",
-        jsonl([{"text": f"[INST] {ASK} [/INST] {ANSWER}"}] * 2),
-        ([("text", f"[INST] {ASK} [/INST] {ANSWER}")],) * 2,
+    "llama's markers in text": of_lines(
+        *([{"text": f"[INST] {ASK} [/INST] {ANSWER}"}] * 2),
+        said=([("text", f"[INST] {ASK} [/INST] {ANSWER}")],) * 2,
         warned="template remnant [INST]",
     ),
 }
 
 PREFERENCES = {
-    "dpo": Shape("a.jsonl", jsonl(DPO), refused="need DPO"),
-    "dpo, preferred": Shape("a.jsonl", jsonl(DPO), PLAIN_BOTH, PREFERRED),
-    "dpo with a mapped answer": Shape(
-        "a.jsonl", jsonl(DPO), PLAIN_BOTH, ("--map", "response=chosen")
+    "dpo": of_lines(*DPO, refused="need DPO"),
+    "dpo, preferred": of_lines(*DPO, said=PLAIN_BOTH, options=PREFERRED),
+    "dpo with a mapped answer": of_lines(
+        *DPO, said=PLAIN_BOTH, options=("--map", "response=chosen")
     ),
     "orca pairs, preferred": Shape(
         "a.parquet",
@@ -426,9 +383,8 @@ PREFERENCES = {
         (BOTH[0],) * 2,
         PREFERRED,
     ),
-    "hh, preferred": Shape(
-        "a.jsonl",
-        jsonl(
+    "hh, preferred": of_lines(
+        *(
             [
                 {
                     "chosen": f"\n\nHuman: {ASK}\n\nAssistant: {ANSWER}",
@@ -437,24 +393,21 @@ PREFERENCES = {
             ]
             * 2
         ),
-        (BOTH[0],) * 2,
-        PREFERRED,
+        said=(BOTH[0],) * 2,
+        options=PREFERRED,
     ),
-    "sharegpt pairs, preferred": Shape(
-        "a.json",
-        array([{"conversations": [human(ASK)], "chosen": gpt(ANSWER), "rejected": gpt("x")}] * 2),
-        (BOTH[0],) * 2,
-        PREFERRED,
+    "sharegpt pairs, preferred": of_array(
+        *([{"conversations": [human(ASK)], "chosen": gpt(ANSWER), "rejected": gpt("x")}] * 2),
+        said=(BOTH[0],) * 2,
+        options=PREFERRED,
     ),
-    "sharegpt pairs, mapped": Shape(
-        "a.json",
-        array([{"conversations": [human(ASK)], "chosen": gpt(ANSWER), "rejected": gpt("x")}] * 2),
-        (BOTH[0],) * 2,
-        ("--map", "response=chosen"),
+    "sharegpt pairs, mapped": of_array(
+        *([{"conversations": [human(ASK)], "chosen": gpt(ANSWER), "rejected": gpt("x")}] * 2),
+        said=(BOTH[0],) * 2,
+        options=("--map", "response=chosen"),
     ),
-    "openai pairs": Shape(
-        "a.jsonl",
-        jsonl(
+    "openai pairs": of_lines(
+        *(
             [
                 {
                     "input": {"messages": [user(ASK)], "tools": []},
@@ -466,9 +419,8 @@ PREFERENCES = {
         ),
         refused="need DPO",
     ),
-    "openai pairs, preferred": Shape(
-        "a.jsonl",
-        jsonl(
+    "openai pairs, preferred": of_lines(
+        *(
             [
                 {
                     "input": {"messages": [user(ASK)], "tools": []},
@@ -478,41 +430,38 @@ PREFERENCES = {
             ]
             * 2
         ),
-        (BOTH[0],) * 2,
-        PREFERRED,
+        said=(BOTH[0],) * 2,
+        options=PREFERRED,
     ),
-    "kto": Shape("a.jsonl", jsonl(KTO), refused=wording("says-each-answer-whether")),
-    "kto with mapped columns": Shape(
-        "a.jsonl",
-        jsonl(KTO),
+    "kto": of_lines(*KTO, refused=wording("says-each-answer-whether")),
+    "kto with mapped columns": of_lines(
+        *KTO,
         options=("--map", "instruction=prompt", "--map", "response=completion"),
         refused=wording("says-each-answer-whether"),
     ),
-    "kto, preferred": Shape("a.jsonl", jsonl(KTO), PLAIN_BOTH, PREFERRED),
+    "kto, preferred": of_lines(*KTO, said=PLAIN_BOTH, options=PREFERRED),
     "kto as a table, preferred": Shape("a.csv", table(KTO), PLAIN_BOTH, PREFERRED),
-    "kto messages": Shape(
-        "a.json",
-        array([{"messages": TALK[:2], "label": True}, {"messages": TALK[2:], "label": False}]),
-        (BOTH[0],),
-        PREFERRED,
+    "kto messages": of_array(
+        {"messages": TALK[:2], "label": True},
+        {"messages": TALK[2:], "label": False},
+        said=(BOTH[0],),
+        options=PREFERRED,
     ),
-    "kto messages mapped twice": Shape(
-        "a.json",
-        array([{"messages": TALK[:2], "label": True}] * 2),
+    "kto messages mapped twice": of_array(
+        *([{"messages": TALK[:2], "label": True}] * 2),
         options=("--map", "instruction=messages", "--map", "response=messages"),
         refused="are both 'messages'",
     ),
 }
 
 QUERIES = {
-    "spider": Shape("a.json", array(SPIDER), SPIDER_SAID),
-    "sql with its tables": Shape(
-        "a.json",
-        array(
+    "spider": of_array(*SPIDER, said=SPIDER_SAID),
+    "sql with its tables": of_array(
+        *(
             [{"question": ASK, "context": "CREATE TABLE t (a INT)", "answer": "SELECT a FROM t"}]
             * 2
         ),
-        (exchange(f"{ASK}\n\nSchema:\nCREATE TABLE t (a INT)", "SELECT a FROM t"),) * 2,
+        said=(exchange(f"{ASK}\n\nSchema:\nCREATE TABLE t (a INT)", "SELECT a FROM t"),) * 2,
     ),
     "gretel's sql": Shape(
         "a.parquet",
@@ -531,9 +480,8 @@ QUERIES = {
         ),
         (exchange(f"{ASK}\n\nSchema:\nCREATE TABLE t (a INT)", "SELECT a FROM t"),) * 2,
     ),
-    "wikisql, parsed alone": Shape(
-        "a.jsonl",
-        jsonl([{"question": ASK, "sql": {"agg": 0, "sel": 1}, "table": {"header": ["a"]}}] * 2),
+    "wikisql, parsed alone": of_lines(
+        *([{"question": ASK, "sql": {"agg": 0, "sel": 1}, "table": {"header": ["a"]}}] * 2),
         refused="column 'sql' holds an object, not text",
     ),
     "text2cypher": Shape(
@@ -541,21 +489,18 @@ QUERIES = {
         table([{"question": ASK, "schema": "(:River)", "cypher": "MATCH (r) RETURN r"}] * 2),
         (exchange(f"{ASK}\n\nSchema:\n(:River)", "MATCH (r) RETURN r"),) * 2,
     ),
-    "calls as answers": Shape(
-        "a.json",
-        array([{"query": ASK, "tools": "[]", "answers": '[{"name": "weather"}]'}] * 2),
+    "calls as answers": of_array(
+        *([{"query": ASK, "tools": "[]", "answers": '[{"name": "weather"}]'}] * 2),
         refused=wording("no-column-holds"),
     ),
-    "calls as answers, mapped": Shape(
-        "a.json",
-        array([{"query": ASK, "tools": "[{}]", "answers": '[{"name": "weather"}]'}] * 2),
-        (exchange(ASK, '[{"name": "weather"}]'),) * 2,
-        ("--map", "response=answers"),
+    "calls as answers, mapped": of_array(
+        *([{"query": ASK, "tools": "[{}]", "answers": '[{"name": "weather"}]'}] * 2),
+        said=(exchange(ASK, '[{"name": "weather"}]'),) * 2,
+        options=("--map", "response=answers"),
         warned=wording("not-trained-on-tools"),
     ),
-    "squad": Shape(
-        "a.jsonl",
-        jsonl([{"context": INPUT, "question": ASK, "answers": {"text": ["x"], "start": [0]}}] * 2),
+    "squad": of_lines(
+        *([{"context": INPUT, "question": ASK, "answers": {"text": ["x"], "start": [0]}}] * 2),
         refused=wording("no-column-holds"),
     ),
 }
@@ -566,26 +511,21 @@ TEXTS = {
     "a long text": Shape("a.txt", plain(LONG), ([("text", "Line 0 of")], [("text", "Line 149")])),
     "markdown": Shape("a.md", plain("# Rivers\n\nThey run.\n"), ([("text", "# Rivers")],)),
     "a text in UTF-16": Shape("a.txt", plain("Þjórsá runs.", "utf-16"), ([("text", "Þjórsá")],)),
-    "texts of the web": Shape(
-        "a.jsonl",
-        jsonl([{"text": ASK, "url": "a.b", "timestamp": "2024-01-02T03:04:05"}] * 2),
-        ([("text", ASK)],) * 2,
+    "texts of the web": of_lines(
+        *([{"text": ASK, "url": "a.b", "timestamp": "2024-01-02T03:04:05"}] * 2),
+        said=([("text", ASK)],) * 2,
     ),
-    "texts with calls": Shape(
-        "a.jsonl",
-        jsonl([{"text": "It has [Calculator(2+2) → 4] banks."}] * 2),
-        ([("text", "It has [Calculator(2+2) → 4] banks.")],) * 2,
+    "texts with calls": of_lines(
+        *([{"text": "It has [Calculator(2+2) → 4] banks."}] * 2),
+        said=([("text", "It has [Calculator(2+2) → 4] banks.")],) * 2,
     ),
-    "texts with labels": Shape(
-        "a.jsonl", jsonl([{"text": ASK, "label": 1}] * 2), ([("text", ASK)],) * 2
+    "texts with labels": of_lines(*([{"text": ASK, "label": 1}] * 2), said=([("text", ASK)],) * 2),
+    "texts in a column of another name": of_lines(
+        *([{"content": ASK}] * 2), said=([("text", ASK)],) * 2, options=("--map", "text=content")
     ),
-    "texts in a column of another name": Shape(
-        "a.jsonl", jsonl([{"content": ASK}] * 2), ([("text", ASK)],) * 2, ("--map", "text=content")
-    ),
-    "placeholders": Shape(
-        "a.jsonl",
-        jsonl([{"prompt": "Greet {{name}}.", "completion": "Hello!"}] * 2),
-        (exchange("Greet {{name}}.", "Hello!"),) * 2,
+    "placeholders": of_lines(
+        *([{"prompt": "Greet {{name}}.", "completion": "Hello!"}] * 2),
+        said=(exchange("Greet {{name}}.", "Hello!"),) * 2,
         warned="placeholder {{name}}",
     ),
 }
@@ -605,19 +545,13 @@ TABLES = {
 }
 
 MEDIA = {
-    "llava": Shape(
-        "a.json",
-        array([{"image": "1.jpg", "conversations": [human(f"<image>\n{ASK}"), gpt(ANSWER)]}] * 2),
+    "llava": of_array(
+        *([{"image": "1.jpg", "conversations": [human(f"<image>\n{ASK}"), gpt(ANSWER)]}] * 2),
         refused="the column 'image' holds images",
     ),
-    "messages with images in later rows": Shape(
-        "a.json",
-        array(
-            [
-                {"messages": TALK[:2]},
-                {"messages": [user(f"<image>{ASK}"), assistant(ANSWER)], "images": ["1.jpg"]},
-            ]
-        ),
+    "messages with images in later rows": of_array(
+        {"messages": TALK[:2]},
+        {"messages": [user(f"<image>{ASK}"), assistant(ANSWER)], "images": ["1.jpg"]},
         refused="the column 'images' holds images",
     ),
     "images in a table": Shape(
@@ -630,9 +564,8 @@ MEDIA = {
         parquet([{"audio": {"path": "1.wav", "bytes": b"x"}, "text": ASK}]),
         refused=wording("column-audio-holds-images"),
     ),
-    "parts with images": Shape(
-        "a.jsonl",
-        jsonl([{"messages": [{"role": "user", "content": [{"type": "image_url"}]}, TALK[1]]}] * 2),
+    "parts with images": of_lines(
+        *([{"messages": [{"role": "user", "content": [{"type": "image_url"}]}, TALK[1]]}] * 2),
         refused=wording("a-part-of-type"),
     ),
 }

@@ -15,13 +15,13 @@ from expert.data.read.folders import unread_files
 from expert.data.read.sources import content_hash, iterate, resolve_sources, split_rows
 from expert.data.records import BadRow, DataError, Row
 from expert.manifest.schema.dataset import DatasetSpec, Task
-from tests.data.source_folders import FILES, fill, names, refusal, resolve, train_of, values
+from tests.data.read.source_folders import FILES, fill, names, refusal, resolve, train_of, values
 from tests.wording import wording
 
 # ---- files and folders
 
 
-def test_a_path_is_relative_to_the_folder_of_the_manifest(tmp_path: Path):
+def test_a_path_is_relative_to_the_folder_of_the_manifest(tmp_path):
     fill(tmp_path, "datasets/train.jsonl", "datasets/valid.jsonl", "held/back.jsonl")
     sources = resolve(
         tmp_path,
@@ -37,7 +37,7 @@ def test_a_path_is_relative_to_the_folder_of_the_manifest(tmp_path: Path):
     assert values(sources.train) == [{"from": "datasets/train.jsonl"}]
 
 
-def test_windows_separators_and_absolute_paths_work(tmp_path: Path):
+def test_windows_separators_and_absolute_paths_work(tmp_path):
     fill(tmp_path, "datasets/train.jsonl")
     assert train_of(tmp_path, "datasets\\train.jsonl").files == (
         tmp_path / "datasets" / "train.jsonl",
@@ -46,13 +46,13 @@ def test_windows_separators_and_absolute_paths_work(tmp_path: Path):
     assert train_of(Path("elsewhere"), absolute).files == (Path(absolute),)
 
 
-def test_a_file_alone_has_no_validation_and_no_test(tmp_path: Path):
+def test_a_file_alone_has_no_validation_and_no_test(tmp_path):
     fill(tmp_path, "train.jsonl", "valid.jsonl", "test.jsonl")
     sources = resolve(tmp_path, "train.jsonl")
     assert (sources.validation, sources.test) == (None, None)
 
 
-def test_the_format_of_the_manifest_reads_a_file_without_a_suffix(tmp_path: Path):
+def test_the_format_of_the_manifest_reads_a_file_without_a_suffix(tmp_path):
     (tmp_path / "rows").write_text("a,b\n1,2\n", encoding="utf-8")
     assert values(train_of(tmp_path, "rows", format="csv")) == [{"a": "1", "b": "2"}]
     assert refusal(tmp_path, "rows") == wording("name-does-not-tell")
@@ -92,11 +92,7 @@ def test_the_format_of_the_manifest_reads_a_file_without_a_suffix(tmp_path: Path
     ]
 )  # fmt: skip
 def test_files_of_a_folder_become_the_splits_they_are_named_for(
-    files: list[str],
-    train: list[str],
-    validation: list[str] | None,
-    test: list[str] | None,
-    tmp_path: Path,
+    files, train, validation, test, tmp_path
 ):
     fill(tmp_path, *(f"rows/{name}" for name in files))
     sources = resolve(tmp_path, "rows")
@@ -106,14 +102,14 @@ def test_files_of_a_folder_become_the_splits_they_are_named_for(
     assert names(sources.test, root) == test
 
 
-def test_a_named_validation_file_wins_and_the_folders_own_is_not_trained_on(tmp_path: Path):
+def test_a_named_validation_file_wins_and_the_folders_own_is_not_trained_on(tmp_path):
     fill(tmp_path, "rows/train.jsonl", "rows/valid.jsonl", "own.jsonl")
     sources = resolve(tmp_path, "rows", validation_path="own.jsonl")
     assert names(sources.train, tmp_path) == ["rows/train.jsonl"]
     assert names(sources.validation, tmp_path) == ["own.jsonl"]
 
 
-def test_a_folder_for_validation_gives_its_files_whatever_they_are_called(tmp_path: Path):
+def test_a_folder_for_validation_gives_its_files_whatever_they_are_called(tmp_path):
     fill(tmp_path, "train.jsonl", "held/part1.jsonl", "both/train.jsonl", "both/valid.jsonl")
     fill(tmp_path, "odd/test.jsonl")
     held = resolve(tmp_path, "train.jsonl", validation_path="held", test_path="both")
@@ -124,7 +120,7 @@ def test_a_folder_for_validation_gives_its_files_whatever_they_are_called(tmp_pa
     assert names(both.test, tmp_path) == ["both/train.jsonl"]
 
 
-def test_a_folder_of_several_formats_needs_the_format_said(tmp_path: Path):
+def test_a_folder_of_several_formats_needs_the_format_said(tmp_path):
     fill(tmp_path, "rows/a.jsonl", "rows/b.jsonl", "rows/c.csv", "rows/README.txt")
     assert refusal(tmp_path, "rows") == wording("files-several-formats-csv")
     source = train_of(tmp_path, "rows", format="jsonl")
@@ -132,7 +128,7 @@ def test_a_folder_of_several_formats_needs_the_format_said(tmp_path: Path):
     assert values(source) == [{"from": "rows/a.jsonl"}, {"from": "rows/b.jsonl"}]
 
 
-def test_a_folder_without_training_files_is_refused(tmp_path: Path):
+def test_a_folder_without_training_files_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     fill(tmp_path, "held/test.jsonl")
     fix = wording("put-jsonl-csv-parquet")
@@ -141,20 +137,20 @@ def test_a_folder_without_training_files_is_refused(tmp_path: Path):
     assert refusal(tmp_path, "held::dev") == wording("folder-has-no-data", fix=fix)
 
 
-def test_a_path_that_is_not_there_is_refused_with_what_is(tmp_path: Path):
+def test_a_path_that_is_not_there_is_refused_with_what_is(tmp_path):
     fill(tmp_path, "datasets/train.jsonl")
     assert refusal(tmp_path, "datasets/train.json1") == wording("no-did-you-mean")
     assert refusal(tmp_path, "datasets/zzz.csv") == wording("there-is-no-check")
     assert refusal(tmp_path, "nowhere/train.jsonl") == wording("no-paths-relative-to")
 
 
-def test_splits_of_a_file_and_a_data_set_without_a_path_are_refused(tmp_path: Path):
+def test_splits_of_a_file_and_a_data_set_without_a_path_are_refused(tmp_path):
     fill(tmp_path, "train.jsonl")
     assert refusal(tmp_path, "train.jsonl::test") == wording("file-has-no-splits")
     assert refusal(tmp_path) == wording("names-no-rows-set")
 
 
-def test_tasks_keep_their_names_weights_and_files(tmp_path: Path):
+def test_tasks_keep_their_names_weights_and_files(tmp_path):
     fill(tmp_path, "repair/train.jsonl", "repair/valid.jsonl", "schema/train.jsonl", "schema/t.csv")
     sources = resolve(
         tmp_path,
@@ -174,7 +170,7 @@ def test_tasks_keep_their_names_weights_and_files(tmp_path: Path):
     assert names(schema.test, tmp_path) == ["schema/t.csv"]
 
 
-def test_a_broken_row_of_a_source_keeps_its_own_file_and_line(tmp_path: Path):
+def test_a_broken_row_of_a_source_keeps_its_own_file_and_line(tmp_path):
     fill(tmp_path, "rows/a.jsonl")
     (tmp_path / "rows" / "b.jsonl").write_text('{"n": 1}\n\nnull\n', encoding="utf-8")
     found = list(iterate(train_of(tmp_path, "rows")))
@@ -182,7 +178,7 @@ def test_a_broken_row_of_a_source_keeps_its_own_file_and_line(tmp_path: Path):
     assert str(found[2]) == wording("line-holds-null", b=tmp_path / "rows" / "b.jsonl")
 
 
-def test_max_chars_is_spent_over_the_text_files_together(tmp_path: Path):
+def test_max_chars_is_spent_over_the_text_files_together(tmp_path):
     for name, text in (("a.txt", "12345"), ("b.txt", "67890"), ("c.txt", "never")):
         (tmp_path / name).write_text(text, encoding="utf-8")
     assert values(train_of(tmp_path, ".", max_chars=8)) == [{"text": "12345"}, {"text": "678"}]
@@ -190,7 +186,7 @@ def test_max_chars_is_spent_over_the_text_files_together(tmp_path: Path):
     assert len(values(train_of(FILES, "rivers.jsonl", max_chars=8))) == 3
 
 
-def test_max_samples_takes_the_first_rows_and_reads_no_further(tmp_path: Path):
+def test_max_samples_takes_the_first_rows_and_reads_no_further(tmp_path):
     text = '{"n": 1}\nnull\n{"n": 2}\n{"n": 3}\nnull\n'
     (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
     (tmp_path / "b.jsonl").write_text('{"n": 4}\n', encoding="utf-8")
@@ -207,7 +203,7 @@ def test_max_samples_takes_the_first_rows_and_reads_no_further(tmp_path: Path):
 # ---- hashes
 
 
-def test_a_hash_is_that_of_the_file_however_many_rows_are_taken(tmp_path: Path):
+def test_a_hash_is_that_of_the_file_however_many_rows_are_taken(tmp_path):
     fill(tmp_path, "a.jsonl")
     limited = [train_of(tmp_path, "a.jsonl", max_samples=n) for n in (None, 1, 2)]
     kept = {remembered_content_hash(source, tmp_path / "cache") for source in limited}
@@ -215,7 +211,7 @@ def test_a_hash_is_that_of_the_file_however_many_rows_are_taken(tmp_path: Path):
     assert len(kept) == 1
 
 
-def test_a_hash_depends_on_the_content_and_not_on_the_name(tmp_path: Path):
+def test_a_hash_depends_on_the_content_and_not_on_the_name(tmp_path):
     fill(tmp_path, "a.jsonl")
     content = (tmp_path / "a.jsonl").read_bytes()
     (tmp_path / "copy.jsonl").write_bytes(content)
@@ -226,7 +222,7 @@ def test_a_hash_depends_on_the_content_and_not_on_the_name(tmp_path: Path):
     assert content_hash(train_of(tmp_path, "a.jsonl")) != first
 
 
-def test_a_hash_depends_on_how_the_bytes_are_read_and_where_files_end(tmp_path: Path):
+def test_a_hash_depends_on_how_the_bytes_are_read_and_where_files_end(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"xy")
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
@@ -244,7 +240,7 @@ def test_a_hash_depends_on_how_the_bytes_are_read_and_where_files_end(tmp_path: 
     assert len(set(hashes)) == len(hashes)
 
 
-def test_hashing_a_file_that_went_away_is_refused(tmp_path: Path):
+def test_hashing_a_file_that_went_away_is_refused(tmp_path):
     fill(tmp_path, "a.jsonl")
     source = train_of(tmp_path, "a.jsonl")
     (tmp_path / "a.jsonl").unlink()
@@ -265,7 +261,7 @@ def test_the_split_is_the_same_for_the_same_seed_and_another_for_another():
 
 
 @given(count=st.integers(0, 500), hundredths=st.integers(0, 100), seed=st.integers(0, 2**32 - 1))
-def test_exactly_the_asked_share_is_split_off_rounded_up(count: int, hundredths: int, seed: int):
+def test_exactly_the_asked_share_is_split_off_rounded_up(count, hundredths, seed):
     marks = split_rows(count, hundredths / 100, seed)
     assert marks.shape == (count,)
     assert marks.dtype == np.bool_

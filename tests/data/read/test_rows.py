@@ -9,7 +9,6 @@ import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 from expert.data.read.rows import FORMATS, file_format, read_rows
 from expert.data.records import BadRow, DataError, Row
-from tests.data.row_files import FILES, RIVERS, SHARED, good, outline, write, written, zst
+from tests.data.read.row_files import FILES, RIVERS, SHARED, good, outline, write, written, zst
 from tests.wording import wording
 
 TWINS = sorted(FILES.glob("rivers*"))
@@ -31,13 +30,13 @@ def test_there_is_a_twin_of_every_format():
 
 
 @pytest.mark.parametrize("path", TWINS, ids=lambda path: path.name)
-def test_the_same_rows_come_out_of_every_format(path: Path):
+def test_the_same_rows_come_out_of_every_format(path):
     assert good(path) == RIVERS
 
 
 @pytest.mark.parametrize("path", UNPACKED_TWINS, ids=lambda path: path.name)
 @pytest.mark.parametrize("packing", [".gz", ".zst"])
-def test_the_same_rows_come_out_of_every_packed_format(path: Path, packing: str, tmp_path: Path):
+def test_the_same_rows_come_out_of_every_packed_format(path, packing, tmp_path):
     packed = tmp_path / (path.name + packing)
     if packing == ".gz":
         packed.write_bytes(gzip.compress(path.read_bytes()))
@@ -47,7 +46,7 @@ def test_the_same_rows_come_out_of_every_packed_format(path: Path, packing: str,
 
 
 @pytest.mark.parametrize("path", sorted(FILES.glob("*.jsonl")), ids=lambda path: path.name)
-def test_every_twin_of_a_real_file_reads_without_a_bad_row(path: Path):
+def test_every_twin_of_a_real_file_reads_without_a_bad_row(path):
     assert len(good(path)) == len(path.read_bytes().splitlines())
 
 
@@ -62,19 +61,19 @@ def test_every_twin_of_a_real_file_reads_without_a_bad_row(path: Path):
         ("rivers.arrow", [1, 2, 3]),
     ],
 )
-def test_a_row_knows_its_file_and_the_line_it_starts_on(name: str, lines: list[int]):
+def test_a_row_knows_its_file_and_the_line_it_starts_on(name, lines):
     found = list(read_rows(FILES / name))
     assert [row.line for row in found] == lines
     assert {row.file for row in found} == {str(FILES / name)}
 
 
-def test_plain_text_is_one_row_with_plain_line_ends(tmp_path: Path):
+def test_plain_text_is_one_row_with_plain_line_ends(tmp_path):
     path = written(tmp_path, "a.txt", b"\xef\xbb\xbfone\r\ntwo\n\nthree")
     assert good(path) == [{"text": "one\ntwo\n\nthree"}]
     assert good(path, max_chars=5) == [{"text": "one\nt"}]
 
 
-def test_the_given_format_wins_over_the_suffix(tmp_path: Path):
+def test_the_given_format_wins_over_the_suffix(tmp_path):
     path = written(tmp_path, "rows.txt", '{"a": 1}\n')
     assert good(path, format="jsonl") == [{"a": 1}]
     assert good(written(tmp_path, "rows.data", "a\nx\n"), format="csv") == [{"a": "x"}]
@@ -86,7 +85,7 @@ def test_the_given_format_wins_over_the_suffix(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.txt", "a.jsonl.zst"])
-def test_an_empty_text_file_has_no_rows(tmp_path: Path, name: str):
+def test_an_empty_text_file_has_no_rows(tmp_path, name):
     assert good(written(tmp_path, name, b"")) == []
     if not name.endswith(".zst"):
         assert good(written(tmp_path, name, b"\xef\xbb\xbf")) == []
@@ -111,7 +110,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("a.csv.gz", "a.json.gz")),
     ],
 )
-def test_a_line_of_200_mb_is_passed_over_in_bounded_memory(name: str, tmp_path: Path):
+def test_a_line_of_200_mb_is_passed_over_in_bounded_memory(name, tmp_path):
     start, end = {
         "a.jsonl.gz": (b'{"a": "', b'"}\n{"a": "x"}\n'),
         "a.csv.gz": (b"a\n", b"\nx\n"),
@@ -134,7 +133,7 @@ def test_a_line_of_200_mb_is_passed_over_in_bounded_memory(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet", "a.arrow"])
-def test_memory_does_not_grow_with_the_rows(name: str, tmp_path: Path):
+def test_memory_does_not_grow_with_the_rows(name, tmp_path):
     small = peak_while_reading(tmp_path, name, 1_000)
     large = peak_while_reading(tmp_path, name, 6_000)
     # 5,000 more rows held as values would be 2.5 MB; a window or batch more is 0.3 MB.
@@ -165,9 +164,7 @@ json_values = st.recursive(
 
 
 @given(rows=text_rows, name=st.sampled_from(["a.csv", "a.tsv", "a.parquet", "a.arrow"]))
-def test_rows_of_text_written_in_any_table_format_read_back_equal(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], name: str
-):
+def test_rows_of_text_written_in_any_table_format_read_back_equal(tmp_path_factory, rows, name):
     path = tmp_path_factory.mktemp("rows") / name
     write(path, rows)
     assert good(path) == rows
@@ -177,9 +174,7 @@ def test_rows_of_text_written_in_any_table_format_read_back_equal(
     rows=st.lists(st.dictionaries(texts, json_values, max_size=4), max_size=6),
     name=st.sampled_from(["a.jsonl", "a.json"]),
 )
-def test_rows_written_as_json_read_back_equal(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], name: str
-):
+def test_rows_written_as_json_read_back_equal(tmp_path_factory, rows, name):
     path = tmp_path_factory.mktemp("rows") / name
     write(path, rows)
     assert good(path) == rows
@@ -188,9 +183,7 @@ def test_rows_written_as_json_read_back_equal(
 @given(
     content=st.binary(max_size=200), name=st.sampled_from(["a.jsonl", "a.json", "a.csv", "a.txt"])
 )
-def test_any_bytes_are_rows_bad_rows_or_a_data_error(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes, name: str
-):
+def test_any_bytes_are_rows_bad_rows_or_a_data_error(tmp_path_factory, content, name):
     path = written(tmp_path_factory.mktemp("rows"), name, content)
     try:
         found = list(read_rows(path))
@@ -202,9 +195,7 @@ def test_any_bytes_are_rows_bad_rows_or_a_data_error(
 
 
 @given(text=st.text(st.sampled_from('[]{}",:\\ \n1an'), max_size=40))
-def test_any_array_gives_the_rows_that_json_itself_finds(
-    tmp_path_factory: pytest.TempPathFactory, text: str
-):
+def test_any_array_gives_the_rows_that_json_itself_finds(tmp_path_factory, text):
     path = written(tmp_path_factory.mktemp("rows"), "a.json", f"[{text}]")
     try:
         expected = json.loads(f"[{text}]")
@@ -237,7 +228,7 @@ REAL_ROWS = {
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real data sets are not beside the checkout")
 @pytest.mark.parametrize("name", REAL_ROWS)
-def test_a_real_file_reads_without_a_bad_row(name: str):
+def test_a_real_file_reads_without_a_bad_row(name):
     assert len(good(SHARED / name)) == REAL_ROWS[name]
 
 
