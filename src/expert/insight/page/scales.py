@@ -1,4 +1,4 @@
-"""Axes and series: where a value lies, how it is written, and long series made short."""
+"""Axes and series: where a value is, how it is written, and long series made short."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def si(value: float) -> str:
     return f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
 
 
-def said(value: float, unit: Unit) -> str:
+def written(value: float, unit: Unit) -> str:
     """One value in words, as in a tooltip."""
     if unit == "seconds":
         return duration(value)
