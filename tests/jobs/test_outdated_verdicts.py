@@ -55,7 +55,7 @@ def test_the_report_of_a_run_that_went_on_since_shows_its_validation_as_out_of_d
     after = report(folder).markdown.read_text(encoding="utf-8")
     assert wording("validation-out-of-date") in after
     assert wording("other-weights-run-went") in after
-    for judged in ("gate passes", "not validated yet"):
+    for judged in ("gate passes", wording("not-validated-yet")):
         assert judged not in after
 
 
