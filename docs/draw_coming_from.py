@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from expert.manifest.migrate.aliases import CONFIG_ALIASES, DATASET_ALIASES, SHAPE_ALIASES
+from expert.manifest.migrate.values import CONFIG_VALUES, MODEL_VALUES
 from expert.manifest.peers.converted_keys import CONVERTED, SPECIAL
 from expert.manifest.peers.sections import SECTIONS
 from expert.manifest.peers.unsupported_keys import ANSWERS, FAMILIES, PeerAnswer
-from expert.manifest.schema.values import CONFIG_VALUES, MODEL_VALUES
 
 FILE = Path(__file__).parent / "COMING_FROM.md"
 BEGIN = "<!-- names: made by docs/draw_coming_from.py, do not edit -->"

@@ -234,7 +234,7 @@ def test_the_cards_are_listed(run):
 
 def test_presets_are_shown_with_their_verdict(run):
     out = run("presets").out
-    assert "holds: " in out
+    assert "fits: " in out
     assert wording("does-not-hold") in out
 
 

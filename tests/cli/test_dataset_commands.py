@@ -273,8 +273,8 @@ def test_a_terminal_has_colours_instead_of_brackets(tmp_path):
     from rich.console import Console
 
     from expert.cli.rows import show_rows
+    from expert.data.inspect.pick_rows import RowsToShow
     from expert.jobs.datasets.check import check_dataset
-    from expert.jobs.datasets.show import RowsToShow
 
     rows = check_dataset(an_expert(tmp_path), show=RowsToShow(count=1)).rows
     wrote = StringIO()

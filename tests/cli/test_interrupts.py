@@ -120,10 +120,10 @@ def test_preparing_that_is_stopped_before_anything_is_finished_leaves_nothing(
     assert list(expert.parent.rglob("*.parts-*")) == []
 
 
-def test_a_run_that_is_stopped_while_it_is_planned_is_reported_too(run, expert, monkeypatch):
-    import expert.run.plan as planning
+def test_a_run_that_is_stopped_while_it_is_planned_says_so_too(run, expert, monkeypatch):
+    from expert.planning import plan as planning
 
-    stopped_in(monkeypatch, planning, "counted_plan", signal.SIGTERM)
+    stopped_in(monkeypatch, planning, "make_plan", signal.SIGTERM)
     ran = run("train", "-m", str(expert), "--device", "cpu")
     again = wording("no-run-begun-same")
     assert (ran.code, ran.err) == (143, f"expert train: stopped by SIGTERM: {again}\n")

@@ -76,8 +76,8 @@ def test_pretokenize_continues_past_what_cannot_be_prepared_and_lists_everything
 
 
 def test_pretokenize_offers_to_make_rows_only_where_rows_are_missing(run, tmp_path, monkeypatch):
+    from expert.data import line as preparing
     from expert.data.records import DataNotHere
-    from expert.run import prepare as preparing
     from tests.jobs.test_preparing import an_expert
 
     def no_model(plan: object, folder: object) -> None:

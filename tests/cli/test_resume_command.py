@@ -13,7 +13,7 @@ import pytest
 from expert.core.rundir import RunFolder
 from expert.manifest.reader import read_manifest
 from expert.planning.machine.machine import describe_machine
-from expert.run.plan import plan
+from expert.run.open import open_run
 from expert.run.session.session import Start
 from expert.run.session.start import started_facts
 from expert.run.stored.resume_command import command_of_run
@@ -136,7 +136,7 @@ def test_a_limit_of_the_cards_memory_is_asked_for_again_and_none_where_there_was
     read = read_manifest(file)
     on_cpu = replace(describe_machine(tmp_path), gpus=())
     for card, words in ({"gpu": "rtx-4090"}, " --vram '8 GB'"), ({"machine": on_cpu}, ""):
-        planned = plan(read, look=False, **card)
+        planned = open_run(read, data="unread", **card).plan
         facts = started_facts(folder, planned, Start(source=str(file), vram="8 GB"))
         command = f"expert train --manifest {file}{words} --resume {folder.path}"
         assert command_of_run(folder, {"event": "started", **facts}) == command

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.test_run_places import expert_folder
 from tests.jobs.trained_runs import finished
+from tests.run.test_locate import expert_folder
 from tests.wording import wording
 
 

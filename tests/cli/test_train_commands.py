@@ -18,8 +18,8 @@ from expert.core.interrupts import Interrupted
 from expert.run.session.finish import RunResult
 from expert.run.stored.resume_command import command_to_go_on, with_resume_value
 from tests.jobs.runs import base_model, write_expert
-from tests.jobs.test_watching import a_run
 from tests.jobs.trained_runs import CORPUS, finished, place
+from tests.run.test_status import a_run
 from tests.wording import wording
 
 SMALL = (

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.cli.running import run_without
-from tests.jobs.test_watching import FINISHED, NO_SUCH_PID, STARTED, STEP, a_run
 from tests.jobs.trained_runs import finished, finished_characters
+from tests.run.test_status import FINISHED, NO_SUCH_PID, STARTED, STEP, a_run
 from tests.wording import wording
 
 

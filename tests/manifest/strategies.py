@@ -86,10 +86,7 @@ def _number(node: Mapping[str, Any]) -> st.SearchStrategy[float]:
     low = node.get("minimum", node.get("exclusiveMinimum"))
     high = node.get("maximum", node.get("exclusiveMaximum"))
     floats = st.floats(
-        low,
-        high,
-        exclude_min="exclusiveMinimum" in node,
-        exclude_max="exclusiveMaximum" in node,
+        low, high, exclude_min="exclusiveMinimum" in node, exclude_max="exclusiveMaximum" in node
     )
     return floats | st.just(0.5)
 

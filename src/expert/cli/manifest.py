@@ -75,7 +75,7 @@ def explain(
     as_json: Annotated[bool, json_option("Print the same as JSON.")] = False,
 ) -> None:
     """Explain keys: meaning, allowed values and defaults, from the schema."""
-    from expert.manifest.schema.explain import explain as explain_key
+    from expert.manifest.explain import explain as explain_key
 
     found = explain_key(key)
     if as_json:
@@ -98,7 +98,7 @@ def explain(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema with which editors check and complete manifests."""
-    from expert.manifest.schema.editor import editor_schema
+    from expert.manifest.editor import editor_schema
 
     write_json(editor_schema())
 

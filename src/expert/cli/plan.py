@@ -79,7 +79,7 @@ def plan(
     """Decide every "auto" for a card, with reasons, before any weights are loaded."""
     from expert.manifest.reader import read_manifest
     from expert.planning.machine.machine import describe_machine
-    from expert.run.plan import plan as plan_job
+    from expert.run.open import plan as plan_job
 
     chosen = one_manifest(file, manifest)
     if chosen is None:
@@ -118,14 +118,11 @@ def show_notice(notice: Notice, console: Console) -> None:
     show(console, f"  {notice}", _NOTICES[notice.kind])
 
 
-def show_warnings(read: ReadManifest, plan: RunPlan, console: Console) -> None:
-    """Every warning of the manifest and of the plan that runs, once."""
+def show_warnings(read: ReadManifest, console: Console) -> None:
+    """Every warning of the manifest; those of the plan that runs are events of the run."""
     for notice in read.notices:
         if notice.kind == "warning":
             show(console, f"warning: {read.source}: {notice.where}: {notice.text}", "yellow")
-    for remark in plan.remarks:
-        if remark.kind == "warning":
-            show(console, f"warning: {remark.path}: {remark.text}", "yellow")
 
 
 def show_plan(plan: RunPlan, console: Console, *, everything: bool) -> None:

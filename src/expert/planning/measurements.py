@@ -1,15 +1,14 @@
-"""Rates that were measured on a card, remembered for the plans that come after."""
+"""Rates that were measured on a card, kept for later plans."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -21,15 +20,11 @@ from pydantic import (
     model_validator,
 )
 
-from expert.core.files import write_text_atomically
-from expert.core.links import open_plain
+from expert.core.files import alone, write_text_atomically
 from expert.planning.decisions import Decision
 from expert.planning.machine.threads import NAMES
 
-if sys.platform != "win32":
-    import fcntl
-
-# What a ladder may settle for later plans where the manifest says auto: the same learning, faster.
+# What a benchmark may settle for later plans where the manifest says auto: it changes only speed.
 REMEMBERED: dict[str, TypeAdapter[Any]] = {
     "kernels.compile": TypeAdapter(bool),
     "kernels.cuda_graphs": TypeAdapter(bool),
@@ -50,6 +45,9 @@ ROWS_ALIKE = 1.25
 """Longer rows have more attention and fill batches otherwise; a mean within a quarter is alike."""
 
 
+Record = TypeVar("Record", bound=BaseModel)
+
+
 class MeasuredRate(BaseModel):
     """Real tokens a second of one configuration on one card, and how it was measured."""
 
@@ -63,7 +61,7 @@ class MeasuredRate(BaseModel):
     measured_on: str
     command: str
     max_seq_length: int | None = None
-    """Tokens of a sequence, where the ladder was climbed to its end; None: a rate alone."""
+    """Tokens of a sequence, of a finished benchmark; None: a rate alone."""
     packing: str | None = None
     parameters: int | None = None
     """Of the model: the built-in character model has one name and many sizes."""
@@ -74,12 +72,12 @@ class MeasuredRate(BaseModel):
     threads: int | None = None
     """Of a CPU; None on a card, and in records from before this was kept."""
     row_tokens: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """Mean tokens of the rows of a run that told its rate: it holds for rows like these, and what
-    the run was set to was not found to be fastest. None: a ladder's."""
+    """Mean tokens of the rows of a run: its rate holds for rows like these, and its settings need
+    not be the fastest. None: from a benchmark."""
 
     @model_validator(mode="after")
     def _sound(self) -> Self:
-        """What a ladder settles goes into plans; what a run was set to is only compared."""
+        """What a benchmark settles goes into plans; the settings of a run are only compared."""
         for path, kind in REMEMBERED.items() if self.row_tokens is None else ():
             if path in self.settings:
                 kind.validate_python(self.settings[path], strict=True)
@@ -104,36 +102,36 @@ def measurements_file(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(data) / "expert" / "measurements.json"
 
 
-def read_rates(path: Path) -> list[MeasuredRate]:
-    """Every readable record; a file that is absent or damaged has none."""
+def read_records(path: Path, kind: type[Record]) -> list[Record]:
+    """Every readable record of a JSON list; a file that is absent or damaged has none."""
     try:
         records = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
-    rates = []
+    found = []
     for record in records if isinstance(records, list) else []:
-        try:
-            rates.append(MeasuredRate.model_validate(record))
-        except ValidationError:
-            continue
-    return rates
+        with suppress(ValidationError):
+            found.append(kind.model_validate(record))
+    return found
+
+
+def read_rates(path: Path) -> list[MeasuredRate]:
+    """Every readable rate; a file that is absent or damaged has none."""
+    return read_records(path, MeasuredRate)
 
 
 def speed_settings(
-    decisions: Mapping[str, Decision],
-    *,
-    cores: int | None,
-    environ: Mapping[str, str] = os.environ,
+    decisions: Mapping[str, Decision], *, cores: int | None, environ: Mapping[str, str] = os.environ
 ) -> dict[str, Any]:
-    """What the rate of a run holds for, by path of the plan, or by name where it is not in it. Rows
-    at once follow from the rest, unless somebody has said how many. `cores`: of a CPU."""
-    told = {path: decisions[path].value for path in SPEED_OF_A_RUN if path in decisions}
+    """What the rate of a run holds for, by path of the plan, or by name where it is not in it. The
+    micro-batch size follows from the rest, unless the manifest sets it. `cores`: of a CPU."""
+    found = {path: decisions[path].value for path in SPEED_OF_A_RUN if path in decisions}
     at_once = decisions["batch.micro_batch"]
-    told["micro_batch_size"] = at_once.value if at_once.source == "manifest" else "auto"
+    found["micro_batch_size"] = at_once.value if at_once.source == "manifest" else "auto"
     if cores is not None:
-        told["cores"] = cores
-        told["threads"] = next((environ[name] for name in NAMES if environ.get(name)), "auto")
-    return told
+        found["cores"] = cores
+        found["threads"] = next((environ[name] for name in NAMES if environ.get(name)), "auto")
+    return found
 
 
 def find_rate(
@@ -164,7 +162,7 @@ def find_best(
     packing: str,
     parameters: int | None,
 ) -> MeasuredRate | None:
-    """The newest ladder for (card, model, adapter) in this shape; any base where it is open."""
+    """The newest benchmark for (card, model, adapter) in this shape; any base where it is open."""
     for rate in reversed(rates):
         same = (rate.card, rate.model, rate.adapter) == wanted
         same &= (rate.max_seq_length, rate.packing) == (max_seq_length, packing)
@@ -176,13 +174,13 @@ def find_best(
 
 def remember_rate(path: Path, rate: MeasuredRate) -> None:
     """Add a record to the file; only an older one of the same card, model and shape goes. What that
-    one had settled and this one did not try stays settled: a short climb tries little.
+    one had settled and this one did not try stays settled: a short benchmark tries little.
 
-    Records that this version does not understand are kept as they are, and a file that is none is
-    put aside.
+    Records that this version does not understand are kept as they are, and a damaged file is put
+    aside.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(path):
+    with alone(path):
         kept, older = [], rate
         for record in _records(path):
             if not _same(rate, record):
@@ -201,31 +199,32 @@ def remember_rate(path: Path, rate: MeasuredRate) -> None:
 def forget_rates(path: Path, model: str | None = None) -> int:
     """Take out what was measured, of one model or of all; how many records that were.
 
-    What this version does not understand stays, and a file of which nothing is left goes.
+    What this version does not understand stays; a file of which nothing is left is removed.
     """
     if not path.is_file():
         return 0
-    with _alone(path):
-        records = _records(path)
-        kept = [record for record in records if not _to_forget(record, model)]
+    kept, forgotten = [], 0
+    with alone(path):
+        for record in _records(path):
+            try:
+                found = MeasuredRate.model_validate(record)
+            except ValidationError:
+                kept.append(record)
+                continue
+            if model is None or found.model == model:
+                forgotten += 1
+            else:
+                kept.append(record)
         if kept:
             write_text_atomically(path, json.dumps(kept, indent=2) + "\n")
         else:
             path.unlink(missing_ok=True)
-    return len(records) - len(kept)
-
-
-def _to_forget(record: Any, model: str | None) -> bool:
-    try:
-        found = MeasuredRate.model_validate(record)
-    except ValidationError:
-        return False
-    return model is None or found.model == model
+    return forgotten
 
 
 def _same(rate: MeasuredRate, record: Any) -> bool:
-    """Whether a record takes the place of another: ladders do of ladders, and runs of runs that
-    were set to the same and had rows as long."""
+    """Whether a rate replaces a record: a benchmark another one, a run one with the same settings
+    and rows as long."""
     if not isinstance(record, dict) or not rate.is_about(record):
         return False
     rows = record.get("row_tokens")
@@ -246,13 +245,3 @@ def _records(path: Path) -> list[Any]:
         return records
     path.rename(path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"))
     return []
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Keep others from writing in between; the system's lock ends with its process."""
-    lock = open_plain(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT)
-    with open(lock, "w", encoding="utf-8") as stream:
-        if sys.platform != "win32":
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        yield

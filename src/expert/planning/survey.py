@@ -1,4 +1,4 @@
-"""How many rows and tokens there are, as far as a look at the files tells without a tokenizer."""
+"""How many rows and tokens there are, from a look at the files without a tokenizer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Survey:
     tokens: int | None
     because: str
     tokens_from: str = f"from bytes: {FILE_BYTES_PER_TOKEN} of the file a token"
-    """How the tokens were told."""
+    """How the tokens were counted."""
     longest_tokens: int | None = None
     """Of the longest row, where all of them were counted."""
     packed: PackedRows | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from expert.manifest.schema.config import TrainingConfig
 from expert.manifest.schema.dataset import DatasetSpec, Decoding, FieldMapping, RowChecks
@@ -12,87 +12,65 @@ CONFIG = "training.config"
 CORPORA = ("shakespeare", "python-stdlib")
 DATASET = "training.dataset"
 
-# Other spellings of a key of training.config. They are understood there, directly under
+
+def _by_alias(names: Mapping[str, str]) -> dict[str, str]:
+    """The key for each of its other names."""
+    return {alias: key for key, aliases in names.items() for alias in aliases.split()}
+
+
+# Other names of a key of training.config. They are understood there, directly under
 # `training`, under `model` and at the top level: files of other trainers differ in just this.
-CONFIG_ALIASES = {
-    "num_epochs": "epochs",
-    "num_train_epochs": "epochs",
-    "n_epochs": "epochs",
-    "max_epochs": "epochs",
-    "per_device_train_batch_size": "batch_size",
-    "train_batch_size": "batch_size",
-    "per_device_eval_batch_size": "eval_batch_size",
-    "grad_accum_steps": "gradient_accumulation_steps",
-    "gradient_accumulation": "gradient_accumulation_steps",
-    "lr": "learning_rate",
-    "lr_scheduler_type": "lr_scheduler",
-    "scheduler": "lr_scheduler",
-    "lora_r": "rank",
-    "lora_rank": "rank",
-    "lora_alpha": "alpha",
-    "lora_dropout": "dropout",
-    "lora_target_modules": "target_modules",
-    "finetuning_type": "adapter_type",
-    "attn_implementation": "attention",
-    "use_compile": "torch_compile",
-    "compile": "torch_compile",
-    "compile_mode": "torch_compile_mode",
-    "gradient_clip": "max_grad_norm",
-    "grad_clip": "max_grad_norm",
-    "gradient_clipping": "max_grad_norm",
-    "log_interval": "logging_steps",
-    "log_every": "logging_steps",
-    "num_workers": "dataloader_num_workers",
-    "prefetch_factor": "dataloader_prefetch_factor",
-    "pin_memory": "dataloader_pin_memory",
-    "persistent_workers": "dataloader_persistent_workers",
-    "optimizer": "optim",
-    "tf32": "use_tf32",
-    "max_length": "max_seq_length",
-    "max_seq_len": "max_seq_length",
-    "cutoff_len": "max_seq_length",
-    "sequence_len": "max_seq_length",
-    "eval_strategy": "evaluation_strategy",
-    "random_seed": "seed",
-    "report_to": "trackers",
-    "save_every": "save_every_epochs",
-    "save_interval": "save_every_epochs",
-    "save_every_n_epochs": "save_every_epochs",
-    "checkpoint_every": "save_every_epochs",
-    "checkpoint_interval": "save_every_epochs",
-    "checkpoint_every_epochs": "save_every_epochs",
-    "use_flash_attention": "flash_attention_2",
-    "use_flash_attn": "flash_attention_2",
-    "use_liger": "fused_loss",
-    "use_liger_kernel": "fused_loss",
-    "early_stopping": "early_stopping_patience",
-    "patience": "early_stopping_patience",
-    "out_dir": "output_dir",
-    "save_dir": "output_dir",
-    "checkpoint_dir": "output_dir",
-    "adam_eps": "adam_epsilon",
-    "max_vram": "vram_limit",
-    "sample_packing": "packing",
-    "flash_attention": "flash_attention_2",
-    "lora_target": "target_modules",
-    "adapter": "adapter_type",
-    "micro_batch": "micro_batch_size",
-    "train_on_inputs": "train_on_prompt",
-    "allow_tf32": "use_tf32",
-    "accumulation_steps": "gradient_accumulation_steps",
-    "grad_accum": "gradient_accumulation_steps",
-    "neat_packing": "packing",
-    "enable_liger_kernel": "fused_loss",
-    "liger_fused_linear_cross_entropy": "fused_loss",
-    "cut_cross_entropy": "fused_loss",
-    "num_warmup_steps": "warmup_steps",
-    "random_state": "seed",
-    "model_max_length": "max_seq_length",
-    "r": "rank",
-    "peft_target_modules": "target_modules",
-    "batch_max_tokens": "batch_tokens",
-    "full_determinism": "deterministic",
-}
+CONFIG_ALIASES = _by_alias(
+    {
+        "epochs": "num_epochs num_train_epochs n_epochs max_epochs",
+        "batch_size": "per_device_train_batch_size train_batch_size",
+        "eval_batch_size": "per_device_eval_batch_size",
+        "gradient_accumulation_steps": (
+            "grad_accum_steps gradient_accumulation accumulation_steps grad_accum"
+        ),
+        "learning_rate": "lr",
+        "lr_scheduler": "lr_scheduler_type scheduler",
+        "rank": "lora_r lora_rank r",
+        "alpha": "lora_alpha",
+        "dropout": "lora_dropout",
+        "target_modules": "lora_target_modules lora_target peft_target_modules",
+        "adapter_type": "finetuning_type adapter",
+        "attention": "attn_implementation",
+        "torch_compile": "use_compile compile",
+        "torch_compile_mode": "compile_mode",
+        "max_grad_norm": "gradient_clip grad_clip gradient_clipping",
+        "logging_steps": "log_interval log_every",
+        "dataloader_num_workers": "num_workers",
+        "dataloader_prefetch_factor": "prefetch_factor",
+        "dataloader_pin_memory": "pin_memory",
+        "dataloader_persistent_workers": "persistent_workers",
+        "optim": "optimizer",
+        "use_tf32": "tf32 allow_tf32",
+        "max_seq_length": "max_length max_seq_len cutoff_len sequence_len model_max_length",
+        "evaluation_strategy": "eval_strategy",
+        "seed": "random_seed random_state",
+        "trackers": "report_to",
+        "save_every_epochs": (
+            "save_every save_interval save_every_n_epochs checkpoint_every "
+            "checkpoint_interval checkpoint_every_epochs"
+        ),
+        "flash_attention_2": "use_flash_attention use_flash_attn flash_attention",
+        "fused_loss": (
+            "use_liger use_liger_kernel enable_liger_kernel "
+            "liger_fused_linear_cross_entropy cut_cross_entropy"
+        ),
+        "early_stopping_patience": "early_stopping patience",
+        "output_dir": "out_dir save_dir checkpoint_dir",
+        "adam_epsilon": "adam_eps",
+        "vram_limit": "max_vram",
+        "packing": "sample_packing neat_packing",
+        "micro_batch_size": "micro_batch",
+        "train_on_prompt": "train_on_inputs",
+        "warmup_steps": "num_warmup_steps",
+        "batch_tokens": "batch_max_tokens",
+        "deterministic": "full_determinism",
+    }
+)
 
 # Keys that become something other than one key of training.config; migrate.py knows how.
 DTYPE_NAMES = ("dtype", "torch_dtype", "slm_dtype", "precision")
@@ -102,67 +80,42 @@ MODEL_NAMES = ("slm_name", "model_name", "model_name_or_path", "base_model_name"
 ADAM_BETAS = ("adam_beta1", "adam_beta2")
 SPECIAL_NAMES = (*DTYPE_NAMES, *AMP_NAMES, *LOAD_IN_NAMES, *MODEL_NAMES, *ADAM_BETAS, "use_dora")
 
-DATASET_ALIASES = {
-    "dataset": "path",
-    "name": "path",
-    "file": "path",
-    "train_file": "path",
-    "train_path": "path",
-    "data_path": "path",
-    "val_path": "validation_path",
-    "valid_path": "validation_path",
-    "validation_file": "validation_path",
-    "eval_path": "validation_path",
-    "test_file": "test_path",
-    "val_split": "validation_split",
-    "val_set_size": "validation_split",
-    "val_size": "validation_split",
-    "dataset_name": "path",
-    "dataset_text_field": "text_field",
-    "eval_dataset": "validation_path",
-    "train_dataset": "path",
-    "train_data": "path",
-    "val_data": "validation_path",
-    "max_train_samples": "max_samples",
-}
+DATASET_ALIASES = _by_alias(
+    {
+        "path": (
+            "dataset name file train_file train_path data_path dataset_name train_dataset "
+            "train_data"
+        ),
+        "validation_path": "val_path valid_path validation_file eval_path eval_dataset val_data",
+        "test_path": "test_file",
+        "validation_split": "val_split val_set_size val_size",
+        "text_field": "dataset_text_field",
+        "max_samples": "max_train_samples",
+    }
+)
 # Keys of the data set that are understood at the top level and under `training` too.
-LOOSE_DATASET_KEYS = {
-    "field_mapping": "field_mapping",
-    "text_field": "text_field",
-    "max_chars": "max_chars",
-    "max_samples": "max_samples",
-    "validation_path": "validation_path",
-    "test_path": "test_path",
-    "validation_split": "validation_split",
-    "streaming": "streaming",
-    **{
-        alias: home
-        for alias, home in DATASET_ALIASES.items()
-        if alias not in ("dataset", "name", "file")
-    },
+_LOOSE = (
+    *("field_mapping", "text_field", "max_chars", "max_samples"),
+    *("validation_path", "test_path", "validation_split", "streaming"),
+)
+LOOSE_DATASET_KEYS = {key: key for key in _LOOSE} | {
+    alias: home
+    for alias, home in DATASET_ALIASES.items()
+    if alias not in ("dataset", "name", "file")
 }
 # Keys of `constraints` that the oldest files have at the top level.
 LOOSE_CONSTRAINTS = ("load_order", "incompatible_with", "requires", "max_chain")
 
 # Shape of the character model as people write it under `model`.
-SHAPE_ALIASES = {
-    "n_layer": "layers",
-    "n_layers": "layers",
-    "num_layers": "layers",
-    "layers": "layers",
-    "n_head": "heads",
-    "n_heads": "heads",
-    "num_heads": "heads",
-    "heads": "heads",
-    "n_embd": "width",
-    "embed_dim": "width",
-    "d_model": "width",
-    "hidden_size": "width",
-    "width": "width",
-    "block_size": "block_size",
-    "context_length": "block_size",
-    "dropout": "dropout",
-}
+SHAPE_ALIASES = _by_alias(
+    {
+        "layers": "n_layer n_layers num_layers layers",
+        "heads": "n_head n_heads num_heads heads",
+        "width": "n_embd embed_dim d_model hidden_size width",
+        "block_size": "block_size context_length",
+        "dropout": "dropout",
+    }
+)
 
 CONFIG_KEYS = frozenset(TrainingConfig.model_fields)
 DATASET_KEYS = frozenset(DatasetSpec.model_fields)

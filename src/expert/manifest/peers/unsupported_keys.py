@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from expert.manifest.migrate.aliases import (
     CONFIG_ALIASES,
@@ -90,12 +90,12 @@ superseded: Python code of a model runs only with --allow-remote-code and a pinn
     trust_remote_code
 superseded unless false, true: it follows from the model
     use_cache lora_fan_in_fan_out max_lora_rank float8_kv_cache fix_tokenizer
-warning: without effect: the tokenizer's own special tokens and the prompt template's are used
+warning: the tokenizer's own special tokens and the prompt template's are used
     special_tokens eot_tokens added_tokens_overrides pad_token eos_token bos_token
 refused: no tokens are added to a vocabulary
     > use the tokenizer as it is, and remove the key
     new_special_tokens add_special_tokens resize_vocab
-warning: without effect: attention is computed as the model has it
+warning: attention is computed as the model has it
     scaling_softmax logits_to_keep
 refused: a base that somebody quantised cannot be trained on
     > name the model it was made from, and quantization: int4
@@ -104,10 +104,10 @@ refused: a base that somebody quantised cannot be trained on
 refused: quantisation-aware training is not built
     > remove it; export can quantise later
     qat
-warning: without effect: only text is trained
+warning: only text is trained
     processor_type image_max_pixels video_max_pixels image_size image_resize_algorithm
     freeze_vision_tower freeze_multi_modal_projector video_fps media_dir finetune_vision_layers
-warning unless true: without effect: target_modules says which layers get an adapter
+warning unless true: target_modules says which layers get an adapter
     finetune_language_layers finetune_attention_modules finetune_mlp_modules
 refused: training does not start from a finished adapter
     > expert train --resume continues a run; or merge the adapter and name that folder
@@ -154,9 +154,9 @@ refused: that optimizer is not built
     > use optim: adamw_bnb_8bit for little memory, or adamw_torch_fused
     use_galore use_apollo use_badam use_adam_mini use_muon optim_target_modules galore_* apollo_*
     badam_* adam_mini_* muon_* lion_*
-warning: without effect: betas, adam_epsilon and weight_decay are keys of their own
+warning: betas, adam_epsilon and weight_decay are keys of their own
     optim_args
-warning: without effect: the rate rises in a straight line
+warning: the rate rises in a straight line
     lr_quadratic_warmup
 refused: the rate falls to the end of the run
     > remove it
@@ -173,9 +173,9 @@ refused: reward models are not built: only sft (supervised fine-tuning) is
 refused: it is not built
     > remove it
     mixture_of_depths use_mod moe_aux_loss_coef
-warning: without effect: rows are shuffled with the seed
+warning: rows are shuffled with the seed
     sample_packing_sequentially curriculum_sampling disable_shuffling
-warning unless true: without effect: rows are shuffled with the seed
+warning unless true: rows are shuffled with the seed
     shuffle shuffle_merged_datasets shuffle_dataset
 superseded: packing decides for evaluation too
     eval_sample_packing eval_packing
@@ -192,7 +192,7 @@ superseded unless false, -100: padding and prompts are left out of the loss
 refused: every answer of a conversation is trained on
     > leave out earlier answers with weight: 0 in the messages
     mask_history
-warning: without effect: assistants are trained; a message with "weight": 0 or "train": false is not
+warning: assistants are trained; a message with "weight": 0 or "train": false is not
     roles_to_train message_field_training message_field_training_detail
 superseded unless false, "turn", "all": the end of every trained answer is trained on too
     train_on_eos
@@ -259,9 +259,12 @@ superseded: a token for the hub is read from HF_TOKEN or from where hf auth logi
     token
 superseded unless false, true, false: nothing follows from it here
     strict debug test_value
-warning: without effect: it belongs to preference training, which is not built
+warning: it belongs to preference training, which is not built
     rl_* kto_* dpo_* orpo_* ppo_* grpo_* pref_* simpo_* reward_* center_rewards_* ref_model* trl_*
 """
+
+
+_KINDS: dict[str, Kind | None] = {"superseded": "superseded", "warning": "warning", "refused": None}
 
 
 @dataclass(frozen=True)
@@ -281,13 +284,15 @@ class PeerAnswer:
 def _answers(table: str) -> dict[str, PeerAnswer]:
     found = {}
     for entry in re.split(r"\n(?=\S)", table.strip()):
-        head, *lines = re.sub(r"\n    \| ", " ", entry).splitlines()
-        kind, unless, text = re.fullmatch(r"(\w+)(?: unless (.+?))?: (.+)", head).groups()  # type: ignore[union-attr]
-        fix = " ".join(line.strip()[2:] for line in lines if line.strip().startswith("> "))
+        head, *lines = (line.strip() for line in entry.replace("\n    | ", " ").splitlines())
+        before, _, text = head.partition(": ")
+        kind, _, unless = before.partition(" unless ")
         agrees = tuple(json.loads(f"[{unless}]")) if unless else (False,)
-        known = kind if kind in get_args(Kind) else None
-        keys = " ".join(line for line in lines if not line.strip().startswith("> ")).split()
-        found.update(dict.fromkeys(keys, PeerAnswer(text, known, fix, agrees)))
+        fix = " ".join(line[2:] for line in lines if line.startswith("> "))
+        told = f"without effect: {text}" if kind == "warning" else text
+        answer = PeerAnswer(told, _KINDS[kind], fix, agrees)
+        keys = " ".join(line for line in lines if not line.startswith("> "))
+        found.update(dict.fromkeys(keys.split(), answer))
     return found
 
 

@@ -77,9 +77,9 @@ def parse_document(
         what = "the file is empty"
         if root.value is not None:
             what = f"got {shown(root.plain())}, expected an object"
-        fix = "start with a name and a base model"
+        fix = "add a name, a base model and a data set"
         if source.lower().endswith(ROWS):
-            fix = f"rows are no manifest: expert new NAME --from {source} makes one for them"
+            fix = f"this is a data file: expert new NAME --from {source} makes a manifest for it"
         raise ManifestError(source, [Problem("", what, fix, root.line)])
     return Document(source, folder, kind, root, problems, closing)
 

@@ -296,7 +296,7 @@ def refuse_media(config: Mapping[str, Any], file: Path) -> None:
 
 
 def char_gpt_shape(size: CharGptShape) -> ModelShape:
-    """The built-in character model: GPT-2 blocks without biases, learnt positions, tied head."""
+    """The built-in character model: GPT-2 blocks without biases, learned positions, tied head."""
     return ModelShape(
         layers=size.layers,
         hidden=size.width,
