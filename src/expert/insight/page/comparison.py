@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from expert.core.text import count, duration, gib, loss
@@ -22,7 +23,7 @@ from expert.insight.page.blocks import (
 )
 from expert.insight.page.curves import MIN_SMOOTHED, has_values, spans_far
 from expert.insight.page.facts import RunFacts, number
-from expert.insight.page.scales import running_total, smoothed
+from expert.insight.page.scales import smoothed
 
 COLOURS = 6
 NOT_COMPARED = ("decisions", "remarks")
@@ -72,7 +73,7 @@ def _over(
     """The curves over a sum along the run instead of over steps."""
     result = []
     for run, points in zip(runs, losses, strict=True):
-        at = running_total(run.amounts(key))
+        at = list(accumulate(run.amounts(key)))
         known = bool(at) and at[-1] > 0
         result.append([(x, y) for x, (_, y) in zip(at, points, strict=True)] if known else [])
     return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from expert.core.text import duration
 from expert.insight.page.blocks import Point, Unit
@@ -191,8 +191,3 @@ def smoothed(points: Sequence[Point], weights: Sequence[float]) -> list[Point]:
         share = weight[last] - weight[first]
         result.append((x, (total[last] - total[first]) / share if share > 0 else None))
     return result
-
-
-def running_total(amounts: Sequence[float]) -> list[float]:
-    """The sum up to and including every place."""
-    return list(accumulate(amounts))
