@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from expert.insight.page.blocks import (
     Bar,
+    BarPart,
     Bars,
     Chart,
     Histogram,
     LineChart,
     Mark,
-    Marks,
-    Segment,
     Series,
     StackChart,
+    Timeline,
     Unit,
     WideBar,
 )
@@ -196,8 +196,8 @@ def test_parts_of_a_stack_fill_the_whole_height():
 
 
 def test_a_wide_bar_gives_every_part_its_share_and_names_it():
-    forward = Segment(name="forward", amount=3.0, words="3 ms", colour=1)
-    backward = Segment(name="backward", amount=1.0, words="1 ms", colour=4)
+    forward = BarPart(name="forward", amount=3.0, words="3 ms", colour=1)
+    backward = BarPart(name="backward", amount=1.0, words="1 ms", colour=4)
     html = draw(WideBar(segments=(forward, backward)))
     assert [float(found["width"]) for _, found in tags_of(html, "rect")] == [750.0, 250.0]
     assert "forward 3 ms, 75.0%" in html
@@ -221,7 +221,7 @@ def test_a_histogram_has_a_column_for_every_count():
 
 
 def test_marks_are_where_they_happened():
-    marks = Marks(
+    marks = Timeline(
         lanes=("saves",), counts=(7,), marks=(Mark(lane="saves", at=5.0, words="x"),), end=10.0
     )
     html = draw(marks)

@@ -13,10 +13,10 @@ from expert.insight.page.blocks import (
     Histogram,
     LineChart,
     Mark,
-    Marks,
     Point,
     Series,
     StackChart,
+    Timeline,
     Unit,
     WideBar,
 )
@@ -48,7 +48,7 @@ def draw(chart: Chart) -> Markup:
             return _bars(chart)
         case Histogram():
             return _histogram(chart)
-        case Marks():
+        case Timeline():
             return _marks(chart)
 
 
@@ -327,7 +327,7 @@ def _histogram(chart: Histogram) -> Markup:
 # --- the timeline --------------------------------------------------------------------------------
 
 
-def _marks(chart: Marks) -> Markup:
+def _marks(chart: Timeline) -> Markup:
     x = scale_of([0.0, chart.end or 1.0], tight=True, clock=True, wanted=6)
     lanes = [
         _lane(name, count, [mark for mark in chart.marks if mark.lane == name], x)

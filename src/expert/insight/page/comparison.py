@@ -15,8 +15,8 @@ from expert.insight.page.blocks import (
     Grid,
     LineChart,
     Look,
+    PageSection,
     Point,
-    Section,
     Series,
     Unit,
     Words,
@@ -30,7 +30,7 @@ NOT_COMPARED = ("decisions", "remarks")
 Number = Callable[[RunFacts], float | None]
 
 
-def comparison_section(runs: Sequence[RunFacts]) -> Section:
+def comparison_section(runs: Sequence[RunFacts]) -> PageSection:
     """Curves over steps, tokens and time, then the numbers, then the plans."""
     names = labels(runs)
     losses = [_smooth_loss(run) for run in runs]
@@ -48,7 +48,7 @@ def comparison_section(runs: Sequence[RunFacts]) -> Section:
     doubts = not_comparable([run.record for run in runs], names)
     inside: list[Block] = [Words(text=text, tone="warning") for text in doubts]
     inside += [_numbers(runs, names), *filter(None, figures), _plans(runs, names)]
-    return Section(name="comparison", title="Comparison", inside=tuple(inside))
+    return PageSection(name="comparison", title="Comparison", inside=tuple(inside))
 
 
 def labels(runs: Sequence[RunFacts]) -> list[str]:

@@ -13,8 +13,8 @@ from expert.insight.page.blocks import (
     Grid,
     Lines,
     Mark,
-    Marks,
-    Section,
+    PageSection,
+    Timeline,
     Tone,
     Words,
 )
@@ -45,12 +45,12 @@ ROUTINE = ("eval", "saved", "started", "compiled")
 SHOWN = 200
 """Events listed in a table; the rest are counted."""
 MARKS_A_LANE = 400
-"""Marks drawn in one lane; of more, every n-th."""
+"""Timeline drawn in one lane; of more, every n-th."""
 
 Timed = list[tuple[Event, float]]
 
 
-def event_sections(run: RunFacts) -> list[Section]:
+def event_sections(run: RunFacts) -> list[PageSection]:
     """The timeline with its tables, and what the kernels reported."""
     timed = [
         (event, at)
@@ -69,7 +69,7 @@ def event_sections(run: RunFacts) -> list[Section]:
     if routine:
         title = "Evaluations, checkpoints and starts"
         inside.append(Folded(title=title, inside=(_table(routine),)))
-    return [Section(name="story", title="What happened", inside=tuple(inside)), *_kernels(run)]
+    return [PageSection(name="story", title="What happened", inside=tuple(inside)), *_kernels(run)]
 
 
 def _time_line(timed: Timed) -> Figure:
@@ -87,7 +87,9 @@ def _time_line(timed: Timed) -> Figure:
         marks.append(Mark(lane=lane, at=at, words=words, tone=tone))
     lanes = tuple(dict.fromkeys(lane for lane, _ in LANES.values() if count[lane]))
     end = max(at for _, at in timed)
-    chart = Marks(lanes=lanes, marks=tuple(marks), end=end, counts=tuple(count[n] for n in lanes))
+    chart = Timeline(
+        lanes=lanes, marks=tuple(marks), end=end, counts=tuple(count[n] for n in lanes)
+    )
     return Figure(name="story", title="Timeline", chart=chart, wide=True)
 
 
@@ -110,10 +112,12 @@ def in_words(event: Event) -> str:
     return " – ".join(text.strip() for text, _ in without_step(event))
 
 
-def _kernels(run: RunFacts) -> list[Section]:
+def _kernels(run: RunFacts) -> list[PageSection]:
     """What was enabled and what was not, at the last start."""
     reports = run.record.of("kernels")
     lines = [str(line) for line in listed(reports[-1].get("lines"))] if reports else []
     tones: dict[str, Tone] = {"✓": "good", "✗": "note"}
     marked = tuple((tones.get(line[:1], "plain"), line.lstrip("✓✗ ")) for line in lines)
-    return [Section(name="kernels", title="Kernels", inside=(Lines(lines=marked),))] * bool(lines)
+    return [PageSection(name="kernels", title="Kernels", inside=(Lines(lines=marked),))] * bool(
+        lines
+    )

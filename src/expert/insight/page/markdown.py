@@ -9,19 +9,19 @@ from expert.insight.page.blocks import (
     MADE_BY,
     Bars,
     Block,
-    Cards,
+    CaseExample,
     Chart,
-    Example,
     Figure,
     Folded,
     Grid,
     Histogram,
     LineChart,
     Lines,
-    Marks,
     Page,
     Series,
     StackChart,
+    Tiles,
+    Timeline,
     Tone,
     WideBar,
     Words,
@@ -72,7 +72,7 @@ def _block(block: Block) -> Iterator[str]:
     match block:
         case Figure():
             yield from _figure(block)
-        case Cards():
+        case Tiles():
             rows = [(card.name, card.value, card.note) for card in block.cards]
             yield from _table(("number", "value", ""), rows, ("value",))
         case Words():
@@ -81,7 +81,7 @@ def _block(block: Block) -> Iterator[str]:
             yield from _table(block.columns, block.rows, block.numbers)
         case Lines():
             yield from (f"- {SIGNS[tone]}{text(line)}" for tone, line in block.lines)
-        case Example():
+        case CaseExample():
             yield from (f"- {text(name)}: {text(value)}" for name, value in block.texts)
         case Folded():
             yield f"**{text(block.title)}**"
@@ -136,7 +136,7 @@ def _chart(chart: Chart) -> Iterator[str]:
                 for label, count in zip(chart.labels, chart.counts, strict=True)
             ]
             yield from _table(("tokens", chart.what), pairs, (chart.what,))
-        case Marks():
+        case Timeline():
             counted = zip(chart.lanes, chart.counts, strict=True)
             yield ", ".join(f"{text(lane)}: {count:,}" for lane, count in counted)
 
