@@ -203,8 +203,8 @@ def check_harmless(html: str) -> Tags:
     return tags
 
 
-def cards_of(page: Page) -> dict[str, Card]:
-    found = [card for b in blocks_of(page) if isinstance(b, Cards) for card in b.cards]
+def cards_of(page: Page) -> dict[str, Tile]:
+    found = [card for b in blocks_of(page) if isinstance(b, Tiles) for card in b.cards]
     return {card.name: card for card in found}
 
 
