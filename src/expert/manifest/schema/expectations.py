@@ -20,7 +20,7 @@ def schema() -> dict[str, Any]:
 
 
 def resolve(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Follow a $ref, keeping the description that stands beside it."""
+    """Follow a $ref, keeping the description beside it."""
     if "$ref" in node:
         target = schema()["$defs"][node["$ref"].rsplit("/", 1)[-1]]
         return {**target, **{key: value for key, value in node.items() if key != "$ref"}}
