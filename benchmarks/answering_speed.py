@@ -26,7 +26,7 @@ from expert.jobs.sample.sample import Decoding
 from expert.jobs.validate import answering
 from expert.manifest.reader import read_manifest
 from expert.model import fixed_cache
-from expert.run.plan import plan as plan_of
+from expert.run.open import plan as plan_of
 from expert.run.stored.load import Trained, load_base, pick_device
 
 TURNS = 3

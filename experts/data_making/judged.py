@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from data_making.rows import Made
 from expert.judging.cases import Case
-from expert.judging.oracles.oracle import Judgement, oracle_for
+from expert.judging.oracles.oracle import Judgement, JudgeOptions, oracle_for
 
 
 def judge(domain: str, row: Made, answer: str) -> Judgement:
@@ -18,7 +18,7 @@ def judge(domain: str, row: Made, answer: str) -> Judgement:
         task=row.task,
         check=row.check,
     )
-    return oracle_for(domain).judge(case, answer, lambda: None)
+    return oracle_for(domain)(case, answer, JudgeOptions())
 
 
 def share_right(domain: str, rows: Sequence[Made], answers: Sequence[str]) -> float:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from expert.core.errors import ExpertError, ManifestError
     from expert.core.version import __version__
+    from expert.data.prepared import PreparedData
     from expert.jobs.python_api import export, sample
     from expert.jobs.train import train
     from expert.jobs.validate.validate import validate
@@ -24,9 +25,7 @@ if TYPE_CHECKING:
     from expert.manifest.reader import ReadManifest, read_manifest
     from expert.planning.machine.machine import Machine, describe_machine
     from expert.planning.run_plan import RunPlan
-    from expert.run.plan import plan
-    from expert.run.prepare import prepare
-    from expert.run.prepared import PreparedData
+    from expert.run.open import plan, prepare
     from expert.run.session.finish import RunResult
 
 __all__ = [
@@ -58,9 +57,9 @@ _HOMES = {
     "RunPlan": "expert.planning.run_plan",
     "describe_machine": "expert.planning.machine.machine",
     "export": "expert.jobs.python_api",
-    "plan": "expert.run.plan",
-    "prepare": "expert.run.prepare",
-    "PreparedData": "expert.run.prepared",
+    "plan": "expert.run.open",
+    "prepare": "expert.run.open",
+    "PreparedData": "expert.data.prepared",
     "RunResult": "expert.run.session.finish",
     "sample": "expert.jobs.python_api",
     "train": "expert.jobs.train",

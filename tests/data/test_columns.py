@@ -146,11 +146,7 @@ def test_mapped_columns_of_preference_rows_are_taken_as_asked():
     [
         ("a b", {}, wording("no-column-holds-request")),
         ("question b", {}, wording("no-column-holds-answer")),
-        (
-            "prompt chosen rejected",
-            {},
-            str(refused_pairs("chosen", "rejected")),
-        ),
+        ("prompt chosen rejected", {}, str(refused_pairs("chosen", "rejected"))),
         ("a b", {"field_mapping": FieldMapping(instruction="c")}, wording("no-column-c-columns")),
         ("a b", {"text_field": "c"}, wording("no-column-c")),
         (

@@ -18,12 +18,7 @@ WORSE = [USER, {"role": "assistant", "content": BAD}]
 
 PAIRS: dict[str, dict[str, Any]] = {
     "texts": {"prompt": ASKED, "chosen": GOOD, "rejected": BAD},
-    "texts with a system text": {
-        "system": "S",
-        "question": ASKED,
-        "chosen": GOOD,
-        "rejected": BAD,
-    },
+    "texts with a system text": {"system": "S", "question": ASKED, "chosen": GOOD, "rejected": BAD},
     "a prompt and whole conversations": {"prompt": ASKED, "chosen": WHOLE, "rejected": WORSE},
     "whole conversations alone": {"chosen": WHOLE, "rejected": WORSE},
     "messages on both sides": {"prompt": [USER], "chosen": WHOLE[1:], "rejected": WORSE[1:]},

@@ -14,7 +14,7 @@ from expert.manifest.reader import read_manifest
 from expert.model import fixed_cache
 from expert.parallel.graphs import CudaCapture
 from expert.planning.models.resolve import SMOLLM2
-from expert.run.plan import plan as plan_job
+from expert.run.open import plan as plan_job
 from expert.run.stored.load import load_base
 from tests.gpu.real_model import DEVICE, ON_CARD, needs_card, note, real_folder, the_device
 from tests.jobs.runs import write_expert

@@ -35,7 +35,8 @@ def base_model(folder: Path, family: str = "qwen3") -> Path:
 
 
 def write_expert(folder: Path, base: Path | str, config: dict[str, Any], **more: Any) -> Path:
-    """A manifest with 48 rows of training data beside it."""
+    """A manifest with 48 rows of training data beside it; answers are short unless `decoding` says
+    otherwise: a model that was hardly trained never ends one."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = more.pop("rows", ROWS)
     (folder / "train.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
@@ -45,6 +46,7 @@ def write_expert(folder: Path, base: Path | str, config: dict[str, Any], **more:
         "base_model": {"name": str(base), "prompt_template": "chatml", **more.pop("model", {})},
         "training": {
             "dataset": dataset,
+            "decoding": {"max_new_tokens": 12, **more.pop("decoding", {})},
             "config": {
                 "adapter_type": "lora",
                 "rank": 4,
@@ -76,7 +78,7 @@ def events_of(folder: Path, *names: str) -> list[dict[str, Any]]:
 
 
 def losses_of(folder: Path) -> dict[int, str]:
-    """The loss after each update, to the last bit; of an update taken twice the second."""
+    """The loss after each step, to the last bit; of a step taken twice the second."""
     return {event["step"]: float(event["loss"]).hex() for event in events_of(folder, "step")}
 
 
@@ -92,9 +94,9 @@ class Now:
     """Where a run with an injected fault is."""
 
     update: int | None = None
-    """Number of the update, from 0; None before the first."""
+    """Number of the step, from 0; None before the first."""
     micro_batch: int = 0
-    """Micro-batches of this update before this one."""
+    """Micro-batches of this step before this one."""
     learnt: int = 0
     """Micro-batches so far."""
 
@@ -123,7 +125,7 @@ def inject(monkeypatch: Any, fault: Fault) -> Now:
 
 
 def copied(folder: Path, to: Path, *, without: tuple[str, ...] = ("final",)) -> Path:
-    """The run folder once more, to be gone on with; the events begin anew."""
+    """The run folder once more, to be continued; the events start over."""
     shutil.copytree(folder, to)
     for name in without:
         shutil.rmtree(to / name)
@@ -132,7 +134,7 @@ def copied(folder: Path, to: Path, *, without: tuple[str, ...] = ("final",)) -> 
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """The updates after which there are checkpoints."""
+    """The steps after which there are checkpoints."""
     return sorted(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
 
 

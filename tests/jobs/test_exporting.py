@@ -180,7 +180,7 @@ def test_an_export_is_sealed_and_has_tokenizer_generation_config_and_card(tmp_pa
     assert damage(out) == ""
     assert (out / "tokenizer.json").is_file()
     generation = json.loads((out / "generation_config.json").read_text())
-    assert (generation["do_sample"], generation["max_new_tokens"]) == (False, 512)
+    assert (generation["do_sample"], generation["max_new_tokens"]) == (False, 12)
     assert generation["eos_token_id"] == [2]
     assert json.loads((out / "config.json").read_text())["use_cache"] is True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
 import subprocess
@@ -36,15 +38,16 @@ def learnt(kind: str, rows: str) -> Path:
     config: dict[str, Any] = {"adapter_type": kind, "epochs": 12, "load_best_model_at_end": False}
     config["learning_rate"] = 1e-2 if kind == "full" else 5e-2
     more: dict[str, Any] = {"rows": TEXT_ROWS} if rows == "text" else {}
-    more["decoding"] = {"max_new_tokens": 24}
-    decoding = more.pop("decoding")
     base = base_model(place() / "models")
     folder = place() / f"card-{kind}-{rows}"
-    manifest = write_expert(folder, base, config, **more)
-    settings = json.loads(manifest.read_text(encoding="utf-8"))
-    settings["training"]["decoding"] = decoding
-    manifest.write_text(json.dumps(settings), encoding="utf-8")
-    return run(manifest).folder
+    return run(write_expert(folder, base, config, **more)).folder
+
+
+@cache
+def exported_lora() -> tuple[Any, Path]:
+    """An export that several tests only read."""
+    out = place() / "exported lora"
+    return export(finished("lora"), out, device="cpu"), out
 
 
 def code_of(out: Path) -> str:
@@ -63,6 +66,16 @@ def filled_in(out: Path, question: str, base: Path) -> str:
 
 
 def said_by(*codes: str) -> list[str]:
+    """What each of the codes prints."""
+    texts = []
+    for code in codes:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(code, {})
+        texts.append(printed.getvalue().removesuffix("\n"))
+    return texts
+
+
+def said_elsewhere(*codes: str) -> list[str]:
     """What each of the codes prints, in one process that has seen nothing else."""
     runs = "\n".join(f"exec({code!r}, {{}}); print({MARK!r})" for code in codes)
     done = subprocess.run([sys.executable, "-c", runs], capture_output=True, text=True, check=False)
@@ -70,7 +83,7 @@ def said_by(*codes: str) -> list[str]:
     return [text.removesuffix("\n") for text in done.stdout.split(f"{MARK}\n")[:-1]]
 
 
-def held_to_the_run(question: str, *exported: tuple[Path, Path]) -> None:
+def held_to_the_run(question: str, *exported: tuple[Path, Path], say: Any = said_by) -> None:
     """Each is a run and its export: the card's code says what `expert sample` says."""
     ours = [
         sample(folder, [question], device="cpu", seed=0).samples[0].text for folder, _ in exported
@@ -80,7 +93,7 @@ def held_to_the_run(question: str, *exported: tuple[Path, Path]) -> None:
     codes = [
         filled_in(out, question, base) for (_, out), base in zip(exported, places, strict=True)
     ]
-    assert said_by(*codes) == ours
+    assert say(*codes) == ours
 
 
 @pytest.mark.parametrize("rows", ["chat", pytest.param("text", marks=pytest.mark.slow)])
@@ -90,7 +103,7 @@ def test_the_cards_own_code_gives_the_answers_of_the_run(rows, tmp_path):
     export(lora, tmp_path / "merged", device="cpu", kind="merged")
     export(full, tmp_path / "full", device="cpu")
     places = [(lora, tmp_path / "adapter"), (lora, tmp_path / "merged"), (full, tmp_path / "full")]
-    held_to_the_run(ASKED[rows], *places)
+    held_to_the_run(ASKED[rows], *places, say=said_by if rows == "chat" else said_elsewhere)
 
 
 def with_plan(run_folder: Path, to: Path, **changes: dict[str, Any]) -> Path:
@@ -147,13 +160,13 @@ def test_the_code_of_tiny_and_of_the_character_model_needs_no_folder_of_this_mac
     assert "expert." not in code  # nor Expert itself
     assert 'base = f"{folder}/base"' in code
     codes = [filled_in(tmp_path / name, "say red 1", Path("/none")) for name in ("tiny", "letters")]
-    answer, letters = said_by(*codes)
+    answer, letters = said_elsewhere(*codes)
     [ours] = sample(folder, ["say red 1"], device="cpu", seed=0).samples
     assert answer == ours.text
     assert len(letters) == 201
 
 
-def test_texts_of_a_manifest_cannot_get_out_of_their_place_in_the_code(tmp_path):
+def test_texts_of_a_manifest_cannot_get_out_of_their_place_in_the_code():
     import ast
 
     plan = changed(finished("lora"), name="/x/a`\nimport os\n", place="folder", location="/none")
@@ -164,8 +177,7 @@ def test_texts_of_a_manifest_cannot_get_out_of_their_place_in_the_code(tmp_path)
     asking = Asking(
         '"""\n```\nimport os\n{question}', plain=False, stops=('"]; import os; ["', "```")
     )
-    done = export(finished("lora"), tmp_path / "out", device="cpu")
-    card = model_card(plan, done, Known(asking=asking))
+    card = model_card(plan, exported_lora()[0], Known(asking=asking))
     code = card.partition("```python\n")[2].partition("```")[0]
     modules = {
         alias.name
@@ -191,13 +203,11 @@ def test_no_folder_of_this_machine_is_in_an_export(kind, tmp_path):
             assert str(tmp_path) not in text, path
 
 
-def test_a_base_of_unknown_origin_is_named_by_its_weights(tmp_path):
+def test_a_base_of_unknown_origin_is_named_by_its_weights():
     from expert.core.files import sha256_of
 
-    run_folder = finished("lora")
-    export(run_folder, tmp_path / "out", device="cpu")
-    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    weights = Path(read_plan(RunFolder(run_folder)).model.location) / "model.safetensors"
+    card = (exported_lora()[1] / "README.md").read_text(encoding="utf-8")
+    weights = Path(read_plan(RunFolder(finished("lora"))).model.location) / "model.safetensors"
     assert f"model.safetensors with sha256 {sha256_of(weights)[:16]}…" in card
     assert "base_model:" not in card  # hubs would take it for a repository of theirs
     assert "# A lora" not in card
@@ -209,12 +219,10 @@ def changed(run_folder: Path, **changes: Any) -> Any:
     return plan.model_copy(update={"model": plan.model.model_copy(update=changes)})
 
 
-def test_smollm2_is_named_by_its_hub_id_and_its_rounded_weights_are_told(tmp_path):
-    run_folder = finished("lora")
-    done = export(run_folder, tmp_path / "out", device="cpu")
+def test_smollm2_is_named_by_its_hub_id_and_its_rounded_weights_are_told():
     home = {"place": "models folder", "location": "/home/me/.cache/models/smollm2-135m"}
-    plan = changed(run_folder, name="smollm2-135m", **home)
-    card = model_card(plan, done, Known())
+    plan = changed(finished("lora"), name="smollm2-135m", **home)
+    card = model_card(plan, exported_lora()[0], Known())
     assert card.startswith(f'---\nbase_model: "{SMOLLM2_HUB}"\n')
     assert "rounded to 4 bits" in card
     assert "/home/me" not in card
@@ -248,8 +256,7 @@ def facts_of(card: str) -> dict[str, str]:
 
 def test_the_epochs_of_the_card_are_those_that_were_trained(tmp_path):
     run_folder = finished("lora")  # max_steps 6 of 12: one epoch of the two asked for
-    export(run_folder, tmp_path / "final", device="cpu")
-    facts = facts_of((tmp_path / "final" / "README.md").read_text(encoding="utf-8"))
+    facts = facts_of((exported_lora()[1] / "README.md").read_text(encoding="utf-8"))
     assert facts["epochs"] == "1 (asked for: 2; max_steps: 6)"
     assert facts["steps"] == "6"
     export(run_folder, tmp_path / "three", device="cpu", checkpoint="3")
@@ -272,10 +279,8 @@ def test_languages_are_those_of_the_manifest_and_never_guessed():
     assert languages(["format:json", "language:ts", "language:en"]) == (["en"], ["json", "ts"])
 
 
-def test_the_head_of_a_card_has_language_licence_and_tags_of_the_manifest(tmp_path):
-    run_folder = finished("lora")
-    done = export(run_folder, tmp_path / "out", device="cpu")
-    plan = read_plan(RunFolder(run_folder))
+def test_the_head_of_a_card_has_language_licence_and_tags_of_the_manifest():
+    done, plan = exported_lora()[0], read_plan(RunFolder(finished("lora")))
     manifest = {"capabilities": ["language:sql", "language:de"], "license": "mit", "tags": ["shop"]}
     card = model_card(plan, done, Known(manifest=manifest))
     head = card.split("---")[1]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from expert.jobs.new.new_expert import CannotMake, new_expert
-from expert.jobs.new.starters import TEMPLATES
+from expert.jobs.new.starters import STARTERS
 from expert.manifest.reader import read_manifest
-from expert.run.plan import plan
+from expert.run.open import plan
 from tests.wording import wording
 
 
@@ -20,7 +20,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("template", sorted(TEMPLATES))
+@pytest.mark.parametrize("template", sorted(STARTERS))
 def test_every_template_reads_strictly_plans_and_its_data_has_nothing_wrong(template, tmp_path):
     from expert.jobs.datasets.check import check_dataset
 

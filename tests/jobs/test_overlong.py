@@ -10,8 +10,7 @@ import pytest
 
 from expert.jobs.datasets.check import check_dataset
 from expert.manifest.reader import read_manifest
-from expert.run.plan import plan
-from expert.run.prepare import prepare
+from expert.run.open import plan, prepare
 from tests.jobs.test_preparing import ROWS, an_expert, lines
 from tests.wording import wording
 

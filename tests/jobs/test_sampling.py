@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from expert.core.rundir import RunFolder
+from expert.data import plain_text as row_kind
 from expert.data.records import DataError, Example, Turn
 from expert.data.template.text_tools import text_tools
 from expert.data.tokens.encoder import read_special_tokens
 from expert.jobs.sample.conversation import Conversation
 from expert.jobs.sample.sample import CannotSample, Work, generate, prompt_text, ready, sample
 from expert.model.chargpt import load_char_gpt
-from expert.run import row_kind
-from expert.run.prepare import prepare
+from expert.run.open import prepare
 from expert.run.stored.choose_checkpoint import NothingTrained, choose
 from expert.run.stored.load import load_trained, pick_device, read_plan
 from tests.data.tokenizers import model_folder

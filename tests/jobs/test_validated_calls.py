@@ -23,7 +23,7 @@ from expert.jobs.validate.validate import _said, validate
 from expert.jobs.validate.written_calls import as_written
 from expert.judging.cases import Case
 from expert.judging.oracles.calls import CALLS, Marks, check_of
-from expert.judging.oracles.oracle import oracle_for
+from expert.judging.oracles.oracle import JudgeOptions, oracle_for
 from expert.run.stored.choose_checkpoint import choose
 from expert.run.stored.load import load_trained, read_plan
 from tests.data.chat_templates import family, qwen3_source
@@ -73,6 +73,7 @@ def calling() -> Path:
         rows=[row(f"say {word} {n}") for n in range(6) for word in WORDS],
         dataset={"validation_split": 0.1},
         model={"prompt_template": "tokenizer"},
+        decoding={"max_new_tokens": 64},
     )
     return run(path).folder
 
@@ -168,9 +169,9 @@ def test_expected_calls_are_those_that_the_template_of_the_model_writes(tmp_path
     assert case.check["marks"]["opening"] == "[CALL]"
     case = asked_of(LLAMA, rows)
     assert case.expected == '{"name": "ok", "parameters": {"yes": true}}'
-    judge = oracle_for(CALLS).judge
-    assert judge(case, case.expected, lambda: None).passed is True
-    assert judge(case, WRITTEN, lambda: None).passed is False
+    judge = oracle_for(CALLS)
+    assert judge(case, case.expected, JudgeOptions()).passed is True
+    assert judge(case, WRITTEN, JudgeOptions()).passed is False
 
 
 def test_the_empty_thought_of_qwen3_is_no_mark_of_a_call(tmp_path):
@@ -183,7 +184,7 @@ def test_calls_that_nothing_here_can_read_never_count_as_right(tmp_path):
     case = asked_of(NO_JSON, rows_file(tmp_path, [row("a")]))
     assert case.expected == 'ok{"yes": true}'
     for answer in (case.expected, WRITTEN, IN_CHATML):
-        assert oracle_for(CALLS).judge(case, answer, lambda: None).passed is None
+        assert oracle_for(CALLS)(case, answer, JudgeOptions()).passed is None
 
 
 def test_calls_are_judged_with_the_special_tokens_that_mark_them(tmp_path):

@@ -39,11 +39,9 @@ def teller() -> Path:
     config = {"epochs": 2, "adapter_type": "full", "learning_rate": 1e-3, "save_steps": 100}
     base, folder = base_model(place() / "models"), place() / "tales"
     split = {"test_path": "test.jsonl"}
-    path = write_expert(folder, base, config, rows=TALES[6:], dataset=split)
+    short = {"max_new_tokens": 3}
+    path = write_expert(folder, base, config, rows=TALES[6:], dataset=split, decoding=short)
     (folder / "test.jsonl").write_text("\n".join(map(json.dumps, TALES[:6])), encoding="utf-8")
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    manifest["training"]["decoding"] = {"max_new_tokens": 3}
-    path.write_text(json.dumps(manifest), encoding="utf-8")
     return run(path).folder
 
 
@@ -132,10 +130,9 @@ def test_a_person_may_ask_for_an_exact_match():
 @pytest.mark.parametrize("domain", ["text", "open"])
 def test_a_domain_in_the_manifest_wins(tmp_path, domain):
     config = {"max_steps": 1, "save_steps": 1}
-    path = write_expert(tmp_path, base_model(place() / "models"), config, rows=TALES)
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    manifest["training"]["decoding"] = {"max_new_tokens": 2, "grammar_type": domain}
-    path.write_text(json.dumps(manifest), encoding="utf-8")
+    decoding = {"max_new_tokens": 2, "grammar_type": domain}
+    base = base_model(place() / "models")
+    path = write_expert(tmp_path, base, config, rows=TALES, decoding=decoding)
     done = validate(run(path).folder, device="cpu", limit=2)
     assert done.domain == domain
     assert done.because == wording("manifest-names-decoding")

@@ -158,6 +158,20 @@ def test_the_check_of_a_row_reaches_the_judge(tmp_path):
     assert done.test_set == str(path)
 
 
+def test_a_hostile_row_of_a_test_set_is_judged_by_nobody(tmp_path, monkeypatch):
+    """Attacks on the judges themselves are in tests/judging; this is the way a row gets there."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "canary.csv").write_text("1,swordfish\n", encoding="utf-8")
+    nodes = "CREATE NODE TABLE P(id INT64, name STRING, PRIMARY KEY(id))"
+    attack = f"COPY (MATCH (p:P) RETURN p.*) TO '{tmp_path}/canary.csv'"
+    row = {"instruction": "say cat", "output": "MATCH (a:P) RETURN a.name", "domain": "cypher"}
+    file = tmp_path / "test.jsonl"
+    file.write_text(json.dumps({**row, "check": {"setup": [nodes, attack]}}), encoding="utf-8")
+    assert validate(learnt(), device="cpu", test_set=file).gate.passed is False
+    assert (tmp_path / "canary.csv").read_text(encoding="utf-8") == "1,swordfish\n"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_packages_that_are_missing_are_told(monkeypatch):
     from expert.judging.oracles import oracle
 

@@ -1,8 +1,8 @@
 """A process that trains experts in processes of its own, each begun in a moment.
 
 Everything is imported once; every line read is a run, trained in a fork with signals of its own.
-What is written back is its pid, and how it ended. A run can be held at the beginning of an update
-until it is let go on, so that what a test does meanwhile comes in time on any machine.
+What is written back is its pid, and how it ended. A run can be held at the beginning of a step
+until it is let continue, so that what a test does meanwhile comes in time on any machine.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _train(work: dict[str, Any]) -> int:
 def _holding(
     seed_step: Callable[[int, int], None], folder: Path, update: int
 ) -> Callable[[int, int], None]:
-    """What begins an update, and waits in the one after so many."""
+    """What begins a step, and waits in the one after so many."""
 
     def held(seed: int, number: int) -> None:
         if number == update:

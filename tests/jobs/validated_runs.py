@@ -56,9 +56,6 @@ def learnt() -> Path:
         capabilities=["format:json"],
     )
     (folder / "test.jsonl").write_text("\n".join(map(json.dumps, TESTS)), encoding="utf-8")
-    manifest = json.loads(path.read_text(encoding="utf-8"))
-    manifest["training"]["decoding"] = {"max_new_tokens": 12}
-    path.write_text(json.dumps(manifest), encoding="utf-8")
     return run(path).folder
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from expert.judging.cases import Case
-from expert.judging.oracles.oracle import Judgement, oracle_for
+from expert.judging.oracles.oracle import Judgement, JudgeOptions, oracle_for
 
 
 def case_of(expected: str, *, prompt: str = "do it", **check: Any) -> Case:
@@ -17,6 +17,7 @@ def judged(
 ) -> Judgement:
     begun: list[bool] = []
     case = case_of(expected, prompt=prompt or "do it", **check)
-    found = oracle_for(domain, strict=strict).judge(case, answer, lambda: begun.append(True))
+    how = JudgeOptions(strict=strict, begin=lambda: begun.append(True))
+    found = oracle_for(domain)(case, answer, how)
     assert begun or found.passed is None, "an answer was judged before the case was understood"
     return found

@@ -6,7 +6,6 @@ where the command is given; after the attack it is as it was.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -40,7 +39,7 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def bench():
     """One process for all attacks, as in a validation: what one leaves in it the next meets."""
-    with Bench(10) as found:
+    with Bench(10, statement_seconds=0.3) as found:
         yield found
 
 
@@ -433,30 +432,6 @@ def _judge_in_the_open(self, case, answer, **more):
 
     self.open = ("network: not closed",)
     return right("equal")
-
-
-def test_a_hostile_row_of_a_test_set_is_judged_by_nobody(home):
-    """The whole of `expert validate`, from a file of rows on."""
-    from expert.jobs.validate.validate import validate
-    from tests.jobs.validated_runs import learnt
-
-    rows = [
-        {
-            "instruction": "say cat",
-            "output": NAMES,
-            "domain": "cypher",
-            "check": {
-                "setup": [NODES, ONE, f"COPY (MATCH (p:P) RETURN p.*) TO '{home}/canary.csv'"]
-            },
-        }
-    ]
-    file = home / "test.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    before = _seen(home)
-    done = validate(learnt(), device="cpu", test_set=file)
-    assert _seen(home) == before
-    assert done.gate.passed is False
-    (learnt() / "validation.json").unlink()
 
 
 def test_a_row_as_large_as_a_disk_is_not_judged(attacked):

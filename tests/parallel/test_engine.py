@@ -49,7 +49,7 @@ def test_the_sum_that_comes_back_holds_no_graph():
     assert float(total) == pytest.approx(float(model.loss_sum(BATCH).detach()), rel=1e-6)
 
 
-def test_tensors_that_are_loaded_again_go_on_as_before():
+def test_tensors_that_are_loaded_again_continue_as_before():
     model, _, engine = toy_engine()
     engine.accumulate(BATCH, divisor=6)
     engine.step(step=1, rate=1e-2, max_norm=1.0)

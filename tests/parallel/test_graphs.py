@@ -49,7 +49,7 @@ def batch(number: int, places: int = PLACES, targets: int = 7) -> Batch:
 
 
 class Model:
-    """Words to words, learnt from the places that have a label; some of it is dropped."""
+    """Words to words, trained on the places that have a label; some of it is dropped."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         draw = torch.Generator().manual_seed(1)
@@ -82,7 +82,7 @@ def test_replayed_passes_learn_what_run_ones_learn_to_the_last_bit(dtype):
     for update in range(5):
         for each in (run, replayed):
             torch.manual_seed(update)
-            for part in range(3):  # the first of them is recorded within an update
+            for part in range(3):  # the first of them is recorded within a step
                 given = batch(10 * update + part, targets=7 - part)
                 losses[each].append(float(each.accumulate(given, divisor=18)))
             each.step(step=update + 1, rate=1e-2, max_norm=1.0)
@@ -93,7 +93,7 @@ def test_replayed_passes_learn_what_run_ones_learn_to_the_last_bit(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_recorded_update_changes_weights_as_one_that_is_run(dtype, monkeypatch):
+def test_a_recorded_step_changes_weights_as_one_that_is_run(dtype, monkeypatch):
     """The rate is a float32 number on the device, not a float64 one of the host: 6e-8 of a step."""
     monkeypatch.setattr(learner, "CapturedStep", UndoneStep)
     recorder = Again()
@@ -116,7 +116,7 @@ def test_a_recorded_update_changes_weights_as_one_that_is_run(dtype, monkeypatch
     torch.testing.assert_close(one.table, other.table, rtol=2**-8, atol=1e-6)
 
 
-def test_a_recorded_update_takes_no_step_that_is_not_finite_and_goes_on_after_it(monkeypatch):
+def test_a_recorded_step_takes_no_step_that_is_not_finite_and_continues_after_it(monkeypatch):
     monkeypatch.setattr(learner, "CapturedStep", UndoneStep)
     model, replayed = engine(torch.float32, Again(), optimizer="adamw_torch_fused")
     for number in range(6):
@@ -131,7 +131,7 @@ def test_a_recorded_update_takes_no_step_that_is_not_finite_and_goes_on_after_it
     assert not torch.equal(model.head, before)
 
 
-def test_a_state_that_was_loaded_is_what_a_recorded_update_goes_on_with(monkeypatch):
+def test_a_state_that_was_loaded_is_what_a_recorded_step_continues_with(monkeypatch):
     monkeypatch.setattr(learner, "CapturedStep", UndoneStep)
     model, replayed = engine(torch.float32, Again(), optimizer="adamw_torch_fused")
 

@@ -9,7 +9,7 @@ from tests.telemetry.clocks import HandClock
 
 
 def made(meter: Meter, clock: HandClock, done: int, seconds: float = 1.0) -> None:
-    """The updates up to this number, from 0 on."""
+    """The steps up to this number, from 0 on."""
     for step in range(done):
         clock.turn(seconds)
         meter.add(StepCounts(step=step, real_tokens=1, places=1, examples=1, targets=1))
@@ -19,7 +19,7 @@ def made(meter: Meter, clock: HandClock, done: int, seconds: float = 1.0) -> Non
     ("total", "every", "left"),
     [
         (40, 10, {0: 4, 9: 4, 10: 4, 11: 3, 39: 1, 40: 1}),
-        (45, 10, {0: 5, 40: 2, 41: 1, 45: 1}),  # after the last update there is one more
+        (45, 10, {0: 5, 40: 2, 41: 1, 45: 1}),  # after the last step there is one more
         (5, 10, {0: 1, 5: 1}),
     ],
 )
@@ -44,7 +44,7 @@ def test_the_time_left_has_the_evaluations_in_it_before_one_was_measured():
     assert meter.eta_seconds() == 30 * 0.5 + 90 * 0.5
 
 
-def test_after_the_last_update_the_time_left_is_that_of_the_evaluations():
+def test_after_the_last_step_the_time_left_is_that_of_the_evaluations():
     clock = HandClock()
     ahead = Ahead(total_steps=4, at_end=True, validation=60.0, test=30.0)
     meter = Meter(clock, total_steps=4, ahead=ahead, settling=0)

@@ -109,7 +109,7 @@ def test_the_time_left_is_unknown_without_an_end_and_zero_after_it(clock):
     assert ended.eta_seconds() == 0.0
 
 
-def test_after_a_fallback_the_next_updates_settle_again(meter, clock):
+def test_after_a_fallback_the_next_steps_settle_again(meter, clock):
     start = clock()
     assert meter.settled_at is None
     make(meter, clock, 9.0, 9.0, 9.0, 1.0)
@@ -120,7 +120,7 @@ def test_after_a_fallback_the_next_updates_settle_again(meter, clock):
     assert meter.eta_seconds() == 91 * 1.0
 
 
-def test_losses_are_weighed_by_their_targets_not_by_updates(meter, clock):
+def test_losses_are_weighed_by_their_targets_not_by_steps(meter, clock):
     make(meter, clock, 1.0, targets=2, loss_sum=10.0)
     make(meter, clock, 1.0, first=2, targets=100, loss_sum=90.0)
     assert meter.step_line()["loss"] == pytest.approx(100 / 102)  # not (5 + 0.9) / 2
@@ -155,8 +155,8 @@ def test_a_step_line_covers_what_came_since_the_last_one(meter, clock):
     }
 
 
-def test_a_line_that_is_written_late_covers_the_updates_up_to_its_own(meter, clock):
-    make(meter, clock, 1.0, 2.0, 4.0)  # updates 1, 2 and 3
+def test_a_line_that_is_written_late_covers_the_steps_up_to_its_own(meter, clock):
+    make(meter, clock, 1.0, 2.0, 4.0)  # steps 1, 2 and 3
     lines = [meter.step_line(2), meter.step_line(3)]
     assert [line["updates"] for line in lines] == [2, 1]
     assert [line["seconds"] for line in lines] == [3.0, 4.0]
@@ -168,7 +168,7 @@ def test_a_line_after_a_rollback_covers_what_was_undone_too(meter, clock):
     assert meter.step_line(2)["seconds"] == 8.0  # all of it was spent
 
 
-def test_an_epoch_line_ends_its_epoch_and_the_run_goes_on(meter, clock):
+def test_an_epoch_line_ends_its_epoch_and_the_run_continues(meter, clock):
     make(meter, clock, 2.0, loss_sum=50.0)
     assert meter.epoch_line(1, eval_loss=1.5) == {
         "epoch": 1,
@@ -185,7 +185,7 @@ def test_an_epoch_line_ends_its_epoch_and_the_run_goes_on(meter, clock):
     assert (meter.run_line()["loss"], meter.run_line()["seconds"]) == (2.0, 3.0)
 
 
-def test_old_updates_are_let_go(clock, monkeypatch):
+def test_old_steps_are_let_go(clock, monkeypatch):
     monkeypatch.setattr(meter_module, "KEPT_STEPS", 2)
     meter = Meter(clock)
     make(meter, clock, 1.0, 1.0, 1.0)
@@ -203,7 +203,7 @@ def test_an_epochs_loss_is_the_loss_of_all_its_tokens_at_once(batches):
     assert meter.epoch_line(1)["loss"] == pytest.approx(expected)
 
 
-def test_no_time_is_left_after_the_last_update_whose_number_counts_from_0(clock):
+def test_no_time_is_left_after_the_last_step_whose_number_counts_from_0(clock):
     ending = Meter(clock, settling=0, total_steps=3)
     make(ending, clock, 1.0, 1.0, first=0)
     assert ending.eta_seconds() == 1.0
@@ -211,7 +211,7 @@ def test_no_time_is_left_after_the_last_update_whose_number_counts_from_0(clock)
     assert ending.eta_seconds() == 0.0
 
 
-def test_rates_leave_out_the_updates_that_compile_and_the_seconds_do_not(meter, clock):
+def test_rates_leave_out_the_steps_that_compile_and_the_seconds_do_not(meter, clock):
     make(meter, clock, 60.0)
     assert meter.step_line()["tokens_per_second"] == 1.5  # nothing else is known yet
     make(meter, clock, 20.0, 20.0, 1.0, 2.0, first=2)
@@ -234,7 +234,7 @@ def test_sums_of_a_version_that_counted_no_settled_steps_give_no_wrong_rate(mete
     assert meter.run_line()["tokens_per_second"] == 90.0
 
 
-def test_a_resumed_meter_goes_on_with_its_sums(meter, clock):
+def test_a_resumed_meter_continues_with_its_sums(meter, clock):
     make(meter, clock, 1.0, 3.0, loss_sum=100.0)
     other = Meter(clock, total_steps=100)
     other.restore(meter.state())
@@ -246,7 +246,7 @@ def test_a_resumed_meter_goes_on_with_its_sums(meter, clock):
     assert other.run_line()["loss"] == 1.5
 
 
-def test_a_line_that_was_begun_before_a_resume_has_the_mean_of_all_its_updates(meter, clock):
+def test_a_line_that_was_begun_before_a_resume_has_the_mean_of_all_its_steps(meter, clock):
     make(meter, clock, 1.0, loss_sum=50.0)
     other = Meter(clock)
     other.restore(meter.state())
@@ -261,7 +261,7 @@ def test_a_line_that_was_begun_before_a_resume_has_the_mean_of_all_its_updates(m
     assert meter.step_line()["loss"] is None
 
 
-def test_losses_of_updates_that_were_undone_are_forgotten_and_their_time_is_not(meter, clock):
+def test_losses_of_steps_that_were_undone_are_forgotten_and_their_time_is_not(meter, clock):
     make(meter, clock, 1.0, loss_sum=50.0)
     before = meter.state()
     make(meter, clock, 1.0, first=2, loss_sum=5000.0)

@@ -1,4 +1,4 @@
-"""Phases of updates, on the host's clock and on a stand-in for a device that lags behind it."""
+"""Phases of steps, on the host's clock and on a stand-in for a device that lags behind it."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_on_the_cpu_phases_take_the_time_of_the_clock(on_host, clock):
     assert on_host.ready(lag=0) == [StepTimes(step=7, wall=1.75, phases=phases)]
 
 
-def test_phases_of_all_micro_batches_of_an_update_add_up(on_host, clock):
+def test_phases_of_all_micro_batches_of_a_step_add_up(on_host, clock):
     on_host.begin(1)
     for seconds in (1.0, 2.0, 4.0):
         with on_host.phase("forward"):
@@ -127,7 +127,7 @@ def test_phases_that_round_to_more_than_the_wall_time_leave_nothing_over(on_devi
     assert times.phases["other"] == 0.0
 
 
-def test_device_time_is_told_apart_from_host_time(on_device, clock, device):
+def test_device_time_is_reported_apart_from_host_time(on_device, clock, device):
     on_device.begin(1)
     with on_device.phase("data_wait"):
         clock.turn(0.3)  # the host waits, the device still has work
@@ -139,7 +139,7 @@ def test_device_time_is_told_apart_from_host_time(on_device, clock, device):
     assert (times.wall, times.phases["forward"], times.phases["data_wait"]) == (2.0, 2.0, 0.0)
 
 
-def test_an_update_is_not_given_out_before_the_device_has_finished_it(on_device, device):
+def test_a_step_is_not_given_out_before_the_device_has_finished_it(on_device, device):
     launch(on_device, device, 1, forward=1.0)
     launch(on_device, device, 2, forward=1.0)
     assert on_device.ready(lag=0) == []
@@ -157,7 +157,7 @@ def test_reading_late_never_waits_and_draining_does(on_device, device):
     assert sum(event.waited for event in device.made) == 1
 
 
-def test_the_newest_updates_are_held_back_by_the_lag(on_device, device):
+def test_the_newest_steps_are_held_back_by_the_lag(on_device, device):
     for step in (1, 2, 3):
         launch(on_device, device, step)
     device.reached = device.now
@@ -171,7 +171,7 @@ def test_events_are_used_again(on_device, device):
         launch(on_device, device, step)
         device.reached = device.now
         on_device.ready()
-    # begin, end and two of the phase, for the update just made and the one held back
+    # begin, end and two of the phase, for the step just made and the one held back
     assert len(device.made) <= 8
 
 
@@ -189,7 +189,7 @@ def test_a_copy_on_another_stream_is_reported_and_not_taken_off_the_rest(on_devi
     assert times.phases["other"] == 0.25
 
 
-def test_an_update_waits_for_its_copies_too(on_device, device):
+def test_a_step_waits_for_its_copies_too(on_device, device):
     start, end = on_device.take_event(), on_device.take_event()
     start.at, end.at = 0.0, 9.0
     on_device.add_events("copy", start, end)
@@ -200,7 +200,7 @@ def test_an_update_waits_for_its_copies_too(on_device, device):
     assert len(on_device.ready(lag=0)) == 1
 
 
-def test_phases_outside_an_update_measure_nothing(on_device, device):
+def test_phases_outside_a_step_measure_nothing(on_device, device):
     with on_device.phase("forward"):
         device.work(5.0)
     launch(on_device, device, 1, forward=1.0)
@@ -208,7 +208,7 @@ def test_phases_outside_an_update_measure_nothing(on_device, device):
     assert times.phases["forward"] == 1.0
 
 
-def test_an_update_that_fails_is_forgotten_and_its_error_comes_through(on_device, device):
+def test_a_step_that_fails_is_forgotten_and_its_error_comes_through(on_device, device):
     on_device.begin(1)
     before = len(device.made)
 
@@ -223,7 +223,7 @@ def test_an_update_that_fails_is_forgotten_and_its_error_comes_through(on_device
     assert [times.step for times in on_device.drain()] == [1]
 
 
-def test_an_update_begun_twice_counts_once(on_device, device):
+def test_a_step_begun_twice_counts_once(on_device, device):
     on_device.begin(1)
     with on_device.phase("forward"):
         device.work(3.0)
@@ -249,7 +249,7 @@ def test_an_unknown_phase_is_a_mistake(on_host):
         on_host.phase("sideways")
 
 
-def test_updates_that_nobody_reads_are_dropped_and_counted(on_device, device, monkeypatch):
+def test_steps_that_nobody_reads_are_dropped_and_counted(on_device, device, monkeypatch):
     monkeypatch.setattr(timeline_module, "KEPT_STEPS", 3)
     for step in range(10):
         launch(on_device, device, step)

@@ -20,7 +20,7 @@ def update(engine, batch=BATCH, factor=1.0):
 
 
 def overflowing(model, engine):
-    """One update whose scaled gradients are not finite."""
+    """One step whose scaled gradients are not finite."""
     engine.accumulate(BATCH, divisor=4)
     model.gate.grad[0] = float("inf")
     return engine.step(step=1, rate=1e-2, max_norm=1.0)
@@ -30,7 +30,7 @@ def scale_of(learner):
     return float(learner.tensors()["optimizer"]["loss_scale.scale"])
 
 
-def test_a_scaled_loss_gives_the_same_update():
+def test_a_scaled_loss_gives_the_same_step():
     """The scale is a power of two: multiplying and dividing by it loses nothing."""
     plain, scaled = ToyModel(), ToyModel()
     first = update(toy_engine(plain)[2])
@@ -51,7 +51,7 @@ def test_an_overflow_halves_the_scale_and_changes_no_weight():
     assert bool(update(engine).applied)
 
 
-def test_the_scale_is_part_of_the_state_and_goes_on_as_it_was():
+def test_the_scale_is_part_of_the_state_and_continues_as_it_was():
     model, learner, engine = toy_engine(loss_scaling=True)
     update(engine)
     overflowing(model, engine)
@@ -120,7 +120,7 @@ def test_a_loss_that_is_not_finite_counts_although_its_gradients_are(bad):
     stats = engine.step(step=2, rate=1e-2, max_norm=1.0)
     assert not bool(stats.applied)
     assert torch.equal(learner.tensors()["model"]["matrix"], before["model"]["matrix"])
-    assert bool(update(engine).applied)  # and is forgotten with the update
+    assert bool(update(engine).applied)  # and is forgotten with the step
 
 
 def test_weights_of_another_model_are_refused():

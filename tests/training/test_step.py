@@ -45,7 +45,7 @@ def test_batches_of_unequal_size_weigh_by_their_tokens():
     assert float(stats.grad_norm) == pytest.approx(float(norm), rel=1e-6)
 
 
-def test_an_update_without_targets_divides_by_nothing():
+def test_a_step_without_targets_divides_by_nothing():
     _, _, engine = toy_engine()
     empty = toy_batches(4, 4)[0]
     empty = type(empty)(tokens=empty.tokens[:0], labels=empty.labels[:0])
@@ -55,7 +55,7 @@ def test_an_update_without_targets_divides_by_nothing():
     assert bool(nothing.applied)
 
 
-def test_what_an_update_draws_depends_on_its_number_and_the_seed_alone():
+def test_what_a_step_draws_depends_on_its_number_and_the_seed_alone():
     def drawn(seed, step):
         seed_step(seed, step)
         return torch.rand(4).tolist()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from expert.cli import options
 from expert.cli.display import (
     Sheet,
     make_console,
@@ -21,22 +22,6 @@ from expert.cli.display import (
     show_sheet,
     write_json,
     write_line,
-)
-from expert.cli.options import (
-    AllowRemoteCode,
-    BaseModelName,
-    ManifestFile,
-    MemoryLimit,
-    Overrides,
-    ResultAsJson,
-    Rows,
-    UsageError,
-    WhereToTrain,
-    asked_manifest,
-    flag_overrides,
-    manifest_option,
-    one_manifest,
-    output_option,
 )
 from expert.cli.progress import PreparingView, facts_bar
 from expert.core.interrupts import Interrupted
@@ -88,23 +73,25 @@ Forget = Annotated[
 
 
 def benchmark(
-    file: ManifestFile = None,
-    manifest: Annotated[Path | None, manifest_option("The manifest to measure")] = None,
-    dataset: Rows = None,
+    file: options.ManifestFile = None,
+    manifest: Annotated[Path | None, options.manifest_option("The manifest to measure")] = None,
+    dataset: options.Rows = None,
     quick: Quick = False,
     minutes: Minutes = None,
     only: OnlyRungs = None,
     compare: TwoResults = None,
     to: ResultFile = None,
-    output: Annotated[Path | None, output_option("Folder for benchmarks/; default: runs/.")] = None,
-    device: WhereToTrain = None,
-    model: BaseModelName = None,
-    vram: MemoryLimit = None,
+    output: Annotated[
+        Path | None, options.output_option("Folder for benchmarks/; default: runs/.")
+    ] = None,
+    device: options.WhereToTrain = None,
+    model: options.BaseModelName = None,
+    vram: options.MemoryLimit = None,
     no_remember: NoRemember = False,
     forget: Forget = False,
-    remote_code: AllowRemoteCode = False,
-    overrides: Overrides = None,
-    as_json: ResultAsJson = False,
+    remote_code: options.AllowRemoteCode = False,
+    overrides: options.Overrides = None,
+    as_json: options.ResultAsJson = False,
 ) -> None:
     """Measure every optimization, from the settings most people start with to the full plan."""
     from expert.jobs.benchmark.benchmark import Asked
@@ -115,19 +102,19 @@ def benchmark(
         first, second = (run_or_result(place) for place in compare)
         show_compared(first, second, console, as_json=as_json)
         return
-    manifest = one_manifest(file, manifest)
-    flags = flag_overrides(dataset=dataset, output=output, epochs=None, device=device)
+    manifest = options.one_manifest(file, manifest)
+    flags = options.flag_overrides(dataset=dataset, output=output, epochs=None, device=device)
     changes = (*flags, *(overrides or ()))
     if manifest is None and dataset is None:
         if forget:
             _forget(None, console)
             return
-        raise UsageError(
+        raise options.UsageError(
             "nothing to measure  (expert benchmark --manifest FILE; or a text for the built-in "
             "character GPT: expert benchmark --dataset shakespeare)"
         )
     asked = Asked(
-        read=lambda more: asked_manifest(manifest, dataset, (*changes, *more)),
+        read=lambda more: options.asked_manifest(manifest, dataset, (*changes, *more)),
         command=shlex.join(["expert", *sys.argv[1:]]),
         model=model,
         vram=vram,

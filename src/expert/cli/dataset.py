@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from expert.data.inspect.audit import SplitReport
-    from expert.jobs.datasets.check import DatasetReport
+    from expert.data.inspect.check_rows import DatasetReport
     from expert.jobs.datasets.find import DatasetUser, FoundDataset
     from expert.jobs.datasets.gather import Gathered
     from expert.jobs.datasets.hub_copies import Caches
@@ -66,8 +66,13 @@ def check(
 ) -> None:
     """Read every row as training would, without writing; show some as the model sees them and
     report every problem."""
+    from expert.data.inspect.pick_rows import (
+        DEFAULT_ROWS,
+        JSON_TOKENS,
+        SCREEN_TOKENS,
+        RowsToShow,
+    )
     from expert.jobs.datasets.check import check_dataset
-    from expert.jobs.datasets.show import DEFAULT_ROWS, JSON_TOKENS, SCREEN_TOKENS, RowsToShow
 
     chosen = one_manifest(file, manifest)
     if chosen is None:
@@ -180,13 +185,10 @@ def find_datasets(
         searched = folders or [manifests or Path()]
         found = find(searched, environ=os.environ, home=home, users=users)
     if as_json:
+        listed = [*map(asdict, found), *map(asdict, gathered)]
+        places = {"hub": str(caches.hub), "datasets": str(caches.datasets)}
         name = "datasets" if destination is None else "gathered"
-        data = {
-            name: [asdict(entry) for entry in (*found, *gathered)],
-            "manifests_not_read": unread,
-            "caches": {"hub": str(caches.hub), "datasets": str(caches.datasets)},
-        }
-        write_json(data)
+        write_json({name: listed, "manifests_not_read": unread, "caches": places})
         return
     console = make_console()
     if destination is None:

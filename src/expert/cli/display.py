@@ -13,7 +13,7 @@ from itertools import zip_longest
 from textwrap import wrap
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from expert.core.visible import visible
+from expert.core.text import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

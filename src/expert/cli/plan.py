@@ -79,16 +79,15 @@ def plan(
     """Decide every "auto" for a card, with reasons, before any weights are loaded."""
     from expert.manifest.reader import read_manifest
     from expert.planning.machine.machine import describe_machine
-    from expert.run.plan import plan as plan_job
+    from expert.run.open import plan as plan_job
 
     chosen = one_manifest(file, manifest)
     if chosen is None:
         raise typer.BadParameter("give a manifest: expert plan FILE")
     read = read_manifest(chosen, overrides=overrides or (), strict=strict)
     here = describe_machine(read.folder)
-    plans = [
-        plan_job(read, gpu=card, vram=vram, model=model, machine=here) for card in gpu or [None]
-    ]
+    cards: list[str | None] = [*gpu] if gpu else [None]
+    plans = [plan_job(read, gpu=card, vram=vram, model=model, machine=here) for card in cards]
     console = make_console()
     if as_json:
         texts = [one.model_dump_json(indent=2) for one in plans]
@@ -119,14 +118,11 @@ def show_notice(notice: Notice, console: Console) -> None:
     show(console, f"  {notice}", _NOTICES[notice.kind])
 
 
-def show_warnings(read: ReadManifest, plan: RunPlan, console: Console) -> None:
-    """Every warning of the manifest and of the plan that runs, once."""
+def show_warnings(read: ReadManifest, console: Console) -> None:
+    """Every warning of the manifest; those of the plan that runs are events of the run."""
     for notice in read.notices:
         if notice.kind == "warning":
             show(console, f"warning: {read.source}: {notice.where}: {notice.text}", "yellow")
-    for remark in plan.remarks:
-        if remark.kind == "warning":
-            show(console, f"warning: {remark.path}: {remark.text}", "yellow")
 
 
 def show_plan(plan: RunPlan, console: Console, *, everything: bool) -> None:

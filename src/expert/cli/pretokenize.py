@@ -23,9 +23,9 @@ from expert.core.text import count
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from expert.data.prepared import PreparedData, PreparedSplit
     from expert.data.tokens.statistics import DocumentStatistics
     from expert.jobs.pretokenize import Outcome
-    from expert.run.prepared import PreparedData, PreparedSplit
 
 
 def pretokenize(
@@ -40,7 +40,7 @@ def pretokenize(
 ) -> None:
     """Tokenize and pack the data ahead of training; otherwise training does it first."""
     from expert.jobs.pretokenize import attempt, manifests_below
-    from expert.run.prepare import prepare
+    from expert.run.open import prepare
 
     chosen = one_manifest(file, manifest)
     if (chosen is None) == (everything is None):

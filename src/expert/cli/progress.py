@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from expert.cli.display import GAP, show, show_lines, waiting
-from expert.cli.event_lines import Event, lines_of, number, step_parts, time_in_words, whole
 from expert.core.text import count, counted
+from expert.insight.event_text import Event, lines_of, number, step_parts, time_in_words, whole
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from expert.run.prepare import Tell
+    from expert.data.line import Tell
 
 SECONDS_BETWEEN_FRAMES = 0.1
 """The bar is drawn at most this often: a frame costs about 1 ms of the thread that trains."""

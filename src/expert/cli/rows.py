@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from expert.cli.display import show
-from expert.core.text import counted
-from expert.core.visible import visible
+from expert.core.text import counted, visible
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +17,7 @@ from expert.core.errors import ExpertError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.jobs.sample.sample import Sample
+    from expert.jobs.sample.conversation import Conversation
 
 NEW = "/new"
 MARK = "> "
@@ -149,25 +149,6 @@ class _Writer:
 # --- a conversation in a terminal ----------------------------------------------------------------
 
 
-class Answers(Protocol):
-    """Who answers."""
-
-    @property
-    def remembers(self) -> bool: ...
-    def anew(self) -> None: ...
-    def ask(
-        self, prompt: str, *, begin: Callable[[str, bool], None], tell: Callable[[str], None]
-    ) -> Sample: ...
-
-
-class Writes(Protocol):
-    """Where answers are written."""
-
-    def begin(self, prompt: str, plain: bool) -> None: ...
-    def write(self, piece: str) -> None: ...
-    def end(self) -> None: ...
-
-
 def _talk(run: Path | None, writer: _Writer, notes: Console, how: dict[str, Any]) -> None:
     from expert.jobs.sample.conversation import Conversation
     from expert.jobs.sample.sample import ready
@@ -187,8 +168,8 @@ def read_line() -> str:
 
 
 def talk(
-    conversation: Answers,
-    writer: Writes,
+    conversation: Conversation,
+    writer: _Writer,
     note: Callable[[str], None],
     read: Callable[[], str] = read_line,
 ) -> None:

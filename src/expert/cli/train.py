@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
+    from expert.run.open import Opened
     from expert.run.session.finish import RunResult
 
 STOPPING = "Finishing this step; press Ctrl-C again to stop immediately."
@@ -93,8 +94,7 @@ def train(
     as_json: ResultAsJson = False,
 ) -> None:
     """Train an expert from its manifest, or the built-in character GPT on a text."""
-    from expert.jobs.train import kept_by_run
-    from expert.run.plan import plan as plan_job
+    from expert.run.open import open_run, refuse_absent_gpu
 
     flags = flag_overrides(dataset=dataset, output=output, epochs=epochs, device=device)
     read = asked_manifest(one_manifest(file, manifest), dataset, (*flags, *(overrides or ())))
@@ -104,49 +104,39 @@ def train(
         what = "not a folder" if Path(resume or "").exists() else "folder not found"
         fix = "give a run folder such as those in runs/; put the manifest before --resume"
         raise UsageError(f"--resume {resume}: {what}  ({fix})")
-    kept = kept_by_run(read, resume, model=model, vram=vram) if dry_run else None
-    plan = plan_job(read, model=model, vram=vram, look=dry_run, kept=kept)
-    if read.manifest.training.config.device == "cuda" and plan.kernels.device == "cpu":
-        fix = "use --device cpu or auto; expert machine shows why"
-        raise UsageError(f"device is cuda, but no GPU was found  ({fix})")
-    resume = _run_to_resume(resume, plan)
     console = make_console(error=as_json, needed=False)
+    asked: dict[str, Any] = {"model": model, "vram": vram, "resume": resume}
     if dry_run:
-        _show_dry_run(read, plan, resume, console, as_json=as_json)
+        opened = open_run(read, data="counted", **asked)
+        refuse_absent_gpu(opened)
+        _show_resumed(opened, resume)
+        _show_dry_run(opened, console, as_json=as_json)
         return
-    show_warnings(read, plan, console)
-    result = _run(
-        read,
-        console,
-        model=model,
-        vram=vram,
-        resume=resume,
-        allow_changed=allow_changed,
-        allow_remote_code=remote_code,
-    )
+    show_warnings(read, console)
+    options = {"allow_changed": allow_changed, "allow_remote_code": remote_code}
+    result, plan = _run(read, console, asked, **options)
     _show_result(result, plan, console, as_json=as_json)
     if result.exit_code != EXIT_OK:
         raise typer.Exit(result.exit_code)
 
 
-def _run_to_resume(resume: str | None, plan: RunPlan) -> str | None:
-    """What to resume; where a folder of runs or of an expert was given, its newest run, shown."""
-    from expert.run.stored.locate import run_to_resume
-
-    if resume in (None, "auto"):
-        return resume
-    named = Path(str(resume))
-    folder, _ = run_to_resume(str(resume), runs=Path(plan.watch.output_dir), expert=plan.expert)
-    if folder.path in (named, *named.parents):  # the run itself, or a checkpoint of it
-        return resume
-    show(make_console(error=True), f"run: {folder.path}", "dim")
-    return str(folder.path)
+def _show_resumed(opened: Opened, resume: str | None) -> None:
+    """Which run is resumed, where a folder of runs or of an expert was given."""
+    if opened.resumed is None or resume == "auto":
+        return
+    named, path = Path(str(resume)), opened.resumed.folder.path
+    if path not in (named, *named.parents):  # neither the run itself nor a checkpoint of it
+        show(make_console(error=True), f"run: {path}", "dim")
 
 
-def _run(read: ReadManifest, console: Console, **options: Any) -> RunResult:
+def _run(
+    read: ReadManifest, console: Console, asked: dict[str, Any], **options: Any
+) -> tuple[RunResult, RunPlan]:
     from expert.jobs.train import train as train_job
+    from expert.run.open import open_run
     from expert.run.stored.resume_command import command_to_go_on
 
+    resume = asked["resume"]
     with RunView(console, live=True) as view, ExitStack() as before:
         tell = before.enter_context(PreparingView(console))
 
@@ -155,11 +145,12 @@ def _run(read: ReadManifest, console: Console, **options: Any) -> RunResult:
             view(event)
 
         try:
+            opened = open_run(read, tell=tell, **asked)
+            _show_resumed(opened, resume)
             result = train_job(
-                read,
+                opened,
                 **options,
                 sinks=(show_event,),
-                tell=tell,
                 acknowledge=_show_stopping,
                 progress=view.progress,
                 evaluating=view.evaluating,
@@ -168,18 +159,18 @@ def _run(read: ReadManifest, console: Console, **options: Any) -> RunResult:
             started_with = getattr(error, "started_with", None)
             if not started_with:
                 raise
-            run = None if options["resume"] == "auto" else Path(options["resume"])
+            run = opened.resumed.folder.path if opened.resumed and resume != "auto" else None
             command = command_to_go_on(sys.argv, run, started_with)
             raise ExpertError(f"{error}\n  resume it as it was started: {command}") from None
         except Interrupted as end:  # before the run itself listens for it
             before.close()
-            left = "no run was started" if options["resume"] is None else "the run is unchanged"
+            left = "no run was started" if resume is None else "the run is unchanged"
             kept = "prepared data is kept; the same command continues from there"
             show(console, f"stopped by {end.by} before the first step: {left}; {kept}")
             end.told = True
             raise
         before.close()
-        return result
+        return result, opened.plan
 
 
 def _show_stopping() -> None:
@@ -190,7 +181,7 @@ def _show_stopping() -> None:
 
 
 def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json: bool) -> None:
-    from expert.run.row_kind import trained_on_text
+    from expert.data.plain_text import trained_on_text
     from expert.run.stored.resume_command import command_to_go_on
 
     if as_json:
@@ -216,23 +207,19 @@ def _show_result(result: RunResult, plan: RunPlan, console: Console, *, as_json:
 # --- --dry-run -----------------------------------------------------------------------------------
 
 
-def _show_dry_run(
-    read: ReadManifest, plan: RunPlan, resume: str | None, console: Console, *, as_json: bool
-) -> None:
+def _show_dry_run(opened: Opened, console: Console, *, as_json: bool) -> None:
     """Plan, data, a row and the run folder; the exit code says whether it fits."""
-    from expert.jobs.datasets.show import JSON_TOKENS, SCREEN_TOKENS, first_row_of
-    from expert.run.stored.locate import run_to_resume
+    from expert.data.inspect.pick_rows import JSON_TOKENS, SCREEN_TOKENS
+    from expert.jobs.datasets.check import first_row_of
 
-    data = would_prepare(read, plan)
-    if resume == "auto":
-        runs = Path(plan.watch.output_dir)
-        resume = str(run_to_resume(resume, runs=runs, expert=plan.expert)[0].path)
-    row, absent = first_row_of(read, plan, most_tokens=JSON_TOKENS if as_json else SCREEN_TOKENS)
+    plan, data = opened.plan, would_prepare(opened)
+    resume = str(opened.resumed.folder.path) if opened.resumed else None
+    row, absent = first_row_of(opened, most_tokens=JSON_TOKENS if as_json else SCREEN_TOKENS)
     if as_json:
         found = {"plan": plan.model_dump(mode="json"), "data": data, "resume": resume}
         write_json(found | {"row": asdict(row) if row else None, "no_row_because": absent})
     else:
-        show_notices(read, console, brief=True)
+        show_notices(opened.read, console, brief=True)
         show_plan(plan, console, everything=False)
         show(console, "\ndata to read", "bold")
         for entry in data["sources"]:
@@ -249,12 +236,11 @@ def _show_dry_run(
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def would_prepare(read: ReadManifest, plan: RunPlan) -> dict[str, Any]:
+def would_prepare(opened: Opened) -> dict[str, Any]:
     """Where the rows would come from and where their tokens would go; nothing is read."""
     from expert.data.tokens.tokenised import columns_in
-    from expert.run.token_folders import named_sources
 
-    asked = named_sources(read, fetch=False)
+    asked = opened.named
     groups = [("", asked.first), *((f"{task.name} ", task) for task in asked.first.tasks)]
     sources = []
     for name, group in groups:
@@ -269,7 +255,7 @@ def would_prepare(read: ReadManifest, plan: RunPlan) -> dict[str, Any]:
             text = f"{source.name} ({kind}{size})"
             files = [str(path) for path in source.files]
             sources.append({"split": f"{name}{split}", "text": text, "files": files})
-    cache = plan.data.cache or str(read.folder / "datasets_optimized")
+    cache = opened.plan.data.cache or str(opened.read.folder / "datasets_optimized")
     made = len(list(Path(cache).glob("tokens-*"))) if Path(cache).is_dir() else 0
     state = f"{counted(made, 'set')}, reused where the content matches" if made else "none yet"
     return {"sources": sources, "cache": f"{cache} ({state})"}

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from expert.cli.display import Sheet, make_console, show, show_sheet, write_json
-from expert.cli.event_lines import bytes_in_words, three_digits, worded
 from expert.cli.options import RUN_HELP, json_option
 from expert.cli.progress import RunView
 from expert.core.text import duration, loss
+from expert.insight.event_text import bytes_in_words, three_digits, worded
 
 if TYPE_CHECKING:
     from expert.run.stored.status import RunStatus

@@ -24,14 +24,16 @@ def outdated(found: Mapping[str, Any], folder: RunFolder) -> str:
     if isinstance(step, int) and not isinstance(step, bool):
         state = folder.checkpoints / checkpoint_name(step)
     if isinstance(told, str):
-        return "" if told == weights_of(state) else "is of other weights: the run went on since"
+        return (
+            "" if told == weights_of(state) else "is about earlier weights: the run continued since"
+        )
     # A file of an earlier version does not say what it judged, and times alone may come from
     # copying the run. A pass is doubted by them, a failure is not: nothing gets out by a copy.
     gate = found.get("gate")
     failed = isinstance(gate, Mapping) and gate.get("passed") is False
     if failed or _written(state / DONE) <= _written(folder.validation):
         return ""
-    return "is older than the weights, and does not say which it judged"
+    return "is older than the weights and does not say which it judged"
 
 
 def _written(file: Path) -> float:

@@ -1,7 +1,8 @@
-"""Numbers as people say them."""
+"""Numbers as people say them, and text of others made safe to show."""
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Any
 
 
@@ -121,3 +122,28 @@ def percent(share: float) -> str:
 def times(factor: float) -> str:
     """`3.5x`; below 1.5 with a digit more."""
     return f"{factor:.1f}x" if factor >= 1.5 else f"{factor:.2f}x"
+
+
+_UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
+"""Control, format (marks of direction, zero width), half a pair, private, line and paragraph."""
+
+
+def visible(text: str, *, keep: str = "\n") -> str:
+    """The text with every character that is not seen written out; those in `keep` stay.
+
+    Control characters become their pictures (escape is ␛), others their number (<U+202E>).
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(
+        character
+        if character in keep or unicodedata.category(character) not in _UNSEEN
+        else _written(ord(character))
+        for character in text
+    )
+
+
+def _written(code: int) -> str:
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "␡" if code == 0x7F else f"<U+{code:04X}>"

@@ -20,9 +20,9 @@ from typing import Any
 
 from expert.core.process import Child
 from expert.judging.cases import Case
-from expert.judging.oracles.oracle import Judgement, right, unknown, wrong
+from expert.judging.oracles.oracle import Judgement, JudgeOptions, right, unknown, wrong
 from expert.judging.oracles.typecheck import find_tsc, type_errors
-from expert.judging.oracles.typescript import TYPES, program_of
+from expert.judging.oracles.typescript import TYPES
 from expert.planning.machine.host import cores_available
 
 SECONDS = 15.0
@@ -91,7 +91,7 @@ def _with_types(
         for place in some:
             case, answer = pairs[place]
             programs += [_surrounded(case, case.expected)]
-            programs += [_surrounded(case, program_of(answer, strict=strict))]
+            programs += [_surrounded(case, JudgeOptions(strict=strict).inside(answer))]
         errors = type_errors(programs, tsc, tsx=tsx)
         if errors is None:
             continue  # it stays as it is: without an oracle
@@ -114,8 +114,8 @@ def _typed(of_expected: str | None, of_answer: str | None) -> Judgement:
 class Bench:
     """One process that judges; started when it is needed, and again when it had to be ended."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, statement_seconds: float = JudgeOptions.seconds) -> None:
+        self._seconds, self._statement_seconds = seconds, statement_seconds
         self._child: Child | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.open: tuple[str, ...] = ()
@@ -129,7 +129,13 @@ class Bench:
 
     def judge(self, case: Case, answer: str, *, domain: str, strict: bool) -> Judgement:
         """What the process says; whatever happens in there, this returns."""
-        asked = {"case": vars(case), "answer": answer, "domain": domain, "strict": strict}
+        asked = {
+            "case": vars(case),
+            "answer": answer,
+            "domain": domain,
+            "strict": strict,
+            "seconds": self._statement_seconds,
+        }
         fault = _unaskable(asked)
         if fault:
             return unknown(fault)

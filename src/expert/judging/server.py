@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from expert.judging.cases import Case
 from expert.judging.confinement import MEMORY_BYTES, confine, more_cpu_time, python_folders
-from expert.judging.oracles.oracle import Judgement, Oracle, oracle_for, unknown, wrong
+from expert.judging.oracles.oracle import Judgement, JudgeOptions, oracle_for, unknown, wrong
 
 LONGEST_REASON = 2000
 
@@ -28,23 +28,20 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
     _tell(answers, {"open": confine(python_folders())})
-    oracles: dict[tuple[str, bool], Oracle] = {}
     for line in sys.stdin:
         more_cpu_time()
         asked = json.loads(line)
-        key = (asked["domain"], bool(asked["strict"]))
-        oracles[key] = oracles.get(key) or oracle_for(key[0], strict=key[1])
-        _answer(oracles[key], asked, answers)
+        _answer(asked, answers)
 
 
-def _answer(oracle: Oracle, asked: dict[str, Any], answers: IO[str]) -> None:
+def _answer(asked: dict[str, Any], answers: IO[str]) -> None:
     turns = tuple((role, text) for role, text in asked["case"].pop("turns"))
     case = Case(turns=turns, **asked["case"])
-    found = asdict(_judged(oracle, case, asked["answer"], answers))
+    found = asdict(_judged(asked, case, answers))
     _tell(answers, {**found, "reason": found["reason"][:LONGEST_REASON]})
 
 
-def _judged(oracle: Oracle, case: Case, answer: str, answers: IO[str]) -> Judgement:
+def _judged(asked: dict[str, Any], case: Case, answers: IO[str]) -> Judgement:
     """What the oracle says. A check is any JSON and an answer any text: what they break is this
     case alone, and once the case is understood it is the answer's fault."""
     begun = False
@@ -55,7 +52,8 @@ def _judged(oracle: Oracle, case: Case, answer: str, answers: IO[str]) -> Judgem
         _tell(answers, {"begun": True})
 
     try:
-        return oracle.judge(case, answer, begin)
+        how = JudgeOptions(strict=asked["strict"], seconds=asked["seconds"], begin=begin)
+        return oracle_for(asked["domain"])(case, asked["answer"], how)
     except MemoryError:
         why = f"needs more than {MEMORY_BYTES / 2**30:g} GiB of memory"
     except Exception as error:  # noqa: BLE001 - as above

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -21,13 +20,9 @@ from pydantic import (
     model_validator,
 )
 
-from expert.core.files import write_text_atomically
-from expert.core.links import open_plain
+from expert.core.files import alone, write_text_atomically
 from expert.planning.decisions import Decision
 from expert.planning.machine.threads import NAMES
-
-if sys.platform != "win32":
-    import fcntl
 
 # What a benchmark may settle for later plans where the manifest says auto: it changes only speed.
 REMEMBERED: dict[str, TypeAdapter[Any]] = {
@@ -185,7 +180,7 @@ def remember_rate(path: Path, rate: MeasuredRate) -> None:
     aside.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(path):
+    with alone(path):
         kept, older = [], rate
         for record in _records(path):
             if not _same(rate, record):
@@ -209,7 +204,7 @@ def forget_rates(path: Path, model: str | None = None) -> int:
     if not path.is_file():
         return 0
     kept, forgotten = [], 0
-    with _alone(path):
+    with alone(path):
         for record in _records(path):
             try:
                 found = MeasuredRate.model_validate(record)
@@ -250,13 +245,3 @@ def _records(path: Path) -> list[Any]:
         return records
     path.rename(path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"))
     return []
-
-
-@contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """Keep others from writing in between; the system's lock ends with its process."""
-    lock = open_plain(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT)
-    with open(lock, "w", encoding="utf-8") as stream:
-        if sys.platform != "win32":
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        yield

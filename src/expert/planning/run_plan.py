@@ -204,6 +204,11 @@ class RunPlan(BaseModel):
         return RunPlan.model_validate({**tree, "decisions": [*kept, *made.values()]})
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """Its warnings, each with the key that it is about."""
+        return tuple(f"{each.path}: {each.text}" for each in self.remarks if each.kind == "warning")
+
+    @property
     def fits(self) -> bool:
         """False only where the estimate says that it cannot run; unknown counts as yes."""
         return self.memory.fits is not False

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from expert.model.load import LoadedModel
     from expert.parallel.engine import Engine, Groups
     from expert.parallel.graphs import Capture
+    from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import RunPlan
     from expert.telemetry.timeline import Timeline
     from expert.training.recovery import KernelUnavailable, PrecisionUnsupported
@@ -210,8 +211,8 @@ def cap_memory(plan: RunPlan, device: torch.device) -> None:
     torch.cuda.set_per_process_memory_fraction(share, device)
 
 
-def environment() -> dict[str, Any]:
-    """What the run ran on: versions, the machine and the card."""
+def environment(machine: Machine | None = None) -> dict[str, Any]:
+    """What the run ran on: versions, the machine and the card; it is looked at where nobody has."""
     import importlib.metadata
     import platform
 
@@ -235,5 +236,5 @@ def environment() -> dict[str, Any]:
         "versions": versions,
         "cuda": torch.version.cuda,
         "threads": torch.get_num_threads(),
-        "machine": machine_as_dict(describe_machine()),
+        "machine": machine_as_dict(machine or describe_machine()),
     }

@@ -44,7 +44,7 @@ class EvalResult:
 
 
 class NothingToJudge(ExpertError):
-    """Rows of which no token counts: the loss of nothing is no number."""
+    """Rows of which no token counts: the loss of nothing is not a number."""
 
 
 def means_of(loss_sum: float, correct: float, *, targets: int, examples: int) -> EvalResult:

@@ -9,7 +9,7 @@ from typing import Any
 from expert.parallel.engine import Engine
 from expert.training.evaluation import EvalResult
 from expert.training.pressure import Sign
-from expert.training.recorder import Emit, Facts, Recorder, Trouble, due
+from expert.training.recorder import Emit, Recorder, StepFacts, Trouble, due
 from expert.training.recovery import LossSpike, NotFinite
 from expert.training.schedule import Schedule, learning_rate
 from expert.training.spikes import Stability, Tally, after_not_finite, after_spike
@@ -22,7 +22,7 @@ RowsOf = Callable[[tuple[int, ...]], list[int | str]]
 
 @dataclass(frozen=True, kw_only=True)
 class LoopPlan:
-    """When what happens, all counted in updates; 0 means never."""
+    """When what happens, all counted in steps; 0 means never."""
 
     schedule: Schedule
     max_norm: float
@@ -35,7 +35,7 @@ class LoopPlan:
     save_best: bool
     stability: Stability
     eval_epochs: int = 0
-    """Epochs between evaluations, where epochs are not counted in updates."""
+    """Epochs between evaluations, where epochs are not counted in steps."""
     save_epochs: int = 0
 
 
@@ -47,7 +47,7 @@ class Tools:
     recorder: Recorder
     best: BestSoFar
     evaluate: Callable[[int], EvalResult | None]
-    """Evaluates after so many updates; None where a signal came in between."""
+    """Evaluates after so many steps; None where a signal came in between."""
     save: Callable[[TrainState, bool], None]
     """Told whether the manifest asks for one at this step."""
     reached: Callable[[TrainState], None]
@@ -73,7 +73,7 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """What is to be done between two updates."""
+    """What is to be done between two steps."""
 
     evaluate: bool = False
     save: bool = False
@@ -85,7 +85,7 @@ class Moment:
 def train(
     engine: Engine, updates: Iterable[Any], state: TrainState, plan: LoopPlan, tools: Tools
 ) -> tuple[TrainState, Ending]:
-    """Take update after update until something ends it; returns where the run stands and why."""
+    """Take step after step until something ends it; returns where the run stands and why."""
     coming = iter(updates)
     state, stop = _between_updates(state, _left_undone(state, plan), plan, tools)
     tools.reached(state)
@@ -100,7 +100,7 @@ def train(
             tools.reached(state)
             if stop is not None:
                 break
-            tools.recorder.begin(state.done)  # what the device did since was not this update
+            tools.recorder.begin(state.done)  # what the device did since was not this step
         before = state.done
         state, troubles = _one_update(engine, fed, state, plan, tools)
         tools.reached(state)
@@ -134,7 +134,7 @@ def _one_update(
     places = sum(batch.tokens.numel() for batch in fed.batches)
     real_tokens, places, examples = engine.total(counts.real_tokens, places, counts.examples)
     per_epoch = plan.steps_per_epoch
-    facts = Facts(
+    facts = StepFacts(
         step=number,
         epoch=(number + 1) / per_epoch if per_epoch else float(fed.update.epoch),
         rate=rate,
@@ -159,7 +159,7 @@ def _one_update(
 
 
 def _moment(before: int, state: TrainState, plan: LoopPlan) -> Moment:
-    """What is due now; updates that were passed over may have been the ones it was due at."""
+    """What is due now; steps that were passed over may have been the ones it was due at."""
 
     def passed(every: int | None) -> bool:
         return bool(every) and before // every < state.done // every  # type: ignore[operator]
@@ -292,7 +292,7 @@ def _tell_evaluation(
 
 
 def _ended(state: TrainState, plan: LoopPlan, tools: Tools) -> tuple[TrainState, Ending]:
-    """No update is left. Where nobody knew that the last one was the last, its work is done now."""
+    """No step is left. Where nobody knew that the last one was the last, its work is done now."""
     stop = _answer(tools.recorder.settle(), state, plan, tools)
     if stop is None and state.done != plan.total_steps:
         tools.recorder.tell_rest()

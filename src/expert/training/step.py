@@ -47,9 +47,7 @@ def train_step(
     except GraphsUnavailable:  # while it was captured; nothing has been changed
         raise
     except Exception as error:
-        raise StepInterrupted(
-            f"update {step} failed while it changed the weights: {error}"
-        ) from error
+        raise StepInterrupted(f"step {step} failed while changing the weights: {error}") from error
     return StepStats(
         loss_sum=engine.summed(torch.stack(sums).sum()),
         grad_norm=done.grad_norm,

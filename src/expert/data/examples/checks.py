@@ -32,7 +32,7 @@ class RowFilter:
             except (ValueError, RecursionError):
                 return "answer is not JSON"
             if checks.validate_schema and not _is_schema(value):
-                return "answer is no JSON Schema"
+                return "answer is not a JSON Schema"
         if checks.deduplicate and self._seen_before(example):
             return "occurred before"
         return ""

@@ -59,13 +59,13 @@ def _instruction_example(values: Values, columns: Columns) -> Example:
         return _prompt_completion_example(values, columns, asked, answered)
     if type(answer) is not str:
         answer = _needed(values, columns.response, columns)
-    _refuse_empty(answer, columns.response, "answer")
+    _refuse_empty(answer, columns.response, "the answer is empty")
     if type(request) is not str:
         request = _needed(values, columns.instruction, columns)
     material = _optional(values, columns.input, columns)
     if material:
         request = _with_input(request, columns.input, material)
-    _refuse_empty(request, columns.instruction, "request")
+    _refuse_empty(request, columns.instruction, "the request is empty")
     system = _optional(values, columns.system, columns)
     if columns.history and values.get(columns.history):
         said = _history(values[columns.history], columns.history)
@@ -75,7 +75,7 @@ def _instruction_example(values: Values, columns: Columns) -> Example:
 
 def _refuse_empty(text: str, column: str, what: str) -> None:
     if not text or text.isspace():
-        raise UnfitRow(f"column {column!r}: the {what} is empty")
+        raise UnfitRow(f"column {column!r}: {what}")
 
 
 def _messages_in(value: Any) -> Sequence[Any] | None:
@@ -198,7 +198,7 @@ def _text_example(values: Values, columns: Columns) -> Example:
     text = values.get(columns.text)
     if type(text) is not str:
         raise _not_held(values, columns.text, "text")
-    _refuse_empty(text, columns.text, "text")
+    _refuse_empty(text, columns.text, "the text is empty")
     marked = marked_turns(text)
     if marked is None:
         return Example(text=text)
@@ -219,13 +219,13 @@ def _multi_task_example(values: Values, columns: Columns) -> Example:
     """Rows of tasks have parts of their own, which are JSON where they are not text."""
     columns = replace(columns, json_values=True)
     answer = _needed(values, columns.response, columns)
-    _refuse_empty(answer, columns.response, "answer")
+    _refuse_empty(answer, columns.response, "the answer is empty")
     given = values.get(columns.input)
     if isinstance(given, Mapping):
         request = _labelled(given, columns)
     else:
         request = _needed(values, columns.input, columns)
-    _refuse_empty(request, columns.input, "request")
+    _refuse_empty(request, columns.input, "the request is empty")
     return _exchange(_optional(values, columns.system, columns), request, answer)
 
 

@@ -124,8 +124,8 @@ def _refuse_fields(message: Mapping[str, Any], where: str) -> None:
     for field in message:
         if field in NOT_BUILT and message[field] not in (None, "", [], {}):
             raise UnfitRow(
-                f"{where}: the field {field!r} is not understood; only text is learnt, and weight "
-                "or train say which answers  (take it out of the rows)"
+                f"{where}: the field {field!r} is not understood; only text is trained on, and "
+                "weight or train choose the answers  (remove it from the rows)"
             )
 
 
@@ -135,7 +135,7 @@ def _is_trained(message: Mapping[str, Any], role: Role, where: str) -> bool:
     for name, value in given.items():
         if isinstance(value, str) or value not in (0, 1):
             allowed = "true or false" if name in _YES_OR_NO else "1, or 0 to leave the answer out"
-            raise UnfitRow(f"{where}: {name} {value!r}; it is {allowed}")
+            raise UnfitRow(f"{where}: {name} {value!r}; allowed: {allowed}")
     if len(set(map(bool, given.values()))) > 1:
         both = ", ".join(f"{name} {value!r}" for name, value in given.items())
         raise UnfitRow(f"{where}: {both} contradict each other")
@@ -153,9 +153,9 @@ def _with_thoughts(message: Mapping[str, Any], text: str, role: Role, where: str
     if not thoughts:
         return text
     if role != "assistant" or len(thoughts) > 1 or not isinstance(thoughts[0], str):
-        raise UnfitRow(f"{where}: thoughts are one text, of an assistant")
+        raise UnfitRow(f"{where}: reasoning is one text, in an assistant message")
     if "</think>" in text:
-        raise UnfitRow(f"{where}: thoughts in a field of their own and in the content")
+        raise UnfitRow(f"{where}: reasoning in a field of its own and in the content")
     inner, said = thoughts[0].strip("\n"), text.lstrip("\n")
     return f"<think>\n{inner}\n</think>\n\n{said}"
 
@@ -199,7 +199,7 @@ def conversation(turns: Iterable[Turn], system: str = "", tools: str = "") -> Ex
     if not answers:
         raise UnfitRow("there is no assistant turn")
     if not any(answers):
-        raise UnfitRow("no assistant turn is learnt: weight 0 or train: false in every one")
+        raise UnfitRow("no assistant turn is trained on: weight 0 or train: false in every one")
     return Example(tuple(said), tools=tools)
 
 
@@ -209,15 +209,15 @@ def _check_turn(turn: Turn, before: Turn, number: int) -> None:
             raise UnfitRow(f"turn {number}: a system turn that is not the first")
     elif turn.role == "tool":
         if before.role != "tool" and not (before.role == "assistant" and before.extra):
-            raise UnfitRow(f"turn {number}: a tool answers, and nobody has called it")
+            raise UnfitRow(f"turn {number}: a tool result without a call before it")
     elif (not turn.text or turn.text.isspace()) and not turn.extra:
         raise UnfitRow(f"turn {number} ({turn.role}) is empty")
     elif turn.role == "assistant" and before.role == "assistant":
         raise UnfitRow(f"turn {number}: two answers in a row")
     elif turn.role == "assistant" and before.role == "system":
         raise UnfitRow(
-            f"turn {number}: an answer to no user turn  (take it out of the rows, or put what was "
-            "asked before it)"
+            f"turn {number}: an answer without a user turn before it  (remove it, or add the "
+            "request)"
         )
 
 

@@ -28,7 +28,7 @@ def tools_of(value: Any, column: str) -> str:
     if tools is None or tools in ("", [], {}):
         return ""
     if not isinstance(tools, list | tuple):
-        raise UnfitRow(f"{where}: is no list of tools")
+        raise UnfitRow(f"{where}: not a list of tools")
     for number, tool in enumerate(tools, 1):
         _function_in(tool, f"{where}: tool {number} has no name")
     wrap = {"type": "function"}
@@ -51,7 +51,7 @@ def calls_in(message: Mapping[str, Any], where: str) -> str:
     if not calls:
         return ""
     if not isinstance(calls, list | tuple):
-        raise UnfitRow(f"{where}: tool_calls is no list")
+        raise UnfitRow(f"{where}: tool_calls is not a list")
     return _text({"tool_calls": [_call(call, where) for call in calls]})
 
 
@@ -68,7 +68,7 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     if isinstance(arguments, str):  # as OpenAI has them: JSON in a text
         arguments = _parsed(arguments or "{}", f"{where}: the arguments of {given['name']}")
     if not isinstance(arguments, Mapping):
-        raise UnfitRow(f"{where}: the arguments of {given['name']} are no JSON object")
+        raise UnfitRow(f"{where}: the arguments of {given['name']} are not a JSON object")
     made = {"type": "function", "function": {"name": given["name"], "arguments": arguments}}
     return {**made, "id": call["id"]} if call.get("id") else made
 
@@ -77,7 +77,7 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise UnfitRow(f"{where}: is no JSON") from None
+        raise UnfitRow(f"{where}: not valid JSON") from None
 
 
 def _text(value: Any) -> str:

@@ -147,7 +147,7 @@ def _read_header(reader: Iterator[list[str]], lines: _Lines, file: str) -> list[
             raise unusable(f"{file}:{broken.line}", f"the header: {broken.reason}") from error
     where = f"{file}:{lines.record[0].number}"
     if fault := undecodable(lines.raw) or fault_in(dict.fromkeys(header)):
-        raise unusable(where, f"the header: {fault}", "mend the first line")
+        raise unusable(where, f"the header: {fault}", "fix the first line")
     doubled = next((name for name in header if header.count(name) > 1), None)
     if doubled is not None:
         raise unusable(where, f"the header names {doubled!r} twice", "rename one of the columns")

@@ -117,5 +117,5 @@ def _read_description(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise unusable(str(path), f"it cannot be read: {error}", "save it again") from error
     if not isinstance(description, dict):
-        raise unusable(str(path), "it is no description of a data set", "save it again")
+        raise unusable(str(path), "it does not describe a data set", "save it again")
     return description

@@ -122,10 +122,8 @@ def _offline(datasets: Any, lost: bool) -> Iterator[None]:
     if not lost:
         yield
         return
-    holders = [
-        getattr(datasets, "config", None),
-        importlib.import_module("huggingface_hub.constants"),
-    ]
+    client: Any = importlib.import_module("huggingface_hub.constants")
+    holders: list[Any] = [getattr(datasets, "config", None), client]
     before = [(each, each.HF_HUB_OFFLINE) for each in holders if hasattr(each, "HF_HUB_OFFLINE")]
     try:
         for each, _ in before:
@@ -155,6 +153,6 @@ def _hub_error(name: str, split: str, error: Exception, *, certain: bool = False
     what = f"it could not be loaded from the hub: {text}"
     fix = "check the id, the split and the configuration: id::split::configuration"
     if "notfound" in lower or "gated" in lower or "doesn't exist" in lower:
-        what = f"the hub does not give it: {text}"
+        what = f"it is not available on the hub: {text}"
         fix = "check the id; a private or gated data set needs HF_TOKEN in the environment"
     return unusable(f"{name}::{split}", what, fix)

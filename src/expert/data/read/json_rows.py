@@ -74,7 +74,7 @@ def _enter_data(window: _Window, file: str) -> Row | None:
             what = f'the object has no array under "data", only {keys}'
             raise unusable(file, what, _WHAT_IS_READ)
         if fault := fault_in(values):
-            raise unusable(f"{file}:{line}", fault, "mend the row")
+            raise unusable(f"{file}:{line}", fault, "fix the row")
         return Row(values, file, line)
     window.place += 1
     while window.next_character() == '"':
@@ -91,7 +91,7 @@ def _enter_data(window: _Window, file: str) -> Row | None:
         window.place, _ = _end_of_value(window)
         if window.next_character() == ",":
             window.place += 1
-    raise unusable(f"{file}:{window.line()}", "the file is no whole JSON", _WHAT_IS_READ)
+    raise unusable(f"{file}:{window.line()}", "the JSON is incomplete", _WHAT_IS_READ)
 
 
 def _read_array(window: _Window, file: str) -> Iterator[Row | BadRow]:

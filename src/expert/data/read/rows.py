@@ -109,7 +109,7 @@ def file_format(path: Path, format: str | None = None) -> str:
     if format is None or format == "huggingface":
         if by_suffix is None:
             fix = f"set training.dataset.format to one of {', '.join(FORMATS)}"
-            raise unusable(str(path), "the name does not tell the format", fix)
+            raise unusable(str(path), "the format is not clear from the name", fix)
         return by_suffix
     format = _OTHER_NAMES.get(format, format)
     if format not in FORMATS:

@@ -9,10 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Literal
 
 from expert.core.files import sha256_of
 from expert.data.read.corpora import fetched_shakespeare, given_shakespeare, python_stdlib_text
@@ -25,6 +22,10 @@ from expert.manifest.check.spelling import neighbour_of
 from expert.manifest.migrate.aliases import CORPORA
 from expert.manifest.schema.dataset import DatasetSpec
 from expert.planning.survey import local_path, looks_local
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 SHOWN_BAD_ROWS = 3
 MAKES_ROWS = "make_data.py"
@@ -80,6 +81,20 @@ class Sources:
     test: Source | None = None
     tasks: tuple[TaskSources, ...] = ()
 
+    @property
+    def trains(self) -> list[Source]:
+        """The sources of training rows: one for each task, or the only one."""
+        own = [self.train] if self.train is not None else []
+        return [task.train for task in self.tasks] or own
+
+    @property
+    def every(self) -> list[Source]:
+        """All sources of all splits."""
+        named = [self.train, self.validation, self.test]
+        for task in self.tasks:
+            named += [task.train, task.validation, task.test]
+        return [source for source in named if source is not None]
+
 
 def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
     """Find everything the manifest names, relative to its folder; nothing is read or fetched."""
@@ -101,11 +116,11 @@ def resolve_sources(spec: DatasetSpec, folder: Path) -> Sources:
     if not path:
         raise unusable("training.dataset", "it names no rows", "set path or tasks")
     train = finder.find(path, "train")
-    others = {
-        split: finder.find(value, split) if value else finder.beside(path, split)
+    validation, test = (
+        finder.find(value, split) if value else finder.beside(path, split)
         for split, value in named.items()
-    }
-    return Sources(train, **others)
+    )
+    return Sources(train, validation, test)
 
 
 def find_source(path: str, split: Split, spec: DatasetSpec, folder: Path) -> Source:
@@ -152,7 +167,7 @@ def first_row(source: Source) -> Row:
         bad = [*bad[:SHOWN_BAD_ROWS], row]
     if bad:
         shown = "\n".join(f"  - {row}" for row in bad[:SHOWN_BAD_ROWS])
-        raise unusable(source.name, f"no row of it can be read\n{shown}\n", "mend the data")
+        raise unusable(source.name, f"no row of it can be read\n{shown}\n", "fix the data")
     raise unusable(source.name, _what_is_empty(source), "put rows into it, or name another file")
 
 
@@ -194,6 +209,8 @@ def _files_of(source: Source) -> Sequence[Path]:
 
 def split_rows(count: int, share: float, seed: int) -> npt.NDArray[np.bool_]:
     """Marks the validation rows: ceil(count x share) of them, drawn with a generator of its own."""
+    import numpy as np
+
     # The share as it was written: in floating point 100 rows x 0.07 would be 8.
     chosen = math.ceil(count * Fraction(str(share)))
     marks = np.zeros(count, dtype=np.bool_)

@@ -308,7 +308,7 @@ class ChatTemplate(Template):
         shown = said[:_SHOWN_CHARACTERS]
         raise TemplateError(
             f"the tokenizer's chat template rewrites turn {place + 1} (assistant) so that its "
-            f"answer is not to be found in the text: {shown!r}"
+            f"answer cannot be found in the text: {shown!r}"
         )
 
 

@@ -47,13 +47,13 @@ OTHERWISE = "  (set base_models[0].prompt_template: chatml)"
 # fmt: off
 _REFUSED_METHODS = frozenset({
     "center", "encode", "expandtabs", "format", "format_map", "from_bytes", "ljust", "maketrans",
-    "rjust", "to_bytes", "translate", "zfill",
+    "rjust", "to_bytes", "translate", "zfill"
 })
 _FILTERS = (
     "abs", "attr", "capitalize", "count", "d", "default", "dictsort", "first", "float", "groupby",
     "int", "items", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr",
     "reverse", "select", "selectattr", "sort", "string", "title", "trim", "unique", "upper",
-    "wordcount",
+    "wordcount"
 )
 # fmt: on
 _TEXT_METHODS = frozenset(name for name in dir(str) if name[0] != "_") - _REFUSED_METHODS
@@ -281,7 +281,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
-        raise SecurityError(f"{attribute!r} of {type(obj).__name__!r} is out of its reach")
+        raise SecurityError(f"{attribute!r} of {type(obj).__name__!r} is not accessible")
 
     def wrap_str_format(self, value: Any) -> None:
         """`format` stays what it is, and is_safe_attribute refuses it."""

@@ -214,9 +214,11 @@ def named_template(name: str, *, eos: str, bos: str = "") -> NamedTemplate:
     def filled(piece: str) -> str:
         return piece.replace("{eos}", eos).replace("{bos}", bos)
 
-    pieces: dict[str, str] = {n: filled(getattr(layout, n)) for n in ("between", "finish")}
     answer = (layout.answer[0], filled(layout.answer[1]))
-    return NamedTemplate(name, replace(layout, answer=answer, **pieces), bos, eos)
+    between, finish = filled(layout.between), filled(layout.finish)
+    return NamedTemplate(
+        name, replace(layout, answer=answer, between=between, finish=finish), bos, eos
+    )
 
 
 def _between(pieces: tuple[str, str], text: str) -> str:
@@ -261,7 +263,7 @@ def as_learnt(
 
 def check_question(turns: Sequence[Turn]) -> None:
     if not turns or turns[-1].role not in ("user", "tool"):
-        raise TemplateError("an answer can be generated only after a user turn, or a tool's")
+        raise TemplateError("an answer can be generated only after a user or tool turn")
 
 
 def fingerprint_of(*parts: str) -> str:

@@ -42,7 +42,7 @@ class ToolRows:
             if not (spans[-1][1] if spans else 0) <= start < stop:
                 raise TemplateError(
                     f"the tokenizer's chat template rewrites turn {place + 1} (assistant) so that "
-                    "its answer is not to be found in the text"
+                    "its answer cannot be found in the text"
                 )
             spans.append((start, stop))
         return segments_at(text, spans)

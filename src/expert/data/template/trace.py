@@ -134,7 +134,8 @@ class TracingEnvironment(MeteredEnvironment):
         concat = filters.pop("_concat")
         self.filters = {name: self._seen(name, each) for name, each in filters.items()}
         self.filters["_concat"] = concat
-        self.tests = {name: self._seen(name, each) for name, each in dict(self.tests).items()}
+        tests: dict[str, Any] = dict(self.tests)
+        self.tests = {name: self._seen(name, each) for name, each in tests.items()}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)

@@ -6,7 +6,6 @@ their padding, so that they are packed like any others. The folder itself is onl
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -435,9 +434,3 @@ def _same_again(rows: Sequence[Sequence[TokenSegment]], encoder: TextEncoder) ->
             same += sum((Counter(ids) & Counter(again)).values())
             count += max(len(ids), len(again))
     return same / count if count else None
-
-
-def digest_of(made: list[TokenSegment] | BadRow | Dropped) -> str:
-    """What a row of tokens is recognised by where texts are by what they say."""
-    parts = made if isinstance(made, list) else []
-    return hashlib.sha256(b"".join(part.ids.tobytes() for part in parts)).hexdigest()

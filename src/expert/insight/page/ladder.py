@@ -1,66 +1,53 @@
-"""The ladder of a benchmark as bars."""
+"""The result of a benchmark as bars."""
 
 from __future__ import annotations
 
+from expert.core.text import counted
 from expert.insight.ladder.ladder import MARKS, STAND, Ladder, RungResult
 from expert.insight.ladder.table import COLUMNS, headline, how_measured, table_rows
 from expert.insight.page.blocks import Bar, Bars, Figure, Folded, Grid, Lines, Section, Words
 from expert.insight.page.facts import RunFacts
 
 _LEFT = ("rung", "")
-HOW = " The last was measured against the baseline; those below are gains multiplied."
+HOW = " The last was measured against the baseline; those before it are products of gains."
 
 
 def ladder_section(ladder: Ladder, run: RunFacts | None = None) -> Section:
-    """Every rung as a bar; those that were left out stand back, with the reason."""
+    """Every setting as a bar; those that were left out are grey, with the reason."""
     by_gain = ladder.is_held_against_baseline
-    bars = Bars(bars=tuple(_bar(rung, by_gain=by_gain) for rung in ladder.rungs))
     figure = Figure(
         name="ladder",
-        title=f"{'Times the baseline' if by_gain else 'Tokens a second'}, rung by rung",
-        chart=bars,
-        look=f"Grey rungs were left out; the reason stands below their names.{HOW * by_gain}",
+        title=f"{'Speed relative to the baseline' if by_gain else 'Tokens per second'}, by setting",
+        chart=Bars(bars=tuple(_bar(rung, by_gain=by_gain) for rung in ladder.rungs)),
+        look=f"Grey settings were left out, for the reason below their names.{HOW * by_gain}",
         wide=True,
     )
     numbers = tuple(name for name in COLUMNS if name not in _LEFT)
     table = Grid(columns=COLUMNS, rows=tuple(table_rows(ladder)), numbers=numbers)
     how = Lines(lines=tuple(("plain", line.replace("`", "")) for line in how_measured(ladder)))
-    return Section(
-        name="ladder",
-        title="The ladder",
-        inside=(
-            *_beside_the_run(ladder, run),
-            figure,
-            Folded(title="The ladder in numbers, and how it was measured", inside=(table, how)),
-        ),
-    )
+    details = Folded(title="Numbers, and how they were measured", inside=(table, how))
+    # A page about the benchmark alone begins with the headline.
+    words = [] if run is None else [Words(text=f"{headline(ladder)}."), *_of_the_run(ladder, run)]
+    return Section(name="ladder", title="Benchmark", inside=(*words, figure, details))
 
 
-def _beside_the_run(ladder: Ladder, run: RunFacts | None) -> list[Words]:
-    """What it came to, and why the run was not as fast, as far as it is known; a page that is about
-    the ladder alone begins with that."""
-    if run is None:
+def _of_the_run(ladder: Ladder, run: RunFacts) -> list[Words]:
+    """The speed of the run itself, and on a CPU why it may differ: the number of threads."""
+    if run.tokens_per_second is None:
         return []
-    words, rate = Words(text=f"{headline(ladder)}."), run.tokens_per_second
-    return [words, *_of_the_run(ladder, run, rate)] if rate is not None else [words]
-
-
-def _of_the_run(ladder: Ladder, run: RunFacts, rate: float) -> list[Words]:
-    text = f"The run itself: {rate:,.0f} tokens/s"
-    told = next(iter(reversed(run.record.of("threads"))), {})
-    threads, on_ladder = told.get("threads"), ladder.environment.get("threads")
-    if run.on_gpu or not isinstance(threads, int):
-        return [Words(text=f"{text}.", tone="note")]
-    text += f", with {threads} {'thread' if threads == 1 else 'threads'}"
-    text += f" ({told['because']})" if told.get("because") else ""
-    if isinstance(on_ladder, int):
-        text += f"; the ladder had {on_ladder}"
+    text = f"This run: {run.tokens_per_second:,.0f} tokens/s"
+    event = next(iter(reversed(run.record.of("threads"))), {})
+    threads, on_ladder = event.get("threads"), ladder.environment.get("threads")
+    if not run.on_gpu and isinstance(threads, int):
+        text += f", with {counted(threads, 'thread')}"
+        text += f" ({event['because']})" if event.get("because") else ""
+        text += f"; the benchmark had {on_ladder}" if isinstance(on_ladder, int) else ""
     return [Words(text=f"{text}.", tone="note")]
 
 
 def _bar(rung: RungResult, *, by_gain: bool) -> Bar:
-    """As long as the rung is fast against the baseline: rates are of different minutes, and a host
-    that was busy in one of them makes a better rung look slower."""
+    """Its length is the speed relative to the baseline: rates were measured at different times, and
+    a host that was busy at one of them makes a better setting look slower."""
     marked = rung.status not in STAND
     if rung.measured is None:
         word = MARKS[rung.status][1]
@@ -69,7 +56,7 @@ def _bar(rung: RungResult, *, by_gain: bool) -> Bar:
     rate, gain = rung.measured.tokens_per_second, rung.gain
     worth = f"{gain:.2f}×" if gain is not None else ""
     if rung.status == "no difference":
-        worth = "no difference measured"
+        worth = "no measurable difference"
     parts = [worth, f"{rate:,.0f} tokens/s" if by_gain else ""]
     note = rung.because if marked else " · ".join(part for part in parts if part)
     amount = rung.cumulative if by_gain else rate

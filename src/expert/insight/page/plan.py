@@ -1,11 +1,11 @@
-"""The plan: what was decided, by whom and why."""
+"""The plan: what was decided, on what basis and why."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from expert.insight.event_text import planned_value
 from expert.insight.page.blocks import Block, Folded, Grid, Section, Tone, Words
-from expert.insight.page.events import told_value
 from expert.insight.page.facts import RunFacts, listed, mapping
 
 DEFAULT = "the default"
@@ -18,42 +18,38 @@ GROUPS = {
     "data": "Data",
     "batch": "Batch",
     "loader": "Loader",
-    "optim": "Optimiser",
+    "optim": "Optimizer",
     "length": "Length",
-    "watch": "Saving and watching",
+    "watch": "Checkpoints and logging",
     "stability": "Stability",
     "memory": "Memory",
     "disk": "Disk",
 }
 OPEN = ("kernels", "batch")
-"""What decides about speed lies open, and whatever a fallback changed."""
+"""Open from the start: what decides about speed, and whatever a fallback changed."""
 REMARKS: dict[str, Tone] = {"warning": "warning", "advice": "note", "superseded": "plain"}
-COLUMNS = ("path", "value", "because", "source")
 
 
-def decisions(run: RunFacts) -> list[Section]:
-    """Every settled value with its reason; what is at its default is folded away."""
+def plan_section(run: RunFacts) -> Section:
+    """Every decided value with its reason; defaults are folded away."""
     taken = [mapping(one) for one in listed(run.record.plan.get("decisions"))]
     taken = [one for one in taken if one.get("path") and one["path"] not in NOT_SHOWN]
     if not taken:
-        why = "plan.json is missing or damaged, so nothing is known of what was decided."
-        return [Section(name="plan", title="The plan", inside=(Words(text=why, tone="warning"),))]
-    told = [one for one in taken if _matters(one)]
-    rest = [one for one in taken if not _matters(one)]
+        why = "plan.json is missing or damaged, so its decisions are unknown."
+        return Section(name="plan", title="Plan", inside=(Words(text=why, tone="warning"),))
+    groups: dict[str, list[dict[str, Any]]] = {name: [] for name in (*GROUPS, "more", "rest")}
+    for one in taken:
+        name = str(one["path"]).partition(".")[0]
+        groups["rest" if not _matters(one) else name if name in GROUPS else "more"].append(one)
     inside: list[Block] = [*_remarks(run)]
-    for name, title in GROUPS.items():
-        rows = [one for one in told if _group(one) == name]
+    for name, rows in groups.items():
+        shown = name in OPEN or any(one.get("source") == "fallback" for one in rows)
+        title = f"{GROUPS.get(name)}: {_brief(rows)}" if name in GROUPS else "More"
+        if name == "rest":
+            shown, title = False, f"{len(rows)} at their defaults or not used here"
         if rows:
-            shown = name in OPEN or any(one.get("source") == "fallback" for one in rows)
-            title = f"{title}: {_brief(rows)}"
             inside.append(Folded(title=title, inside=(_grid(rows),), shown=shown))
-    odd = [one for one in told if _group(one) not in GROUPS]
-    if odd:
-        inside.append(Folded(title="More", inside=(_grid(odd),)))
-    if rest:
-        title = f"{len(rest)} at their defaults or without meaning here"
-        inside.append(Folded(title=title, inside=(_grid(rest),)))
-    return [Section(name="plan", title="The plan and its reasons", inside=tuple(inside))]
+    return Section(name="plan", title="Plan and reasons", inside=tuple(inside))
 
 
 def _remarks(run: RunFacts) -> list[Block]:
@@ -74,12 +70,8 @@ def _matters(one: dict[str, Any]) -> bool:
     return one.get("because") != DEFAULT and one.get("value") not in (None, [], {})
 
 
-def _group(one: dict[str, Any]) -> str:
-    return str(one["path"]).partition(".")[0]
-
-
 def _brief(rows: list[dict[str, Any]]) -> str:
-    """The first values of a group, so that it need not be opened to be known."""
+    """The first values of a group, so that it need not be opened."""
     words = []
     for one in [one for one in rows if not isinstance(one.get("value"), dict)][:3]:
         leaf = str(one["path"]).rpartition(".")[2].removesuffix("_bytes").replace("_", " ")
@@ -91,7 +83,7 @@ def _brief(rows: list[dict[str, Any]]) -> str:
 def _value(one: dict[str, Any]) -> str:
     if one.get("value") is None and str(one.get("because")).startswith("unknown"):
         return "unknown"
-    return told_value(str(one["path"]), one.get("value"))
+    return planned_value(str(one["path"]), one.get("value"))
 
 
 def _grid(rows: list[dict[str, Any]]) -> Grid:
@@ -99,4 +91,4 @@ def _grid(rows: list[dict[str, Any]]) -> Grid:
         (str(one["path"]), _value(one), str(one.get("because", "")), str(one.get("source", "")))
         for one in rows
     ]
-    return Grid(columns=COLUMNS, rows=tuple(shown), code=("path",))
+    return Grid(columns=("key", "value", "because", "source"), rows=tuple(shown), code=("key",))

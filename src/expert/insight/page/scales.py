@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from expert.core.text import duration
 from expert.insight.page.blocks import Point, Unit
@@ -14,12 +14,12 @@ LEVELS = (1, 2, 2.5, 5, 10)
 CLOCK_STEPS = [10, 15, 30, 60, 120, 300, 600, 900, 1800]
 CLOCK_STEPS += [3600 * hours for hours in (1, 2, 4, 12, 24, 48, 168)]
 SIZE = 1000
-"""A drawing is 1000 × 1000; the page stretches it to the space it has."""
+"""A drawing is 1000 × 1000; the page stretches it to its space."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Values from `low` to `high` onto 0 to 1; logarithmic where `log` says so."""
+    """Maps values from `low` to `high` to 0 to 1; optionally logarithmic."""
 
     low: float
     high: float
@@ -45,8 +45,8 @@ def scale_of(
     share: bool = False,
     wanted: int = 4,
 ) -> Scale:
-    """A scale that holds all values. `tight` ends at the values, else at round numbers: of bytes
-    these are powers of two, of a clock half minutes and quarter hours. Shares end at 100 %."""
+    """A scale that holds all values. `tight` ends at the values, else at round numbers: powers of
+    two for bytes, half minutes and quarter hours for a clock. Shares end at 100 %."""
     if log and min(values) > 0:
         return _log_scale(min(values), max(values))
     low, high = min(values), max(values)
@@ -88,7 +88,7 @@ def _log_scale(low: float, high: float) -> Scale:
 
 
 def labels(ticks: Sequence[float], unit: Unit) -> list[str]:
-    """The words beside the ticks, all with as many digits as their distance needs."""
+    """The labels of the ticks, all with as many digits as their distance needs."""
     if unit == "seconds":
         return [clock_words(tick) for tick in ticks]
     if unit in ("count", "si"):
@@ -138,7 +138,7 @@ def si(value: float) -> str:
 
 
 def said(value: float, unit: Unit) -> str:
-    """One value in words, as a tooltip has it."""
+    """One value in words, as in a tooltip."""
     if unit == "seconds":
         return duration(value)
     if unit in ("count", "si"):
@@ -151,9 +151,9 @@ def said(value: float, unit: Unit) -> str:
 
 
 BUCKETS = 400
-"""Of a drawn line; each keeps its lowest and its highest point, so a spike of one step is seen."""
+"""Of a drawn line; each keeps its lowest and its highest point, so that every spike is seen."""
 SMOOTH_SHARE = 1 / 25
-"""Of the run that the smoothed loss averages over."""
+"""Share of the run that the smoothed loss averages over."""
 
 
 def thinned(points: Sequence[Point], buckets: int = BUCKETS) -> list[Point]:
@@ -177,10 +177,8 @@ def thinned(points: Sequence[Point], buckets: int = BUCKETS) -> list[Point]:
 
 
 def smoothed(points: Sequence[Point], weights: Sequence[float]) -> list[Point]:
-    """The mean around every point, weighed by what each stands for (the tokens it was taken over).
-
-    The window is centred, so nothing is drawn later than it happened; it is cut at the ends.
-    """
+    """The weighted mean around every point. The window is centred, so nothing is drawn later than
+    it happened; it is cut at the ends."""
     half = max(1, round(len(points) * SMOOTH_SHARE / 2))
     total, weight = [0.0], [0.0]
     for (_, value), size in zip(points, weights, strict=True):
@@ -196,9 +194,5 @@ def smoothed(points: Sequence[Point], weights: Sequence[float]) -> list[Point]:
 
 
 def running_total(amounts: Sequence[float]) -> list[float]:
-    """The sum up to and with every place."""
-    sums, total = [], 0.0
-    for amount in amounts:
-        total += amount
-        sums.append(total)
-    return sums
+    """The sum up to and including every place."""
+    return list(accumulate(amounts))

@@ -120,13 +120,11 @@ def new_folder(asked: Asked) -> Path:
     """A new folder below the output folder; another one for each of two that begin at once."""
     from expert.core.links import refuse_links
     from expert.planning.plan import folder_name
-    from expert.run.plan import plan
     from expert.run.stored.locate import runs_folder
 
     read = asked.read(())
     runs = runs_folder(read)
-    made = plan(read, model=asked.model, vram=asked.vram, use_measurements=False, look=False)
-    name = f"{folder_name(made.expert)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{folder_name(read.manifest.name)}-{time.strftime('%Y%m%d-%H%M%S')}"
     parent = runs / "benchmarks"
     refuse_links(parent, below=runs, instead="results go elsewhere with --output FOLDER")
     parent.mkdir(parents=True, exist_ok=True)

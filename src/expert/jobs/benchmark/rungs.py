@@ -134,8 +134,9 @@ def measure(work: Work, say: Say, hear: Hear) -> None:
     from expert.core.rundir import RunFolder
     from expert.manifest.reader import ReadManifest
     from expert.manifest.schema.manifest import Manifest
+    from expert.planning.machine.machine import describe_machine
     from expert.planning.run_plan import RunPlan
-    from expert.run.open import open_data
+    from expert.run.open import open_planned
     from expert.run.session.session import Start
     from expert.run.session.start import announce
 
@@ -143,7 +144,7 @@ def measure(work: Work, say: Say, hear: Hear) -> None:
     read = ReadManifest(manifest, work.name, Path(work.folder))
     say({"doing": "opening the data", "done": 0, "of": 0})
     plan = for_measuring(RunPlan.model_validate(work.plan), beside=work.beside)
-    plan, data, _ = open_data(plan, read, lambda *_: None)
+    ready = open_planned(plan, read, describe_machine(read.folder))
     events: list[dict[str, Any]] = []
 
     def heard(event: dict[str, Any]) -> None:
@@ -154,11 +155,11 @@ def measure(work: Work, say: Say, hear: Hear) -> None:
     folder = RunFolder.create(Path(work.runs), work.name)
     opened = open_session(
         folder=folder,
-        plan=plan,
-        data=data,
+        plan=ready.plan,
+        data=ready.data,
         manifest=manifest,
         sinks=(heard,),
-        start=Start(allow_remote_code=work.allow_remote_code),
+        start=Start(machine=ready.machine, allow_remote_code=work.allow_remote_code),
         keep=False,
     )
     with folder.locked(), opened as run:

@@ -7,11 +7,24 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from expert.core.errors import ManifestError
+from expert.core.text import counted
+from expert.data.read.folders import SPLIT_NAMES, saved_files, saved_splits
+from expert.data.read.rows import is_markdown, suffix_format
+from expert.data.read.streams import open_bytes
+from expert.data.records import DataError
+from expert.manifest.reader import read_manifest
+from expert.planning.models.resolve import hf_cache_folder
+from expert.planning.plan import folder_name
+from expert.planning.survey import local_path
+
 Kind = Literal["hub cache", "datasets cache", "file", "saved", "tokenised", "prepared"]
+_PATH_KEYS = ("path", "validation_path", "test_path")
+_TASK_KEYS = ("train", "valid", "test")
 _SKIPPED_FOLDERS = {"__pycache__", "node_modules", "site-packages"}
 BENCHMARK_BYTES = 4_000_000
 """A larger file of JSON is no benchmark, and is not read to see that."""
@@ -52,13 +65,8 @@ class DatasetUser:
 
 def read_users(folder: Path) -> tuple[list[DatasetUser], list[str]]:
     """The manifests below a folder, and what is wrong with those that cannot be read."""
-    from expert.core.errors import ManifestError
-    from expert.core.text import counted
+    from expert.data.named_sources import is_token_folder
     from expert.jobs.pretokenize import is_foreign, manifests_below
-    from expert.manifest.reader import read_manifest
-    from expert.planning.plan import folder_name
-    from expert.planning.survey import local_path
-    from expert.run.token_folders import is_token_folder
 
     users, unread = [], []
     for file in manifests_below(folder):
@@ -84,10 +92,6 @@ def read_users(folder: Path) -> tuple[list[DatasetUser], list[str]]:
     return users, unread
 
 
-_PATH_KEYS = ("path", "validation_path", "test_path")
-_TASK_KEYS = ("train", "valid", "test")
-
-
 def find_datasets(
     folders: Sequence[Path],
     *,
@@ -96,10 +100,6 @@ def find_datasets(
     users: Sequence[DatasetUser] = (),
 ) -> list[FoundDataset]:
     """Data sets in the Hugging Face caches and in the given folders, with who uses them."""
-    from dataclasses import replace
-
-    from expert.data.records import DataError
-
     for folder in folders:
         if not folder.is_dir():
             raise DataError(f"{folder}: there is no such folder")
@@ -113,8 +113,6 @@ def find_datasets(
 
 def hub_cache(environ: Mapping[str, str], home: Path) -> Path:
     """Where the hub's files are kept: by the variables of huggingface_hub, below `home` else."""
-    from expert.planning.models.resolve import hf_cache_folder
-
     given = {key: value for key, value in environ.items() if value}
     return hf_cache_folder({"XDG_CACHE_HOME": str(home / ".cache"), **given})
 
@@ -143,7 +141,7 @@ def _in_datasets_cache(cache: Path) -> Iterator[FoundDataset]:
         infos = sorted(config.rglob("dataset_info.json"), key=lambda path: path.stat().st_mtime)
         if not infos:
             continue
-        described = _read_json(infos[-1]).get("splits")
+        described = read_json(infos[-1]).get("splits")
         splits = described if isinstance(described, dict) else {}
         counts = [entry.get("num_examples") for entry in splits.values()]
         rows = sum(counts) if counts and all(isinstance(n, int) for n in counts) else None
@@ -158,10 +156,6 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def _in_folder(top: Path) -> Iterator[FoundDataset]:
-    from expert.data.read.folders import saved_splits
-    from expert.data.read.rows import is_markdown, suffix_format
-    from expert.data.records import DataError
-
     for here, names, files in os.walk(top):
         folder = Path(here)
         names[:] = sorted(n for n in names if not n.startswith(".") and n not in _SKIPPED_FOLDERS)
@@ -170,7 +164,7 @@ def _in_folder(top: Path) -> Iterator[FoundDataset]:
             continue
         if (folder / "recipe.json").is_file() and (folder / "DONE").is_file():
             names.clear()
-            counts = _read_json(folder / "statistics.json")
+            counts = read_json(folder / "statistics.json")
             rows, tokens = counts.get("documents"), counts.get("tokens")
             yield _found("prepared", folder.name, folder, (), rows, _files_below(folder), tokens)
             continue
@@ -197,7 +191,7 @@ def _in_folder(top: Path) -> Iterator[FoundDataset]:
 def _is_benchmark(path: Path) -> bool:
     """Whether a file is what `expert benchmark` wrote, under whatever name."""
     small = path.suffix.lower() == ".json" and path.stat().st_size < BENCHMARK_BYTES
-    return small and _read_json(path).get("kind") == "ladder"
+    return small and read_json(path).get("kind") == "ladder"
 
 
 def _found(
@@ -218,9 +212,6 @@ def _found(
 
 def count_rows(path: Path) -> int | None:
     """Lines of a jsonl, or of a csv less its header; None for other formats and broken files."""
-    from expert.data.read.rows import suffix_format
-    from expert.data.read.streams import open_bytes
-
     kind = suffix_format(path)
     if kind not in ("jsonl", "csv", "tsv"):
         return None
@@ -241,8 +232,6 @@ def _saved_counts(folders: Iterable[Path]) -> tuple[int | None, int | None]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from expert.data.read.folders import saved_files
-    from expert.data.records import DataError
     from expert.data.tokens.tokenised import IDS
 
     rows, tokens = 0, 0
@@ -262,14 +251,12 @@ def _saved_counts(folders: Iterable[Path]) -> tuple[int | None, int | None]:
 
 
 def _splits_in_names(names: Iterable[str]) -> tuple[str, ...]:
-    from expert.data.read.folders import SPLIT_NAMES
-
     words = {word for name in names for word in re.split(r"[^a-z]+", name.lower())}
     named = {SPLIT_NAMES[word] for word in words & SPLIT_NAMES.keys()}
     return tuple(split for split in ("train", "validation", "test") if split in named)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -277,10 +264,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def _users_of(entry: FoundDataset, users: Sequence[DatasetUser]) -> tuple[str, ...]:
-    from expert.jobs.datasets.hub_copies import same_id
-    from expert.planning.survey import local_path
+def same_id(one: str, other: str) -> bool:
+    """Whether two ids of the hub are one: `datasets` writes them its own way."""
+    plain = [re.sub(r"[^a-z0-9/]", "", name.lower()) for name in (one, other)]
+    return plain[0] == plain[1]
 
+
+def _users_of(entry: FoundDataset, users: Sequence[DatasetUser]) -> tuple[str, ...]:
     place = Path(entry.path).resolve()
     names = []
     for user in users:

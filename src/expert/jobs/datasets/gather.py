@@ -8,13 +8,15 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from expert.core.files import sha256_of, write_text_atomically
-
-if TYPE_CHECKING:
-    from expert.jobs.datasets.find import DatasetUser
-    from expert.jobs.datasets.hub_copies import Caches
+from expert.data.records import DataError
+from expert.jobs.datasets.find import DatasetUser
+from expert.jobs.datasets.hub_copies import Caches, NotCached, cached_rows
+from expert.manifest.migrate.aliases import CORPORA
+from expert.planning.plan import folder_name
+from expert.planning.survey import local_path, looks_local
 
 
 @dataclass(frozen=True)
@@ -40,35 +42,6 @@ class Gathered:
     """What was not copied, and why."""
 
 
-def consolidate(
-    users: Sequence[DatasetUser], destination: Path, caches: Caches | None = None
-) -> list[Gathered]:
-    """Copy the data of every manifest into DEST/<expert>/, that of the hub out of its caches; all
-    of it, or an error first."""
-    from expert.data.records import DataError
-
-    destination = destination.resolve()
-    plans = [_plan_copies(user, destination, caches) for user in users]
-    wanted: dict[Path, str] = {}
-    problems = []
-    for source, target in (pair for plan in plans for pair in plan.files):
-        digest = sha256_of(source)
-        if wanted.setdefault(target, digest) != digest:
-            problems.append(f"{target}: two manifests name different files for it: {source}")
-        elif target.exists() and (not target.is_file() or sha256_of(target) != digest):
-            problems.append(f"{target}: is there and differs from {source}")
-    for target, text in (pair for plan in plans for pair in plan.texts.items()):
-        if target.exists() and (not target.is_file() or target.read_bytes() != text.encode()):
-            problems.append(f"{target}: is there and describes something else")
-    if problems:
-        shown = "\n".join(f"  - {problem}" for problem in dict.fromkeys(problems))
-        raise DataError(
-            f"{destination}: nothing was copied, no file is ever overwritten\n{shown}\n"
-            "  (remove what is old, or name another folder with --consolidate)"
-        )
-    return [_gather(plan, wanted) for plan in plans]
-
-
 @dataclass
 class _CopyPlan:
     user: DatasetUser
@@ -79,27 +52,49 @@ class _CopyPlan:
     left: list[str] = field(default_factory=list)
 
 
-def _plan_copies(user: DatasetUser, destination: Path, caches: Caches | None) -> _CopyPlan:
-    from expert.manifest.migrate.aliases import CORPORA
-    from expert.planning.plan import folder_name
-    from expert.planning.survey import local_path, looks_local
+def consolidate(
+    users: Sequence[DatasetUser], destination: Path, caches: Caches | None = None
+) -> list[Gathered]:
+    """Copy the data of every manifest into DEST/<expert>/, that of the hub out of its caches; all
+    of it, or an error first."""
+    destination = destination.resolve()
+    plans = [_plan_copies(user, destination, caches) for user in users]
+    wanted: dict[Path, str] = {}
+    problems = []
+    for source, target in (pair for plan in plans for pair in plan.files):
+        digest = sha256_of(source)
+        if wanted.setdefault(target, digest) != digest:
+            problems.append(f"{target}: two manifests name different files for it: {source}")
+        elif target.exists() and (not target.is_file() or sha256_of(target) != digest):
+            problems.append(f"{target}: exists and differs from {source}")
+    for target, text in (pair for plan in plans for pair in plan.texts.items()):
+        if target.exists() and (not target.is_file() or target.read_bytes() != text.encode()):
+            problems.append(f"{target}: exists and describes something else")
+    if problems:
+        shown = "\n".join(f"  - {problem}" for problem in dict.fromkeys(problems))
+        raise DataError(
+            f"{destination}: nothing was copied, no file is ever overwritten\n{shown}\n"
+            "  (remove what is old, or name another folder with --consolidate)"
+        )
+    return [_gather(plan, wanted) for plan in plans]
 
+
+def _plan_copies(user: DatasetUser, destination: Path, caches: Caches | None) -> _CopyPlan:
     plan = _CopyPlan(user)
+    folder = destination / folder_name(user.name)
     for key, value in user.paths.items():
         found = local_path(value, user.folder)
         if value in CORPORA:
-            plan.left.append(f"{key}: {value} is a corpus with a name, not a file")
+            plan.left.append(f"{key}: {value} is a built-in corpus, not a file")
         elif not found.exists() and looks_local(value, user.folder):
             plan.left.append(f"{key}: {value} is not there")
         elif not found.exists():
-            _plan_of_hub(plan, key, value, destination / folder_name(user.name), caches)
+            _plan_of_hub(plan, key, value, folder, caches)
         else:
-            target = destination / folder_name(user.name) / _kept_name(found, user.folder)
+            target = folder / _kept_name(found, user.folder)
             files = [found] if found.is_file() else sorted(found.rglob("*"))
             plan.files += [
-                (path, target / path.relative_to(found) if path != found else target)
-                for path in files
-                if path.is_file()
+                (path, target / path.relative_to(found)) for path in files if path.is_file()
             ]
             _, marks, split = value.partition("::")
             plan.options.append(f"--set {shlex.quote(f'{key}={target}{marks}{split}')}")
@@ -109,8 +104,6 @@ def _plan_copies(user: DatasetUser, destination: Path, caches: Caches | None) ->
 def _plan_of_hub(
     plan: _CopyPlan, key: str, value: str, folder: Path, caches: Caches | None
 ) -> None:
-    from expert.jobs.datasets.hub_copies import NotCached, cached_rows
-
     if caches is None:
         plan.left.append(f"{key}: {value} is a hub id; the hub's cache holds it")
         return
@@ -137,13 +130,13 @@ def _kept_name(path: Path, folder: Path) -> Path:
 def _gather(plan: _CopyPlan, digests: Mapping[Path, str]) -> Gathered:
     copies = []
     for source, target in dict.fromkeys(plan.files):
-        digest = digests[target]
         done: Literal["copied", "there already"] = "there already"
         if not target.exists():
-            _copy_verified(source, target, digest)
+            _copy_verified(source, target, digests[target])
             done = "copied"
-        copies.append(Copy(str(source), str(target), target.stat().st_size, digest, done))
-    for target, text in plan.texts.items():  # last: without them it is no data set yet
+        size = target.stat().st_size
+        copies.append(Copy(str(source), str(target), size, digests[target], done))
+    for target, text in plan.texts.items():  # last: without them it is not a data set yet
         if not target.exists():
             write_text_atomically(target, text)
     options = " ".join(plan.options)
@@ -152,14 +145,11 @@ def _gather(plan: _CopyPlan, digests: Mapping[Path, str]) -> Gathered:
 
 def _copy_verified(source: Path, target: Path, digest: str) -> None:
     """Copy under another name, read the copy back, and only then give it its name."""
-    from expert.data.records import DataError
-
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         shutil.copy2(source, temporary)
-        size = source.stat().st_size
-        if temporary.stat().st_size != size or sha256_of(temporary) != digest:
+        if sha256_of(temporary) != digest:
             raise DataError(
                 f"{target}: the copy differs from {source}  (the file changed meanwhile, or the "
                 "disk is faulty: copy again)"

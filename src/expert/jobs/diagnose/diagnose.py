@@ -100,7 +100,7 @@ def _killed(run: RunRecord, step: int | None, go_on: str) -> Finding:
     return Finding(
         name="no-ending",
         severity="error",
-        title="the trainer ended without a word: killed, or the machine went down",
+        title="the trainer ended without a final event: killed, or the machine went down",
         evidence=f"the last event is {run.events[-1].get('event')} at update {step}"
         if run.events
         else "there is no event at all",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from expert.core.errors import ExpertError
-from expert.core.recorded_paths import found_again
+from expert.core.rundir import found_again
 from expert.run.session.short_run import SETTLING, ShortRun, short_run
 
 if TYPE_CHECKING:

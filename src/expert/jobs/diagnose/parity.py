@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from expert.data.feed.run_data import RunData
+    from expert.data.prepared import PreparedSplit
     from expert.manifest.reader import ReadManifest
     from expert.parallel.engine import Groups
     from expert.planning.run_plan import RunPlan
     from expert.run.build import Built
-    from expert.run.feed import RunData
-    from expert.run.prepared import PreparedSplit
 
 SEQUENCES = 4
 """Sequences that are compared: enough for several micro-batches, few enough for any card."""
@@ -144,7 +144,7 @@ class _Comparison:
         return self.verdict(claim, self.learnt(built, rows=1), whole)
 
     def alone(self, built: Built, whole: Learnt) -> Compared:
-        from expert.run.feed import is_padded
+        from expert.data.pack.packing import is_padded
 
         claim = "padded = alone" if is_padded(self.plan) else "packed = unpacked"
         self._tell(claim)
@@ -275,7 +275,7 @@ class _Comparison:
 
     def batches(self, *, rows: int) -> Any:
         """The first sequences as training would get them; valid until the next is taken."""
-        from expert.run.feed import split_batches
+        from expert.data.feed.run_data import split_batches
 
         def made() -> Any:
             taken = 0
@@ -302,7 +302,7 @@ class _Comparison:
         import numpy as np
 
         from expert.data.feed.loader import on_device, padded_tensors
-        from expert.run.feed import PAD_ID
+        from expert.data.pack.packing import PAD_ID
 
         pieces = self._pieces()
         index = replace(self.split.index, rule="none", bin_offsets=np.arange(pieces + 1))

@@ -41,10 +41,10 @@ def checked_ids(trained: Trained) -> list[list[int]]:
 
 def asked_as(trained: Trained) -> Asking | None:
     """How `expert sample` would put a question to it; None for the character model."""
+    from expert.data.plain_text import FirstRow, trained_on_text
     from expert.data.tokens.encoder import TextEncoder
     from expert.jobs.export.card_snippet import QUESTION, Asking
     from expert.jobs.sample.sample import prompt_text, settle_decoding
-    from expert.run.row_kind import FirstRow, trained_on_text
 
     template, encoder = trained.template, trained.encoder
     if template is None:

@@ -1,4 +1,4 @@
-"""What a new expert begins with: its manifest, a few rows to replace, and a README."""
+"""What a new expert starts with: its manifest, a few rows to replace, and a README."""
 
 from __future__ import annotations
 
@@ -9,140 +9,117 @@ from typing import Any
 from expert.planning.choose.starting_points import StartingPoint
 from expert.planning.models.resolve import TINY
 
-Row = Mapping[str, str]
-
 # Performance keys are written out so that they are seen; auto is settled for every machine.
 PERFORMANCE = (
-    "bf16",
-    "use_tf32",
-    "attention",
-    "torch_compile",
-    "optim",
-    "gradient_checkpointing",
-    "dataloader_num_workers",
-    "dataloader_prefetch_factor",
+    *("bf16", "use_tf32", "attention", "torch_compile", "optim", "gradient_checkpointing"),
+    *("dataloader_num_workers", "dataloader_prefetch_factor"),
 )
+USERS, BOOKS = (
+    "CREATE TABLE users (name TEXT, age INTEGER)",
+    "CREATE TABLE books (title TEXT, price INTEGER)",
+)
+PERSONS = "Person {name: STRING, age: INTEGER}"
+CITIES = "(:Person {name: STRING})-[:LIVES_IN]->(:City {name: STRING})"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Template:
+class Starter:
     """A kind of expert."""
 
     description: str
     capabilities: tuple[str, ...]
     grammar: str | None
-    rows: tuple[Row, ...]
+    examples: tuple[tuple[str, str, str], ...]
+    """Instruction, input and output of a few rows."""
+
+    @property
+    def rows(self) -> list[dict[str, str]]:
+        names = ("instruction", "input", "output")
+        return [dict(zip(names, example, strict=True)) for example in self.examples]
 
 
-def row(instruction: str, given: str, output: str) -> Row:
-    return {"instruction": instruction, "input": given, "output": output}
-
-
-TEMPLATES = {
-    "json": Template(
+STARTERS = {
+    "json": Starter(
         description="Writes and repairs JSON.",
         capabilities=("format:json", "language:en"),
         grammar="json",
-        rows=(
-            row("Repair this JSON.", '{"name": "anna", "age": 31', '{"name": "anna", "age": 31}'),
-            row("Repair this JSON.", "{'city': 'rome'}", '{"city": "rome"}'),
-            row("Write this record as JSON.", "id=4; open=true", '{"id": 4, "open": true}'),
-            row("Write this record as JSON.", "size: 12", '{"size": 12}'),
+        examples=(
+            ("Repair this JSON.", '{"name": "anna", "age": 31', '{"name": "anna", "age": 31}'),
+            ("Repair this JSON.", "{'city': 'rome'}", '{"city": "rome"}'),
+            ("Write this record as JSON.", "id=4; open=true", '{"id": 4, "open": true}'),
+            ("Write this record as JSON.", "size: 12", '{"size": 12}'),
         ),
     ),
-    "sql": Template(
+    "sql": Starter(
         description="Writes SQL for questions about tables.",
         capabilities=("language:sql", "task:text2sql", "language:en"),
         grammar="sql",
-        rows=(
-            row(
-                "How many users are there?",
-                "CREATE TABLE users (name TEXT, age INTEGER)",
-                "SELECT COUNT(*) FROM users",
-            ),
-            row(
+        examples=(
+            ("How many users are there?", USERS, "SELECT COUNT(*) FROM users"),
+            (
                 "Show the names of users older than 30.",
-                "CREATE TABLE users (name TEXT, age INTEGER)",
+                USERS,
                 "SELECT name FROM users WHERE age > 30",
             ),
-            row(
-                "What is the highest price?",
-                "CREATE TABLE books (title TEXT, price INTEGER)",
-                "SELECT MAX(price) FROM books",
-            ),
-            row(
+            ("What is the highest price?", BOOKS, "SELECT MAX(price) FROM books"),
+            (
                 "Show every title, the cheapest first.",
-                "CREATE TABLE books (title TEXT, price INTEGER)",
+                BOOKS,
                 "SELECT title FROM books ORDER BY price",
             ),
         ),
     ),
-    "cypher": Template(
+    "cypher": Starter(
         description="Writes Cypher for questions about graphs.",
         capabilities=("language:cypher", "task:text2cypher", "language:en"),
         grammar="cypher",
-        rows=(
-            row(
-                "How many persons are there?",
-                "Person {name: STRING, age: INTEGER}",
-                "MATCH (n:Person) RETURN count(n)",
-            ),
-            row(
+        examples=(
+            ("How many persons are there?", PERSONS, "MATCH (n:Person) RETURN count(n)"),
+            (
                 "Show the names of persons older than 30.",
-                "Person {name: STRING, age: INTEGER}",
+                PERSONS,
                 "MATCH (n:Person) WHERE n.age > 30 RETURN n.name",
             ),
-            row(
+            (
                 "Who lives in Rome?",
-                "(:Person {name: STRING})-[:LIVES_IN]->(:City {name: STRING})",
+                CITIES,
                 "MATCH (a:Person)-[:LIVES_IN]->(b:City) WHERE b.name = 'Rome' RETURN a.name",
             ),
-            row(
-                "What is the highest age?",
-                "Person {name: STRING, age: INTEGER}",
-                "MATCH (n:Person) RETURN max(n.age)",
-            ),
+            ("What is the highest age?", PERSONS, "MATCH (n:Person) RETURN max(n.age)"),
         ),
     ),
-    "typescript": Template(
+    "typescript": Starter(
         description="Writes TypeScript.",
         capabilities=("language:typescript", "task:code_generation", "language:en"),
         grammar="typescript",
-        rows=(
-            row(
+        examples=(
+            (
                 "Write the interface User for this JSON.",
                 '{"name": "anna", "age": 31}',
                 "interface User {\n  name: string;\n  age: number;\n}",
             ),
-            row(
+            (
                 "Write the interface Shop for this JSON.",
                 '{"open": true}',
                 "interface Shop {\n  open: boolean;\n}",
             ),
-            row(
-                "Mend the type that is wrong.",
-                "const age: string = 3;",
-                "const age: number = 3;",
-            ),
-            row(
-                "Mend the type that is wrong.",
-                'const name: number = "anna";',
-                'const name: string = "anna";',
-            ),
+            ("Fix the wrong type.", "const age: string = 3;", "const age: number = 3;"),
+            ("Fix the wrong type.", 'const name: number = "anna";', 'const name: string = "anna";'),
         ),
     ),
-    "text": Template(
+    "text": Starter(
         description="Answers in plain text.",
         capabilities=("language:en",),
         grammar=None,
-        rows=(
-            row("What colour is the sky?", "", "Blue."),
-            row("What colour is grass?", "", "Green."),
-            row("Name a number below ten.", "", "Seven."),
-            row("Name a day of the week.", "", "Monday."),
+        examples=(
+            ("What colour is the sky?", "", "Blue."),
+            ("What colour is grass?", "", "Green."),
+            ("Name a number below ten.", "", "Seven."),
+            ("Name a day of the week.", "", "Monday."),
         ),
     ),
 }
+OTHER_NAMES = {"neo4j": "cypher", "ts": "typescript"}
 
 
 @dataclass(frozen=True)
@@ -155,15 +132,15 @@ class BaseOfNew:
     """max_seq_length; None: left to the plan."""
 
 
-def calling(template: Template) -> Template:
+def calling(starter: Starter) -> Starter:
     """The same for rows whose answers call tools."""
-    abilities = (*template.capabilities, "task:tool_calling")
-    return replace(template, description="Calls tools, and answers.", capabilities=abilities)
+    abilities = (*starter.capabilities, "task:tool_calling")
+    return replace(starter, description="Calls tools, and answers.", capabilities=abilities)
 
 
 def manifest_of(
     name: str,
-    template: Template,
+    starter: Starter,
     dataset: Mapping[str, Any],
     *,
     base: BaseOfNew,
@@ -173,8 +150,8 @@ def manifest_of(
     """A 2.0 manifest for one base model, with settings of its size. `calls`: rows have tools, which
     the templates of small models do not write; ChatML does for all of them."""
     decoding: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 256}
-    if template.grammar:
-        decoding |= {"validation": "parser", "grammar_type": template.grammar}
+    if starter.grammar:
+        decoding |= {"validation": "parser", "grammar_type": starter.grammar}
     written = {"prompt_template": "chatml"} if calls else {}
     start = base.start
     adapters = [{"type": "lora", "r": start.rank, "alpha": start.alpha}]
@@ -183,9 +160,9 @@ def manifest_of(
         "schema_version": "2.0",
         "name": name,
         "version": "0.1.0",
-        "description": template.description,
+        "description": starter.description,
         "base_models": [{"name": base.name, **written, "adapters": adapters}],
-        "capabilities": list(template.capabilities),
+        "capabilities": list(starter.capabilities),
         "training": {
             "dataset": dict(dataset),
             "config": {
@@ -202,11 +179,9 @@ def manifest_of(
     }
 
 
-def readme_of(
-    name: str, template: Template, data: str, has_answers: bool = True, base: str = TINY
-) -> str:
+def readme_of(name: str, starter: Starter, data: str, has_answers: bool, base: str) -> str:
     """What to do with the folder, in few words."""
-    rows, last = "Every row is a text that is learnt whole.", 'expert sample . --prompt "…"'
+    rows, last = "The model is trained on every row as a whole.", 'expert sample . --prompt "…"'
     if has_answers:
         rows = "Every row has a request, perhaps some material,\nand an answer."
         last = "expert validate --expert ."
@@ -217,7 +192,7 @@ def readme_of(
     )
     return f"""# {name}
 
-{template.description}
+{starter.description}
 
 The rows are in `{data}`: replace or add to them. {rows}
 

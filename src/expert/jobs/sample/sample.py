@@ -14,10 +14,10 @@ from expert.core.text import counted
 from expert.jobs.sample.answer_writer import Tell, Writer, cut_at
 
 if TYPE_CHECKING:
+    from expert.data.plain_text import FirstRow
     from expert.data.template.templates import Template
     from expert.jobs.sample.answer_steps import Speaker
     from expert.planning.run_plan import RunPlan
-    from expert.run.row_kind import FirstRow
     from expert.run.stored.load import Trained
 
 CHARACTER_TEMPERATURE = 0.8
@@ -131,7 +131,7 @@ def ready(
     `decoding` holds what differs from the manifest's; `plain` continues prompts as they stand, None
     decides by the data. `tools` is a file that names them; None: those of the first row learnt.
     """
-    from expert.run.row_kind import FirstRow, trained_on_text
+    from expert.data.plain_text import FirstRow, trained_on_text
     from expert.run.stored.choose_checkpoint import choose
     from expert.run.stored.load import base_remark, load_trained, pick_device, read_plan
     from expert.run.stored.locate import find_trained

@@ -16,12 +16,12 @@ from expert.run.stored.trained_rows import learnt_rows
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
     from expert.data.examples.columns import Columns
+    from expert.data.line import Line
+    from expert.data.prepared import PreparedData, PreparedSplit
     from expert.data.read.sources import Source
     from expert.data.records import BadRow, Example, Row
     from expert.manifest.schema.dataset import DatasetSpec
     from expert.planning.run_plan import RunPlan
-    from expert.run.prepare import Builder
-    from expert.run.prepared import PreparedData, PreparedSplit
 
 
 TOKENS_ONLY = (
@@ -42,7 +42,7 @@ class CannotBeTold(Exception):
 class DrawnAgain:
     """The rows of a run, drawn as it drew them."""
 
-    builder: Builder
+    line: Line
     sources: Sequence[Source]
     made: PreparedData
 
@@ -51,6 +51,7 @@ class DrawnAgain:
         source."""
         import numpy as np
 
+        from expert.data.line import reading_of
         from expert.data.tokens.documents import DocumentStore
 
         first = 0
@@ -59,11 +60,12 @@ class DrawnAgain:
             count, store = prepared.statistics.documents, DocumentStore(prepared.folder)
             own = documents[(documents >= first) & (documents < first + count)] - first
             numbers = {store.row(int(document)) for document in own}
-            rows = enumerate(self.builder.rows_of(source))
-            if source in self.builder.chosen.tokens:
+            reading = reading_of(self.line, source)
+            if source in self.line.chosen.tokens:
                 raise NoTestSet(TOKENS_ONLY.format(source.name))
-            columns, _ = self.builder.columns_in(source)
-            yield [row for number, row in rows if number in numbers], columns
+            assert reading.columns is not None
+            rows = enumerate(reading.rows())
+            yield [row for number, row in rows if number in numbers], reading.columns
             first += count
 
 
@@ -72,32 +74,30 @@ def draw_again(
 ) -> DrawnAgain:
     """The rows of a run, from the data as it is now; CannotBeTold where that is another, or where
     its tokens are gone and not to be made again."""
+    from expert.data.line import open_line, recipe_of
+    from expert.data.named_sources import sources_of
+    from expert.data.splits import prepare_splits
     from expert.data.tokens.prepare import look
     from expert.manifest.reader import ReadManifest
     from expert.manifest.schema.manifest import Manifest
-    from expert.run.prepare import Builder
-    from expert.run.token_folders import sources_of
 
     text = folder.manifest.read_text(encoding="utf-8")
     read = ReadManifest(Manifest.model_validate_json(text), str(folder.manifest), place)
     learnt = learnt_rows(folder)
     named = sources_of(spec, place, read.manifest.training.config.pretokenized_cache)
-    builder = Builder(
-        plan, read, named, lambda name, rows, tokens: None, own_indexes=learnt.indexes
-    )
-    sources = builder.sources
-    own_trains = [sources.train] if sources.train is not None else []
-    trains = [task.train for task in sources.tasks] or own_trains
-    recipes = [builder.recipe_of(source, "train") for source in trains]
-    unlike = learnt.unlike([recipe for recipe, _ in recipes], builder.cache)
+    line = open_line(plan, read, named, own_indexes=learnt.indexes)
+    trains = line.sources_of("train")
+    recipes = [recipe_of(line, source, "train") for source in trains]
+    unlike = learnt.unlike([recipe for recipe, _ in recipes], line.cache.folder)
     if unlike:
         raise CannotBeTold(unlike)
     if not make and any(look(tokens, recipe) for recipe, tokens in recipes):
         raise CannotBeTold("the prepared rows are gone")
-    made = builder.build()
-    if not (learnt.has_index(made.train.index_file.name) or builder.packed_before):
+    made = prepare_splits(line)
+    assert made is not None
+    if not (learnt.has_index(made.train.index_file.name) or made.train.packed_before):
         raise CannotBeTold("other rows are drawn from it than in the run")
-    return DrawnAgain(builder, trains, made)
+    return DrawnAgain(line, trains, made)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from expert.data.prepared import PreparedSplit
     from expert.data.records import Example, Row
-    from expert.run.prepared import PreparedSplit
     from expert.run.stored.load import Trained
     from expert.training.evaluation import EvalResult
 
@@ -25,9 +25,9 @@ def row_losses(
     note: Callable[[str], None] = lambda text: None,
 ) -> EvalResult:
     """Means over all target tokens of the rows; every token counts the same. No logits are kept."""
+    from expert.data.feed.run_data import split_batches
     from expert.model.attention import without_cudnn
     from expert.run.build import evaluation_engine
-    from expert.run.feed import split_batches
     from expert.run.session.failures import is_out_of_memory
     from expert.training.evaluation import evaluate, means_of
 
@@ -84,12 +84,12 @@ def _evaluating(trained: Trained) -> Iterator[None]:
 def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> PreparedSplit:
     """The rows tokenised, one to a sequence."""
     from expert.data.pack.pack import pack_none
+    from expert.data.prepared import PreparedSplit
     from expert.data.records import BadRow, Row, Segment
     from expert.data.template.templates import TemplateError
     from expert.data.tokens.documents import DocumentStore
     from expert.data.tokens.prepare import Recipe, prepare
-    from expert.data.tokens.shards import Work
-    from expert.run.prepared import PreparedSplit
+    from expert.data.tokens.shards import Tokenising
 
     plan, template = trained.plan, trained.template
 
@@ -102,13 +102,14 @@ def _prepared(trained: Trained, examples: Sequence[Example], place: Path) -> Pre
         except TemplateError as error:
             return BadRow(row.file, row.line, str(error))
 
-    def rows() -> Iterator[Row]:
-        return (Row({}, "test set", number + 1) for number in range(len(examples)))
+    def formatted() -> Iterator[tuple[Row, list[Segment] | BadRow]]:
+        rows = (Row({}, "test set", number + 1) for number in range(len(examples)))
+        return ((row, segments_of(row)) for row in rows)
 
     recipe = Recipe(
         data="", tokenizer="", template="", columns="", learn_prompt=plan.data.train_on_prompt
     )
-    work = Work(rows=rows, segments_of=segments_of, encoder=trained.encoder)
+    work = Tokenising(formatted=formatted, encoder=trained.encoder)
     tokens = prepare(work, recipe, place / "tokens")
     soft = trained.loaded.soft_prompts
     index = pack_none(

@@ -10,9 +10,9 @@ from expert.jobs.validate.held_out import CannotBeTold, Run, draw_again
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from expert.data.line import Line
     from expert.data.records import Example, Segment
     from expert.jobs.validate.test_sets import TestSet
-    from expert.run.prepare import Builder
 
 
 def learnt_cases(test: TestSet, run: Run) -> tuple[frozenset[str], str]:
@@ -23,6 +23,7 @@ def learnt_cases(test: TestSet, run: Run) -> tuple[frozenset[str], str]:
     """
     import numpy as np
 
+    from expert.data.splits import keys_of
     from expert.data.tokens.row_keys import keys_of_batch
     from expert.manifest.schema.dataset import DatasetSpec
     from expert.manifest.schema.manifest import CHAR_GPT
@@ -38,26 +39,27 @@ def learnt_cases(test: TestSet, run: Run) -> tuple[frozenset[str], str]:
     try:
         drawn = draw_again(run.folder, run.plan, spec, run.place, make=test.drawn)
         train = drawn.made.train
-        known = drawn.builder.keys_of(train.folders).whole[np.unique(train.index.piece_document)]
-        segments = _written(drawn.builder, [example for _, example in asked])
-        keys = keys_of_batch(drawn.builder.encoder.encode(segments)).whole
+        known = keys_of(drawn.line, train.folders)
+        assert known is not None
+        segments = _written(drawn.line, [example for _, example in asked])
+        keys = keys_of_batch(drawn.line.encoder.encode(segments)).whole
     except (CannotBeTold, ExpertError, OSError) as why:
         return frozenset(), str(why)
-    found = np.isin(keys, known)
+    found = np.isin(keys, known.whole[np.unique(train.index.piece_document)])
     learnt = (cases for (cases, _), known in zip(asked, found, strict=True) if known)
     return frozenset(case.id for cases in learnt for case in cases), ""
 
 
-def _written(builder: Builder, examples: Sequence[Example]) -> list[list[Segment]]:
+def _written(line: Line, examples: Sequence[Example]) -> list[list[Segment]]:
     """The examples as training writes them; what a template cannot write was never learnt."""
     from expert.data.records import Segment
     from expert.data.template.templates import TemplateError
 
-    template, written = builder.template, []
+    template, written = line.template, []
     assert template is not None, "the character model has no turns"
     for example in examples:
         try:
-            made = template.segments(example, learn_prompt=builder.plan.data.train_on_prompt)
+            made = template.segments(example, learn_prompt=line.plan.data.train_on_prompt)
         except TemplateError:
             made = [Segment("", False)]
         written.append(list(made))

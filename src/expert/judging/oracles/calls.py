@@ -13,9 +13,9 @@ from typing import Any
 
 from expert.core.text import counted
 from expert.judging.cases import Case
+from expert.judging.oracles import text
 from expert.judging.oracles.json_values import NotJson, difference, parse, short
-from expert.judging.oracles.oracle import Begin, Judgement, right, unknown, wrong
-from expert.judging.oracles.text import TextOracle
+from expert.judging.oracles.oracle import Judgement, JudgeOptions, right, unknown, wrong
 
 CALLS = "calls"
 NOT_UNDERSTOOD = (
@@ -44,31 +44,26 @@ class Marks:
     """The name of the field with the arguments."""
 
 
-class CallsOracle:
+def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     """`check` of a case: `calls`, those that are expected, and `marks`, what stands around them.
     Without `calls` they are read in the expected answer; one without any is held to its text."""
-
-    def __init__(self, *, strict: bool = False) -> None:
-        self._text = TextOracle(strict=strict)
-
-    def judge(self, case: Case, answer: str, begin: Begin) -> Judgement:
-        marks = Marks(**case.check.get("marks") or {})
-        given = case.check.get("calls")
-        try:
-            wanted = _given(given) if given else calls_in(case.expected, marks)
-        except (NotACall, NotJson) as fault:
-            return unknown(f"the expected answer: {fault}")
-        if given and not _writes(wanted, case.expected, marks):
-            return unknown(NOT_UNDERSTOOD)
-        begin()
-        try:
-            found = calls_in(answer, marks)
-        except NotACall as fault:
-            return wrong("parse", str(fault))
-        if not wanted and not found:
-            return self._text.judge(case, answer, lambda: None)
-        place = _difference(wanted, found)
-        return wrong(CALLS, place) if place else right(CALLS)
+    marks = Marks(**case.check.get("marks") or {})
+    given = case.check.get("calls")
+    try:
+        wanted = _given(given) if given else calls_in(case.expected, marks)
+    except (NotACall, NotJson) as fault:
+        return unknown(f"the expected answer: {fault}")
+    if given and not _writes(wanted, case.expected, marks):
+        return unknown(NOT_UNDERSTOOD)
+    how.begin()
+    try:
+        found = calls_in(answer, marks)
+    except NotACall as fault:
+        return wrong("parse", str(fault))
+    if not wanted and not found:
+        return text.judge(case, answer, JudgeOptions(strict=how.strict))
+    place = _difference(wanted, found)
+    return wrong(CALLS, place) if place else right(CALLS)
 
 
 def calls_in(answer: str, marks: Marks) -> list[Call]:

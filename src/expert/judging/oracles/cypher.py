@@ -11,13 +11,19 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from expert.judging.answers import unfenced
 from expert.judging.cases import Case
 from expert.judging.oracles.cypher_statements import NotCypher, Parsed, parse, setup_statements
-from expert.judging.oracles.oracle import Begin, Judgement, NoOracle, needed, right, unknown, wrong
+from expert.judging.oracles.oracle import (
+    Judgement,
+    JudgeOptions,
+    NoOracle,
+    needed,
+    right,
+    unknown,
+    wrong,
+)
 from expert.judging.oracles.tables import difference
 
-SECONDS = 2.0
 MOST_ROWS = 10_000
 POOL_BYTES, DATABASE_BYTES = 2**26, 2**30
 """Of the graph of a case; the database would otherwise take most of the machine's memory."""
@@ -38,44 +44,39 @@ class Refused(Exception):
         super().__init__(what)
 
 
-class CypherOracle:
+def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     """`check` of a case: `setup`, the statements that make its graph, in Ladybug's dialect."""
-
-    def __init__(self, *, strict: bool = False) -> None:
-        self._strict = strict
-
-    def judge(self, case: Case, answer: str, begin: Begin) -> Judgement:
-        own = answer if self._strict else unfenced(answer)
-        try:
-            wanted = parse(case.expected)
-        except NoOracle as fault:
-            return unknown(str(fault))
-        except NotCypher as fault:
-            begin()
-            same = " ".join(own.split()) == " ".join(case.expected.split())
-            why = f"the expected query is not in the grammar: {fault}"
-            return right("equal") if same else unknown(why)
-        given = case.check.get("setup") or ()
-        setup = [str(each) for each in ([given] if isinstance(given, str | int) else given)]
-        rows, none = None, ""
-        try:
-            rows = _expected_result(wanted, setup)
-        except NoOracle as fault:
-            none = str(fault)
-        begin()
-        try:
-            found = parse(own)
-        except NotCypher as fault:
-            return wrong("parse", str(fault))
-        if found.canonical() == wanted.canonical():
-            return right("equal")
-        return unknown(none) if rows is None else _held_to(wanted, rows, found, setup)
+    own = how.inside(answer)
+    try:
+        wanted = parse(case.expected)
+    except NoOracle as fault:
+        return unknown(str(fault))
+    except NotCypher as fault:
+        how.begin()
+        same = " ".join(own.split()) == " ".join(case.expected.split())
+        why = f"the expected query is not in the grammar: {fault}"
+        return right("equal") if same else unknown(why)
+    given = case.check.get("setup") or ()
+    setup = [str(each) for each in ([given] if isinstance(given, str | int) else given)]
+    rows, none = None, ""
+    try:
+        rows = _expected_result(wanted, setup, how.seconds)
+    except NoOracle as fault:
+        none = str(fault)
+    how.begin()
+    try:
+        found = parse(own)
+    except NotCypher as fault:
+        return wrong("parse", str(fault))
+    if found.canonical() == wanted.canonical():
+        return right("equal")
+    return unknown(none) if rows is None else _held_to(wanted, rows, found, setup, how.seconds)
 
 
-def _expected_result(wanted: Parsed, setup: Sequence[str]) -> list[list[Any]]:
+def _expected_result(wanted: Parsed, setup: Sequence[str], seconds: float) -> list[list[Any]]:
     if not setup:
         raise NoOracle("the case has no graph to run the query on")
-    with Graph(setup) as graph:
+    with Graph(setup, seconds) as graph:
         try:
             return graph.result_of(wanted)
         except Refused as fault:
@@ -83,13 +84,13 @@ def _expected_result(wanted: Parsed, setup: Sequence[str]) -> list[list[Any]]:
 
 
 def _held_to(
-    wanted: Parsed, expected: list[list[Any]], found: Parsed, setup: Sequence[str]
+    wanted: Parsed, expected: list[list[Any]], found: Parsed, setup: Sequence[str], seconds: float
 ) -> Judgement:
     """Run the answer in a graph of its own, and compare."""
     if found.reads != wanted.reads:
         what = "a query" if wanted.reads else "a statement that changes the graph"
         return wrong("run", f"is not {what}")
-    with Graph(setup) as graph:
+    with Graph(setup, seconds) as graph:
         try:
             rows = graph.result_of(found)
         except Refused as fault:
@@ -110,7 +111,8 @@ def _held_to(
 class Graph:
     """A graph in memory, made by the statements of a case."""
 
-    def __init__(self, setup: Sequence[str]) -> None:
+    def __init__(self, setup: Sequence[str], seconds: float) -> None:
+        self._seconds = seconds
         self._ladybug = needed("ladybug")
         self._database = self._ladybug.Database(
             ":memory:",
@@ -119,7 +121,7 @@ class Graph:
             max_num_threads=1,
         )
         self._connection = self._ladybug.Connection(self._database, num_threads=1)
-        self._connection.set_query_timeout(int(1000 * SECONDS))
+        self._connection.set_query_timeout(int(1000 * seconds))
         try:
             for text in setup:
                 for statement in setup_statements(text):
@@ -170,6 +172,6 @@ class Graph:
         except RuntimeError as error:
             first = (str(error).splitlines() or [""])[0][:160]
             if first.startswith("Interrupted"):
-                raise Refused(f"takes longer than {SECONDS:g} s", dialect=False) from None
+                raise Refused(f"takes longer than {self._seconds:g} s", dialect=False) from None
             raise Refused(first, dialect=bool(_DIALECT.search(first))) from None
         return rows

@@ -10,13 +10,19 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal, DecimalException
 from typing import Any
 
-from expert.judging.answers import unfenced, unreadable
+from expert.judging.answers import unreadable
 from expert.judging.cases import Case
-from expert.judging.oracles.oracle import Begin, Judgement, NoOracle, needed, right, unknown, wrong
+from expert.judging.oracles.oracle import (
+    Judgement,
+    JudgeOptions,
+    NoOracle,
+    needed,
+    right,
+    unknown,
+    wrong,
+)
 
 SHOWN = 60
-SECONDS = 2.0
-"""For a schema on one answer: a pattern may take longer than the universe is old."""
 
 
 class NotJson(Exception):
@@ -27,49 +33,44 @@ class _TooLong(Exception):
     """A schema that does not come to an end."""
 
 
-class JsonOracle:
+def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     """`check` of a case: `equals` (true unless said otherwise) and `schema`, a JSON Schema."""
-
-    def __init__(self, *, strict: bool = False) -> None:
-        self._strict = strict
-
-    def judge(self, case: Case, answer: str, begin: Begin) -> Judgement:
-        schema = case.check.get("schema")
-        equals = bool(case.check.get("equals", schema is None))
+    schema = case.check.get("schema")
+    equals = bool(case.check.get("equals", schema is None))
+    try:
+        expected = parse(case.expected) if equals else None
+        validator = _validator(schema, how.seconds) if schema is not None else None
+    except NotJson as fault:
+        return unknown(f"the expected answer is no JSON: {fault}")
+    except NoOracle as none:
+        return unknown(str(none))
+    how.begin()
+    try:
+        value = parse(how.inside(answer))
+    except NotJson as fault:
+        return wrong("parse", f"no JSON: {fault}")
+    if equals:
+        place = difference(expected, value)
+        if place is not None:
+            return wrong("equal", place)
+    if validator is not None:
         try:
-            expected = parse(case.expected) if equals else None
-            validator = _validator(schema) if schema is not None else None
-        except NotJson as fault:
-            return unknown(f"the expected answer is no JSON: {fault}")
-        except NoOracle as none:
-            return unknown(str(none))
-        begin()
-        try:
-            value = parse(answer if self._strict else unfenced(answer))
-        except NotJson as fault:
-            return wrong("parse", f"no JSON: {fault}")
-        if equals:
-            place = difference(expected, value)
-            if place is not None:
-                return wrong("equal", place)
-        if validator is not None:
-            try:
-                with _in_time(SECONDS):
-                    broken = next(validator.iter_errors(_without_decimals(value)), None)
-            except needed("referencing").exceptions.Unresolvable as error:
-                return unknown(f"the schema of the case names what is not in it: {error}")
-            except _TooLong:
-                return unknown(f"the schema of the case takes longer than {SECONDS:g} s")
-            except RecursionError:
-                return unknown("the schema of the case refers to itself without an end")
-            except Exception as error:  # noqa: BLE001 - a pattern may fail when it is first used
-                return unknown(f"the schema of the case cannot be used: {short(str(error))}")
-            if broken is not None:
-                where = "".join(f"[{part!r}]" for part in broken.absolute_path)
-                return wrong("schema", f"${where}: {short(broken.message)}")
-        if not equals and validator is None:
-            return unknown("it parses, and the case says neither equals nor schema")
-        return right("equal" if equals else "schema")
+            with _in_time(how.seconds):
+                broken = next(validator.iter_errors(_without_decimals(value)), None)
+        except needed("referencing").exceptions.Unresolvable as error:
+            return unknown(f"the schema of the case names what is not in it: {error}")
+        except _TooLong:
+            return unknown(f"the schema of the case takes longer than {how.seconds:g} s")
+        except RecursionError:
+            return unknown("the schema of the case refers to itself without an end")
+        except Exception as error:  # noqa: BLE001 - a pattern may fail when it is first used
+            return unknown(f"the schema of the case cannot be used: {short(str(error))}")
+        if broken is not None:
+            where = "".join(f"[{part!r}]" for part in broken.absolute_path)
+            return wrong("schema", f"${where}: {short(broken.message)}")
+    if not equals and validator is None:
+        return unknown("it parses, and the case says neither equals nor schema")
+    return right("equal" if equals else "schema")
 
 
 def parse(text: str) -> Any:
@@ -148,13 +149,13 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is no JSON")
 
 
-def _validator(schema: Any) -> Any:
+def _validator(schema: Any, seconds: float) -> Any:
     jsonschema, referencing = needed("jsonschema"), needed("referencing")
     if not isinstance(schema, Mapping | bool):
         raise NoOracle("the schema of the case is no JSON Schema")
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
-        with _in_time(SECONDS):
+        with _in_time(seconds):
             kind.check_schema(schema)
     except jsonschema.SchemaError as error:
         raise NoOracle(

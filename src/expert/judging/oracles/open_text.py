@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from expert.judging.cases import Case
-from expert.judging.oracles.oracle import Begin, Judgement
+from expert.judging.oracles.oracle import Judgement, JudgeOptions
 
 OPEN_KIND = "open"
-"""Kind of a judgement that is none: the case is part of no accuracy."""
+"""Kind of a judgement that is neither right nor wrong: the case does not count for accuracy."""
 
 
-class OpenOracle:
-    """Says of no answer that it is right or wrong."""
-
-    def __init__(self, *, strict: bool = False) -> None: ...
-
-    def judge(self, case: Case, answer: str, begin: Begin) -> Judgement:
-        begin()
-        return Judgement(passed=None, reason="", kind=OPEN_KIND)
+def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
+    """Neither right nor wrong, whatever the answer."""
+    how.begin()
+    return Judgement(passed=None, reason="", kind=OPEN_KIND)

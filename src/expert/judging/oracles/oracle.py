@@ -1,4 +1,7 @@
-"""Who says whether an answer is right, for each domain."""
+"""What every oracle has in common: it judges one answer by one case.
+
+Each file here has a function `judge(case, answer, how)`; `oracle_for` finds it by its domain.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,12 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from expert.core.errors import ExpertError
 from expert.core.install import pip_install
+from expert.judging.answers import unfenced
 from expert.judging.cases import Case
-
-Begin = Callable[[], None]
-"""Called when the case itself is understood and the answer comes next: who ends the judging there
-for taking too long knows whose fault it is."""
 
 
 class UnknownDomain(ExpertError):
@@ -38,22 +38,26 @@ class Judgement:
     "none", …; "open": nothing can, nor has to."""
 
 
-class Oracle(Protocol):
-    """Judges the answers of one domain."""
+@dataclass(frozen=True, kw_only=True)
+class JudgeOptions:
+    """How an answer is judged."""
 
-    def judge(self, case: Case, answer: str, begin: Begin) -> Judgement: ...
+    strict: bool = False
+    """A Markdown fence around the answer counts as part of it."""
+    seconds: float = 2.0
+    """For one query on the few rows of a case, or one schema on one answer."""
+    begin: Callable[[], None] = lambda: None
+    """Called when the case itself is understood and the answer comes next: whoever stops the
+    judging after that for taking too long knows that the answer is to blame."""
+
+    def inside(self, answer: str) -> str:
+        """The answer as it is judged."""
+        return answer if self.strict else unfenced(answer)
 
 
-_HOMES = {
-    "json": ("expert.judging.oracles.json_values", "JsonOracle"),
-    "sql": ("expert.judging.oracles.sql", "SqlOracle"),
-    "cypher": ("expert.judging.oracles.cypher", "CypherOracle"),
-    "typescript": ("expert.judging.oracles.typescript", "TypeScriptOracle"),
-    "calls": ("expert.judging.oracles.calls", "CallsOracle"),
-    "text": ("expert.judging.oracles.text", "TextOracle"),
-    "open": ("expert.judging.oracles.open_text", "OpenOracle"),
-}
-DOMAINS = tuple(_HOMES)
+Oracle = Callable[[Case, str, JudgeOptions], Judgement]
+DOMAINS = ("json", "sql", "cypher", "typescript", "calls", "text", "open")
+_FILES = {"json": "json_values", "open": "open_text"}
 PACKAGES = {
     "sql": ("sqlglot",),
     "cypher": ("antlr4_cypher", "ladybug"),
@@ -61,12 +65,12 @@ PACKAGES = {
 }
 
 
-def oracle_for(name: str, *, strict: bool = False) -> Oracle:
-    """The oracle of a domain; `strict` takes an answer inside a Markdown fence as it stands."""
-    if name not in _HOMES:
-        raise UnknownDomain(f"--domain {name}: is not known  (known: {', '.join(DOMAINS)})")
-    home, title = _HOMES[name]
-    return cast(Oracle, getattr(importlib.import_module(home), title)(strict=strict))
+def oracle_for(domain: str) -> Oracle:
+    """The oracle of a domain; UnknownDomain where there is none."""
+    if domain not in DOMAINS:
+        raise UnknownDomain(f"--domain {domain}: is not known  (known: {', '.join(DOMAINS)})")
+    module = importlib.import_module(f"expert.judging.oracles.{_FILES.get(domain, domain)}")
+    return cast(Oracle, module.judge)
 
 
 def missing_packages(domain: str) -> list[str]:

@@ -7,15 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from expert.judging.answers import unfenced, unreadable
+from expert.judging.answers import unreadable
 from expert.judging.cases import Case
 from expert.judging.oracles.made_rows import Rows, rows_around
-from expert.judging.oracles.oracle import Begin, Judgement, NoOracle, needed, right, unknown, wrong
+from expert.judging.oracles.oracle import (
+    Judgement,
+    JudgeOptions,
+    NoOracle,
+    needed,
+    right,
+    unknown,
+    wrong,
+)
 from expert.judging.oracles.sqlite_sandbox import NotAllowed, Sandbox, TooMuch
 from expert.judging.oracles.tables import difference
 
-SECONDS = 2.0
-"""For one query on the few rows of a case."""
 _UNDERLINES = re.compile(r"\x1b\[\d*m")  # with which sqlglot marks a place in a terminal
 
 
@@ -40,42 +46,35 @@ class _Expected:
     """Rows that were put into tables which the case leaves empty."""
 
 
-class SqlOracle:
+def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     """`check` of a case: `setup`, the statements that make its tables, and `dialect` where the
     queries are not SQLite's. Without a setup the CREATE TABLE statements of the prompt are taken.
     Where no table has a row, rows are made around the values of the expected query.
     """
-
-    def __init__(self, *, strict: bool = False) -> None:
-        self._strict = strict
-
-    def judge(self, case: Case, answer: str, begin: Begin) -> Judgement:
-        dialect = str(case.check.get("dialect") or "sqlite")
-        try:
-            wanted = parse(case.expected, dialect)
-            setup = setup_of(case)
-        except (NoOracle, NotSql) as fault:
-            return unknown(
-                f"the expected query: {fault}" if isinstance(fault, NotSql) else f"{fault}"
-            )
-        query = _for_sqlite(wanted, case.expected, dialect)
-        expected, none = [], ""
-        try:
-            expected = _run_expected(wanted, query, setup)
-        except NoOracle as fault:
-            none = str(fault)
-        begin()
-        try:
-            found = parse(answer if self._strict else unfenced(answer), dialect)
-        except NotSql as fault:
-            return wrong("parse", str(fault))
-        if _canonical(found) == _canonical(wanted):
-            return right("equal")
-        if not expected:
-            return unknown(none)
-        own = _for_sqlite(found, answer if self._strict else unfenced(answer), dialect)
-        verdicts = (_held_to(one, found, own, setup) for one in expected)
-        return min(verdicts, key=lambda verdict: _WORST.index(verdict.passed))
+    dialect = str(case.check.get("dialect") or "sqlite")
+    try:
+        wanted = parse(case.expected, dialect)
+        setup = setup_of(case)
+    except (NoOracle, NotSql) as fault:
+        return unknown(f"the expected query: {fault}" if isinstance(fault, NotSql) else f"{fault}")
+    query = _for_sqlite(wanted, case.expected, dialect)
+    expected, none = [], ""
+    try:
+        expected = _run_expected(wanted, query, setup, how.seconds)
+    except NoOracle as fault:
+        none = str(fault)
+    how.begin()
+    try:
+        found = parse(how.inside(answer), dialect)
+    except NotSql as fault:
+        return wrong("parse", str(fault))
+    if _canonical(found) == _canonical(wanted):
+        return right("equal")
+    if not expected:
+        return unknown(none)
+    own = _for_sqlite(found, how.inside(answer), dialect)
+    verdicts = (_held_to(one, found, own, setup, how.seconds) for one in expected)
+    return min(verdicts, key=lambda verdict: _WORST.index(verdict.passed))
 
 
 def parse(text: str, dialect: str) -> Any:
@@ -118,14 +117,14 @@ def _for_sqlite(tree: Any, text: str, dialect: str) -> str:
     return text if dialect == "sqlite" else str(tree.sql(dialect="sqlite"))
 
 
-def _run_expected(wanted: Any, query: str, setup: list[str]) -> list[_Expected]:
+def _run_expected(wanted: Any, query: str, setup: list[str], seconds: float) -> list[_Expected]:
     """What the expected query gives, on every set of rows there is; NoOracle where SQLite cannot
     say."""
     sqlglot = needed("sqlglot")
     if not setup:
         raise NoOracle("the case has no tables to run the query on")
     reads = isinstance(wanted, sqlglot.exp.Query)
-    with Sandbox(SECONDS) as box:
+    with Sandbox(seconds) as box:
         try:
             box.set_up(setup)
             full = any(table["rows"] for table in box.state().values())
@@ -135,16 +134,18 @@ def _run_expected(wanted: Any, query: str, setup: list[str]) -> list[_Expected]:
     made: list[Rows] = [{}]
     if reads and not full:
         made = [rows_around(wanted, columns, seed=seed) for seed in range(MADE)]
-    return [_run_on(rows, wanted, query, setup, reads=reads) for rows in made]
+    return [_run_on(rows, wanted, query, setup, seconds, reads=reads) for rows in made]
 
 
-def _run_on(made: Rows, wanted: Any, query: str, setup: list[str], *, reads: bool) -> _Expected:
+def _run_on(
+    made: Rows, wanted: Any, query: str, setup: list[str], seconds: float, *, reads: bool
+) -> _Expected:
     """What the expected query gives on these rows, and whether that depends on it alone."""
     before: dict[str, Any] = {}
     after: dict[str, Any] = {}
     results = []
     for turned in (False, True) if made else (False,):
-        with Sandbox(SECONDS) as box:
+        with Sandbox(seconds) as box:
             try:
                 box.set_up(setup)
                 box.fill({t: rows[::-1] for t, rows in made.items()} if turned else made)
@@ -169,13 +170,15 @@ def _run_on(made: Rows, wanted: Any, query: str, setup: list[str], *, reads: boo
     return _Expected(reads=reads, ordered=ordered, rows=rows, state=after, tells=tells, made=made)
 
 
-def _held_to(expected: _Expected, found: Any, query: str, setup: list[str]) -> Judgement:
+def _held_to(
+    expected: _Expected, found: Any, query: str, setup: list[str], seconds: float
+) -> Judgement:
     """Run the answer in a database of its own, and compare."""
     sqlglot = needed("sqlglot")
     if isinstance(found, sqlglot.exp.Query) != expected.reads:
         what = "a query" if expected.reads else "a statement that changes tables"
         return wrong("run", f"is not {what}")
-    with Sandbox(SECONDS) as box:
+    with Sandbox(seconds) as box:
         box.set_up(setup)
         box.fill(expected.made)
         try:

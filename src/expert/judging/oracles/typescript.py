@@ -10,9 +10,17 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from expert.judging.answers import unfenced, unreadable
+from expert.judging.answers import unreadable
 from expert.judging.cases import Case
-from expert.judging.oracles.oracle import Begin, Judgement, NoOracle, needed, right, unknown, wrong
+from expert.judging.oracles.oracle import (
+    Judgement,
+    JudgeOptions,
+    NoOracle,
+    needed,
+    right,
+    unknown,
+    wrong,
+)
 
 TYPES = "types"
 """Kind of a judgement that the compiler may still make."""
@@ -26,50 +34,40 @@ class NotTypeScript(Exception):
     """Text that is no TypeScript, and why."""
 
 
-class TypeScriptOracle:
+def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
     """`check` of a case: `equals` (true unless said otherwise), `tsx`, and for the compiler
     `before` and `after`, TypeScript around the answer that uses what it declares."""
-
-    def __init__(self, *, strict: bool = False) -> None:
-        self._strict = strict
-
-    def judge(self, case: Case, answer: str, begin: Begin) -> Judgement:
-        tsx = bool(case.check.get("tsx"))
-        try:
-            wanted = tokens(case.expected, tsx=tsx)
-        except NoOracle as fault:
-            return unknown(str(fault))
-        except NotTypeScript as fault:
-            return unknown(f"the expected answer: {fault}")
-        begin()
-        try:
-            found = tokens(program_of(answer, strict=self._strict), tsx=tsx)
-        except NotTypeScript as fault:
-            return wrong("parse", str(fault))
-        if found == wanted:
-            return right("equal")
-        if case.check.get("equals", True):
-            return wrong("equal", "another program than the expected one")
-        for whose, program in (
-            ("before", case.check.get("before")),
-            ("after", case.check.get("after")),
-        ):
-            outside = reaches_out(str(program or ""), tsx=tsx)
-            if outside:
-                return unknown(f"{whose} of the case {outside}")
-        outside = reaches_out(case.expected, tsx=tsx)
+    tsx = bool(case.check.get("tsx"))
+    try:
+        wanted = tokens(case.expected, tsx=tsx)
+    except NoOracle as fault:
+        return unknown(str(fault))
+    except NotTypeScript as fault:
+        return unknown(f"the expected answer: {fault}")
+    how.begin()
+    try:
+        found = tokens(how.inside(answer), tsx=tsx)
+    except NotTypeScript as fault:
+        return wrong("parse", str(fault))
+    if found == wanted:
+        return right("equal")
+    if case.check.get("equals", True):
+        return wrong("equal", "another program than the expected one")
+    for whose, program in (
+        ("before", case.check.get("before")),
+        ("after", case.check.get("after")),
+    ):
+        outside = reaches_out(str(program or ""), tsx=tsx)
         if outside:
-            return unknown(f"the expected answer {outside}")
-        outside = reaches_out(program_of(answer, strict=self._strict), tsx=tsx)
-        if outside:
-            return wrong(TYPES, outside)
-        none = "it parses; whether its types are right only the compiler tsc can say"
-        return Judgement(passed=None, reason=f"no oracle: {none}", kind=TYPES)
-
-
-def program_of(answer: str, *, strict: bool = False) -> str:
-    """The program in an answer."""
-    return answer if strict else unfenced(answer)
+            return unknown(f"{whose} of the case {outside}")
+    outside = reaches_out(case.expected, tsx=tsx)
+    if outside:
+        return unknown(f"the expected answer {outside}")
+    outside = reaches_out(how.inside(answer), tsx=tsx)
+    if outside:
+        return wrong(TYPES, outside)
+    none = "it parses; whether its types are right only the compiler tsc can say"
+    return Judgement(passed=None, reason=f"no oracle: {none}", kind=TYPES)
 
 
 def tokens(text: str, *, tsx: bool = False) -> list[str]:

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: what goes into them, room for them, and going on from one."""
+"""The checkpoints of a run: what goes into them, room for them, and continuing from one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from expert.core.rundir import checkpoint_name, checkpoint_step, checkpoints_in
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
     from expert.parallel.engine import Groups
     from expert.planning.run_plan import RunPlan
     from expert.run.build import Built
-    from expert.run.feed import RunData
     from expert.run.stored.changes import Option
     from expert.training.checkpoint import CheckpointError
     from expert.training.recorder import Emit
@@ -38,7 +38,7 @@ class Loaded:
 
 
 def identity(plan: RunPlan, data: RunData) -> dict[str, Any]:
-    """What makes a run this run: a checkpoint of another one does not go on with it."""
+    """What makes a run this run: the checkpoint of another one cannot resume it."""
     tokens = [prepared.key for prepared in data.train.folders] if data.train else None
     return {
         "model": {"name": plan.model.name, "revision": plan.model.revision},
@@ -66,9 +66,9 @@ def identity(plan: RunPlan, data: RunData) -> dict[str, Any]:
 
 
 def _order_of(plan: RunPlan, data: RunData) -> dict[str, Any]:
-    """What decides the rows of an update and is not in the names of prepared files."""
-    from expert.data.pack.index_name import FITTED
-    from expert.run.feed import is_padded
+    """What decides the rows of a step and is not in the names of prepared files."""
+    from expert.data.pack.pack_index import FITTED
+    from expert.data.pack.packing import is_padded
 
     found: dict[str, Any] = {}
     if is_padded(plan):
@@ -111,7 +111,7 @@ class Checkpoints:
     ) -> None:
         """Write a checkpoint, then let go of those that are one too many.
 
-        One of the same update that says otherwise, as before a rollback, makes room. `due`: it is
+        One of the same step that says otherwise, as before a rollback, makes room. `due`: it is
         one of those that the manifest asks for; else the best so far, or where the run was stopped.
         """
         from expert.training.checkpoint import (
@@ -172,7 +172,7 @@ class Checkpoints:
         options: Sequence[Option] = (),
         allow: bool,
     ) -> Loaded:
-        """The checkpoint to go on from; CheckpointError where there is none of this run.
+        """The checkpoint to continue from; CheckpointError where there is none of this run.
 
         `options`: what was asked for at its start and is not asked for now.
         """
@@ -182,7 +182,8 @@ class Checkpoints:
         found = load(checkpoint) if named else self.newest()
         if found is None:
             raise CheckpointError(
-                f"{checkpoint}: there is no checkpoint to go on from  (start anew without --resume)"
+                f"{checkpoint}: there is no checkpoint to resume from  (start over without "
+                "--resume)"
             )
         changed = state_difference(found.identity, identity(plan, data))
         if _is_another_run(changed, found.identity, plan) and not allow:
@@ -224,14 +225,14 @@ def _another_run(
     why = ": it was started with other options" if options else ""
     lines = "\n".join(f"  - {line}" for line in [*causes, *rest])
     return AnotherRun(
-        f"{found.path}: belongs to another run{why}\n{lines}\n  (undo the change, or go on all the "
-        "same with --allow-changed)",
+        f"{found.path}: belongs to another run{why}\n{lines}\n  (undo the change, or resume anyway "
+        "with --allow-changed)",
         [(path, then) for path, then, _ in options],
     )
 
 
 def _is_another_run(changed: list[str], saved: Mapping[str, Any], plan: RunPlan) -> bool:
-    """Whether the differences forbid to go on. Runs of earlier versions did not record the weights
+    """Whether the differences forbid resuming. Runs of earlier versions did not record the weights
     of a built-in base: that is told and no more."""
     before = saved.get("model", {}).get("revision")
     unrecorded = plan.model.place == "built-in" and before is None
@@ -270,7 +271,7 @@ def put_final_aside(folder: RunFolder) -> Path | None:
         return None
     aside = put_aside(folder.final, "old")
     if aside == folder.final:
-        raise RunFolderError(f"{folder.final}: cannot be renamed  (move it away to go on)")
+        raise RunFolderError(f"{folder.final}: cannot be renamed  (move it away, then resume)")
     return aside
 
 
@@ -290,7 +291,7 @@ def load(path: Path) -> Loaded:
 
 
 def state_to_come(built: Built, plan: RunPlan) -> int:
-    """Bytes of optimizer state that the first update will make; 0 where it is there already."""
+    """Bytes of optimizer state that the first step will make; 0 where it is there already."""
     from expert.planning.memory.memory import OPTIMIZER_BYTES_PER_WEIGHT
     from expert.training.learner import LOSS_SCALE, OPTIMIZER
 

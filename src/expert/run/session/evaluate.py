@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from expert.run.feed import PAD_ID, is_padded, split_batches
+from expert.data.pack.packing import PAD_ID, is_padded
 from expert.run.session.checkpoints import state_to_come
 from expert.run.session.failures import RunFailed, is_out_of_memory, nothing_left
 from expert.run.session.recover import fall_back
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import torch
 
     from expert.data.feed.feed import Batch
+    from expert.data.feed.run_data import RunData
+    from expert.data.prepared import PreparedSplit
     from expert.planning.run_plan import RunPlan
-    from expert.run.feed import RunData
-    from expert.run.prepared import PreparedSplit
     from expert.training.evaluation import EvalResult, EvalSums
     from expert.training.state import TrainState
 
@@ -70,6 +70,7 @@ def _remember(
 def _fitting(session: Session, split: PreparedSplit, *, most: int | None) -> EvalSums | None:
     """Sums over the first `most` batches, or all; a batch that does not fit is halved, and the
     evaluation starts over."""
+    from expert.data.feed.run_data import split_batches
     from expert.training.evaluation import evaluate
     from expert.training.recovery import OutOfMemory, plan_after
 
@@ -155,7 +156,7 @@ def full_width_feed(
     plan: RunPlan, data: RunData, state: TrainState, device: torch.device
 ) -> AbstractContextManager[Any]:
     """The steps to come with batches as wide as any can be."""
-    from expert.run.feed import training_feed
+    from expert.data.feed.run_data import training_feed
 
     whole = plan.with_values({"data.trim": False}, "to try the widest", "machine")
     return training_feed(whole, data, state, device=device)

@@ -61,7 +61,7 @@ def run_session(session: Session, *, through: Through = iter) -> RunResult:
 
 def attempt(session: Session, *, through: Through = iter) -> Ending:
     """Train from where the run stands until something ends it."""
-    from expert.run.feed import feed_facts, training_feed
+    from expert.data.feed.run_data import feed_facts, training_feed
     from expert.run.session.memory_watch import MemoryWatch
     from expert.training.loop import Tools, train
 

@@ -12,7 +12,7 @@ from expert.run.session.session import Session, model_of
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
-    from expert.run.feed import RunData
+    from expert.data.feed.run_data import RunData
     from expert.training.evaluation import EvalResult
 
 
@@ -35,6 +35,8 @@ class RunResult:
     """Whether there are rows to judge it by that it was not trained on."""
     nothing_left: bool = False
     """The run was over before, as it is asked to be now: nothing was done."""
+    warnings: tuple[str, ...] = ()
+    """Of the plan and about the rows, as the run started."""
 
 
 def finished(session: Session, *, early: bool) -> RunResult:
@@ -126,7 +128,7 @@ def take_best(session: Session) -> None:
     try:
         groups = load(path).groups
     except CheckpointError as error:
-        text = f"the last weights are kept, the best cannot be had: {error}"
+        text = f"keeping the last weights; the best cannot be loaded: {error}"
         session.emit("warning", step=session.state.done, text=text)
         return
     model_of(session).load(groups)

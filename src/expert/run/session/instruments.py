@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     import torch
 
     from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
+    from expert.data.prepared import PreparedSplit
     from expert.planning.run_plan import RunPlan
-    from expert.run.feed import RunData
-    from expert.run.prepared import PreparedSplit
     from expert.telemetry.gpu import GpuSampler
     from expert.telemetry.meter import Ahead, Meter
     from expert.telemetry.timeline import Timeline
@@ -203,7 +203,7 @@ def best_so_far(plan: RunPlan, state: TrainState) -> BestSoFar:
 
 def ahead_of(plan: RunPlan, data: RunData) -> Ahead | None:
     """The evaluations that the run has before it; None where nobody knows its end."""
-    from expert.run.feed import is_padded
+    from expert.data.pack.packing import is_padded
     from expert.telemetry.meter import EVALUATION_SHARE, Ahead
     from expert.training.state import TrainState
 

@@ -27,7 +27,7 @@ def known_calibrations(card: str) -> Calibrations:
 
 
 class MemoryWatch:
-    """Looks at the first updates of a plan on a card: at rest, and at their peak."""
+    """Looks at the first steps of a plan on a card: at rest, and at their peak."""
 
     def __init__(
         self, plan: RunPlan, device: torch.device, gpu: GpuSampler | None, emit: Emit

@@ -10,8 +10,8 @@ from expert.run.session.failures import RunFailed, nothing_left
 from expert.run.session.session import Session, change_plan, continue_from, save
 
 if TYPE_CHECKING:
+    from expert.data.feed.run_data import RunData
     from expert.planning.run_plan import RunPlan
-    from expert.run.feed import RunData
     from expert.training.recorder import Trouble
     from expert.training.recovery import Failure
 
@@ -47,7 +47,7 @@ def change_over(
         recover_from_trouble(session, *grave, sound=not interrupted)
     fall_back(session, after, failure)
     if interrupted:
-        session.emit("warning", text="an update broke off while it changed the weights")
+        session.emit("warning", text="optimizer step interrupted; weights may be inconsistent")
     if grave is not None:
         recover_from_trouble(session, *grave)
     elif interrupted:
@@ -73,7 +73,7 @@ def _report_late(session: Session) -> tuple[Trouble, str] | None:
 
 def follow_sign(session: Session, sign: Any) -> None:
     """Follow a sign that another plan would be better; the run continues in any case."""
-    from expert.run.feed import is_padded
+    from expert.data.pack.packing import is_padded
     from expert.training.recovery import DataBound
 
     # Only processes that make batches can be tuned, not the thread that fills packed ones.
@@ -84,9 +84,11 @@ def follow_sign(session: Session, sign: Any) -> None:
         change_over(session, after, sign)
         return
     if isinstance(sign, DataBound):
-        text = f"{sign.share:.0%} of the time goes on waiting for data, and nothing can be retuned"
+        text = (
+            f"{sign.share:.0%} of the time is spent waiting for data; no loader setting would help"
+        )
     else:
-        text = f"{type(sign).__name__}: no other plan helps, the run goes on as it is"
+        text = f"{type(sign).__name__}: no other plan helps; the run continues as it is"
     session.warnings.once(type(sign).__name__, text, step=session.state.done)
 
 
@@ -121,14 +123,12 @@ def recover_from_trouble(
         _roll_back(session, trouble)
         return
     if isinstance(what, NotFinite):
-        words = f"a loss or gradient of update {what.step + 1} is not finite"
+        words = f"a loss or gradient of step {what.step + 1} is not finite"
         rows = rows_behind(session.data, what.bins)
         words += f"; rows {', '.join(map(str, rows))} were in it" if rows else ""
         kept = _kept(session, what.step) if sound else ""
     else:
-        words = (
-            f"the loss leapt to {what.loss:.3g} from {what.median:.3g} at update {what.step + 1}"
-        )
+        words = f"the loss spiked to {what.loss:.3g} from {what.median:.3g} at step {what.step + 1}"
     session.emit("stopped", step=session.state.done, reason=words, exit_code=EXIT_RUN_FAILED)
     raise RunFailed(
         f"{words}{kept}  (look at these rows, lower learning_rate or lengthen warmup_steps; "
@@ -150,7 +150,7 @@ def _kept(session: Session, step: int) -> str:
     except (CheckpointError, DiskFull) as error:
         session.emit("warning", step=state.done, text=f"nothing was saved: {error}")
         return ""
-    return f"; a checkpoint after update {state.done} was saved, --resume goes on behind it"
+    return f"; a checkpoint after step {state.done} was saved, --resume continues after it"
 
 
 def _roll_back(session: Session, trouble: Trouble) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 LEAST_UPDATES = 20
 LEAST_SECONDS = 10.0
-"""Of settled updates: what is shorter says little, and nobody waits for it."""
+"""Of settled steps: what is shorter says little, and nobody waits for it."""
 
 
 def remember_run(session: Session) -> None:
@@ -58,7 +58,7 @@ def _measured(session: Session, reached: float) -> MeasuredRate | None:
     shared = any(remark.path == "memory.budget_bytes" for remark in plan.remarks)
     if not rows or not tokens or shared or plan.data.tokenize == "late":
         return None
-    machine = describe_machine(session.folder.path)
+    machine = session.start.machine or describe_machine(session.folder.path)
     target = choose_target(machine, vram=session.start.vram, device=plan.kernels.device)
     settled = {each.path: each for each in plan.decisions}
     on_gpu = target.device == "cuda"

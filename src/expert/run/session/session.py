@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
     from expert.core.events import Sink
     from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
     from expert.data.feed.streaming import Stream
     from expert.manifest.schema.manifest import Manifest
     from expert.parallel.engine import Groups
+    from expert.planning.machine.machine import Machine
     from expert.planning.run_plan import RunPlan
     from expert.run.build import Built
-    from expert.run.feed import RunData
     from expert.run.session.checkpoints import Checkpoints
     from expert.run.session.instruments import Instruments
     from expert.training.evaluation import EvalResult
@@ -55,6 +56,8 @@ class Start:
     source: str = ""
     """The manifest's file, where there is one."""
     vram: str | None = None
+    machine: Machine | None = None
+    """As it was when the run was planned; None: it is described when the run starts."""
     allow_remote_code: bool = False
     began: float = field(default_factory=time.monotonic)
     """When somebody began to wait for the run, by the clock that only goes forward."""
@@ -213,9 +216,9 @@ def open_session(
 
 def model_of(session: Session) -> Built:
     """The model of the plan, built when it is first needed and after each change of it."""
+    from expert.data.feed.run_data import largest_ids
     from expert.model.load import check_vocabulary
     from expert.run.build import build
-    from expert.run.feed import largest_ids
 
     now = session.now
     if now.built is None:
@@ -238,8 +241,10 @@ def save(session: Session, state: TrainState, due: bool = False) -> None:
     now = session.now
     now.state = state
     if session.checkpoints is not None:
-        tensors = model_of(session).tensors()
-        session.checkpoints.save(state, tensors, now.plan, now.data, due=due)
+        built = model_of(session)
+        tensors = built.tensors()  # every rank takes part, one writes
+        if built.engine.world.is_first:
+            session.checkpoints.save(state, tensors, now.plan, now.data, due=due)
 
 
 def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
@@ -260,7 +265,7 @@ def resume(session: Session, checkpoint: Path, *, allow_changed: bool) -> None:
     if found.state.done != now.plan.length.total_steps:
         aside = put_final_aside(session.folder)
         if aside is not None:
-            session.emit("warning", text=f"final was renamed to {aside.name}: training goes on")
+            session.emit("warning", text=f"final was renamed to {aside.name}: training continues")
 
 
 def change_plan(session: Session, after: RunPlan, changed: set[str]) -> None:

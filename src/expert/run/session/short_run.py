@@ -12,9 +12,9 @@ from expert.core.interrupts import Interrupted
 
 if TYPE_CHECKING:
     from expert.core.events import Sink
+    from expert.data.feed.run_data import RunData
     from expert.manifest.reader import ReadManifest
     from expert.planning.run_plan import RunPlan
-    from expert.run.feed import RunData
     from expert.run.session.execute import Through
 
 SETTLING = 3
@@ -44,12 +44,10 @@ def prepared_plan(
     read: ReadManifest, *, model: str | None = None, vram: str | None = None
 ) -> tuple[RunPlan, RunData]:
     """The plan a run of this manifest would begin with, and its data, prepared."""
-    from expert.run.open import planned_and_open
-    from expert.run.smollm2 import provide_model
+    from expert.run.open import open_run
 
-    provide_model(read, model)
-    plan, data, _ = planned_and_open(read, lambda name, rows, tokens: None, model=model, vram=vram)
-    return plan, data
+    opened = open_run(read, model=model, vram=vram)
+    return opened.plan, opened.data
 
 
 def short_run(
@@ -73,7 +71,7 @@ def short_run(
 
     plan, data = prepared_plan(read, model=model, vram=vram)
     cut = {"length.total_steps": updates, "length.max_steps": updates, **WITHOUT_PAUSES}
-    plan = plan.with_values(cut, "a rehearsal", "machine")
+    plan = plan.with_values(cut, "a short run", "machine")
     events: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="expert-short-run-") as place:
         folder = RunFolder.create(Path(place), plan.expert)

@@ -12,10 +12,11 @@ from expert.run.session.session import Session, Start
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
     from expert.manifest.schema.manifest import Manifest
+    from expert.planning.machine.machine import Machine
     from expert.planning.machine.threads import Threads
     from expert.planning.run_plan import LengthPlan, RunPlan
-    from expert.run.feed import RunData
 
 LOOK_SECONDS = 0.2
 """The kernel counts the time of a core in hundredths of a second: enough for a twentieth of one."""
@@ -32,7 +33,7 @@ def announce(
     from expert.model.switches import list_switches
 
     plan, device, emit = session.plan, session.device, session.emit
-    write_down(session.folder, plan, session.manifest, session.data)
+    write_down(session.folder, plan, session.manifest, session.data, session.start.machine)
     ahead = session.instruments.meter.ahead
     cost = ahead.cost(session.state.done) if ahead is not None else None
     facts = started_facts(session.folder, plan, session.start)
@@ -47,7 +48,13 @@ def announce(
         session.warnings.once("loss kernel", text, step=session.state.done)
 
 
-def write_down(folder: RunFolder, plan: RunPlan, manifest: Manifest, data: RunData) -> None:
+def write_down(
+    folder: RunFolder,
+    plan: RunPlan,
+    manifest: Manifest,
+    data: RunData,
+    machine: Machine | None = None,
+) -> None:
     """What was asked, what was decided and on what; leftovers of writers that died are removed."""
     from expert.core.publish import sweep
     from expert.core.rundir import RunFolderError
@@ -60,14 +67,14 @@ def write_down(folder: RunFolder, plan: RunPlan, manifest: Manifest, data: RunDa
     try:
         folder.write_json("manifest.json", manifest.model_dump(mode="json"))
         folder.write_json("plan.json", as_recorded(plan))
-        folder.write_json("environment.json", environment())
+        folder.write_json("environment.json", environment(machine))
         characters = getattr(data.encoder, "characters", None)
         if characters is not None:  # checkpoints of a character model are read with it
             known = {"type": "characters", "characters": characters}
             folder.write_json("vocabulary.json", known)
     except OSError as error:
         raise RunFolderError(
-            f"{folder.path}: cannot be written: {error.strerror}  (mend that, or name "
+            f"{folder.path}: cannot be written: {error.strerror}  (fix that, or set "
             "another folder in training.config.output_dir)"
         ) from error
 
@@ -111,13 +118,10 @@ def _cut_short(length: LengthPlan) -> dict[str, Any]:
 
 
 def report_data(session: Session) -> None:
-    """Report of every prepared folder whether it was there, and why or why not; and what there is
-    to warn of once the rows are counted."""
-    from expert.planning.choose.length import MAX_STEPS
-
+    """Report of every prepared folder whether it was there, and why or why not; then every
+    warning of the plan that runs, and about its rows."""
     data, emit = session.data, session.emit
-    splits = [split for split in (data.train, data.validation, data.test) if split is not None]
-    for split in splits:
+    for split in data.splits():
         for prepared in split.folders:
             emit(
                 "data",
@@ -132,9 +136,7 @@ def report_data(session: Session) -> None:
             )
     for text in data.columns:
         emit("columns", text=text)
-    made = {each.folder: each.left_out for split in splits for each in split.folders}
-    remarks = [remark.text for remark in session.plan.remarks if remark.path == MAX_STEPS]
-    for text in filter(None, (*made.values(), *data.doubts, *remarks)):
+    for text in dict.fromkeys((*session.plan.warnings, *data.doubts)):
         emit("warning", text=text)
 
 

@@ -1,4 +1,4 @@
-"""Whether a run can go on as it is asked to: what changed since its start, or nothing is left."""
+"""Whether a run can be resumed as asked: what changed since its start, or nothing is left."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from expert.core.publish import damage
 
 if TYPE_CHECKING:
     from expert.core.rundir import RunFolder
+    from expert.data.feed.run_data import RunData
     from expert.manifest.reader import ReadManifest
     from expert.manifest.schema.manifest import Manifest
     from expert.planning.draft import Kept
     from expert.planning.run_plan import RunPlan
-    from expert.run.feed import RunData
 
 Option = tuple[str, Any, Any]
 """A key of the manifest, its value at the start of the run, and its value now."""
 
-# Keys that change nothing of what is learnt, by their last step.
+# Keys that change nothing of what is learned, by their last step.
 _OF_NO_ACCOUNT = frozenset({"output_dir", "logging_steps", "trackers", "pretokenized_cache"})
 _CONFIG = "training.config."
 _TELLING = ("started", "data", "finished")
@@ -100,7 +100,7 @@ def what_changed(
     options: Sequence[Option], tokens: Sequence[str] | None, plan: RunPlan, data: RunData
 ) -> list[str]:
     """The causes of a difference, in words: rows that changed, then options. `tokens`: the keys of
-    the rows that the run has learnt from."""
+    the rows that the run has learned from."""
     lines = [rows] if (rows := _changed_rows(tokens, plan, data)) else []
     for path, then, now in options:
         lines.append(f"{option_name(path)}: was {_shown(then)}, is {_shown(now)}")
@@ -140,7 +140,7 @@ def changed_orders(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str
     same_rows = saved.get("tokens") == now.get("tokens")
     if same_rows and now.get("index") and saved.get("index") != now["index"]:
         found["data.index"] = (
-            f"its rows were packed otherwise, as by {EARLIER}, and the index it was begun with, "
+            f"its rows were packed differently, as by {EARLIER}, and the index it was begun with, "
             f"{saved.get('index')}, is not there any more"
         )
     if "fitted" in now and "fitted" not in saved:

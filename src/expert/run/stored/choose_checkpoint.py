@@ -1,4 +1,4 @@
-"""Which state of a run is meant: the finished expert, the best checkpoint, or that of an update."""
+"""Which state of a run is meant: the finished expert, the best checkpoint, or that of a step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NothingTrained(ExpertError):
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Which state of a run: its folder, and the update it was taken at where that is known."""
+    """Which state of a run: its folder, and the step it was taken at where that is known."""
 
     name: str
     path: Path
@@ -37,7 +37,7 @@ class Choice:
 
 
 def choose(folder: RunFolder, asked: str) -> Choice:
-    """The finished expert (`final`), the best checkpoint (`best`), or that of an update."""
+    """The finished expert (`final`), the best checkpoint (`best`), or that of a step."""
     number = _STEP.fullmatch(asked)
     if asked == FINAL:
         return _final(folder)
@@ -45,13 +45,12 @@ def choose(folder: RunFolder, asked: str) -> Choice:
         return _best(folder)
     if number is None:
         raise NothingTrained(
-            f"--checkpoint {asked}: is neither final nor best nor the number of an update  "
-            f"({_offer(folder)})"
+            f"--checkpoint {asked}: is neither final nor best nor a step number  ({_offer(folder)})"
         )
     path = folder.checkpoints / checkpoint_name(int(number[1]))
     if not (path / DONE).is_file():
         raise NothingTrained(
-            f"{folder.path}: there is no checkpoint of update {int(number[1])}  ({_offer(folder)})"
+            f"{folder.path}: there is no checkpoint of step {int(number[1])}  ({_offer(folder)})"
         )
     return Choice(name=path.name, path=path, step=int(number[1]))
 

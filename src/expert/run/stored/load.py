@@ -1,10 +1,10 @@
-"""What a run has learnt, loaded to be used: the finished expert, or one of its checkpoints."""
+"""What a run has learned, loaded to be used: the finished expert, or one of its checkpoints."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class AnotherBase(ExpertError):
-    """What was learnt upon a base that this version of Expert does not come with."""
+    """What was learned upon a base that this version of Expert does not come with."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A model that has learnt, on its device, with what turns text into its tokens."""
+    """A model that has learned, on its device, with what turns text into its tokens."""
 
     plan: RunPlan
     choice: Choice
@@ -51,13 +51,13 @@ def read_plan(folder: RunFolder) -> RunPlan:
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise RunFolderError(
-            f"{folder.plan}: is no plan of this version: {where}: {error.errors()[0]['msg']}  "
+            f"{folder.plan}: is not a plan of this version: {where}: {error.errors()[0]['msg']}  "
             "(use the version of Expert that made the run; environment.json names it)"
         ) from None
 
 
 def base_remark(folder: RunFolder, plan: RunPlan) -> str:
-    """What is to be said of a built-in base under what was learnt; AnotherBase where it is known
+    """What is to be said of a built-in base under what was learned; AnotherBase where it is known
     not to be the one that was trained upon: the answers would be garbage."""
     from expert.model.base_folder import built_in_folder
     from expert.planning.models.resolve import weights_digits
@@ -73,8 +73,8 @@ def base_remark(folder: RunFolder, plan: RunPlan) -> str:
     name = plan.model.name
     if trained_on is None:
         return (
-            f"the run does not tell which `{name}` it was trained on: an earlier version may have "
-            "brought another one  (train it again where its answers make no sense)"
+            f"the run does not record which `{name}` it was trained on: an earlier version may "
+            "have brought another one  (train it again where its answers make no sense)"
         )
     raise AnotherBase(
         f"{folder.path}: was trained on another `{name}` ({trained_on}; this version of Expert "
@@ -104,49 +104,74 @@ def load_trained(
     precision: str | None = None,
     adapter_dtype: torch.dtype | None = None,
 ) -> Trained:
-    """The base with what was learnt, ready to answer: no dropout, no gradients, plain attention.
+    """The base with what was learned, ready to answer: no dropout, no gradients, plain attention.
 
     Without `quantised` the base is read in full; `precision` and `adapter_dtype` are those of the
     run where they are not given.
     """
-    from expert.manifest.schema.manifest import CHAR_GPT
-
     base_remark(folder, plan)
-    precision, adapter_dtype = _dtypes(plan, device, precision, adapter_dtype)
-    changes = {"attention": "sdpa", "precision": precision, "device": device.type}
-    kernels = plan.kernels.model_copy(update=changes)
     model = plan.model if quantised else plan.model.model_copy(update={"quantization": "none"})
-    settled = plan.model_copy(update={"kernels": kernels, "model": model})
-    if plan.model.name == CHAR_GPT:
-        loaded = _load_characters(folder, settled, choice, device)
-    else:
-        loaded = _load_language_model(settled, choice, device, adapter_dtype)
+    settled = plan.model_copy(update={"model": model})
+    loaded = _loaded(settled, choice, device, precision, adapter_dtype, run=folder)
     return _usable(plan, choice, loaded, device)
 
 
 def load_base(plan: RunPlan, *, device: torch.device) -> Trained:
-    """The base of a run without what was learnt, to be asked as its expert is."""
+    """The base of a run without what was learned, to be asked as its expert is."""
     from expert.manifest.schema.manifest import CHAR_GPT
-    from expert.model.load import load_model
 
     if plan.model.name == CHAR_GPT:
         raise NothingTrained(
             "--baseline base: the character model is trained from scratch, it has no base  "
             "(name a run)"
         )
-    precision, adapter_dtype = _dtypes(plan, device, None, None)
+    bare = plan.adapter.model_copy(update={"type": "none", "soft_prompts": []})
+    nothing = Choice(name=BASE, path=Path(), step=None)
+    loaded = _loaded(plan.model_copy(update={"adapter": bare}), nothing, device)
+    assert loaded.folder is not None
+    return _usable(plan, replace(nothing, path=loaded.folder), loaded, device)
+
+
+def _loaded(
+    plan: RunPlan,
+    choice: Choice,
+    device: torch.device,
+    precision: str | None = None,
+    adapter_dtype: torch.dtype | None = None,
+    *,
+    run: RunFolder | None = None,
+) -> LoadedModel:
+    """The model of a plan with the weights of a choice; plain attention."""
+    from expert.manifest.schema.manifest import CHAR_GPT
+    from expert.model.load import load_model
+
+    precision, adapter_dtype = _dtypes(plan, device, precision, adapter_dtype)
     changes = {"attention": "sdpa", "precision": precision, "device": device.type}
+    model, adapter, characters = plan.model, plan.adapter, None
+    of_characters = model.name == CHAR_GPT
+    # A model that was trained whole lies in its final folder, without a base under it.
+    whole = choice.is_final and (of_characters or adapter.type == "full")
+    if whole:
+        model = model.model_copy(update={"place": "folder", "location": str(choice.path)})
+        adapter = adapter if of_characters else adapter.model_copy(update={"type": "none"})
+    elif of_characters:
+        assert run is not None
+        characters = _characters_of(run)
     loaded = load_model(
-        plan.model,
-        plan.adapter.model_copy(update={"type": "none", "soft_prompts": []}),
+        model,
+        adapter,
         plan.kernels.model_copy(update=changes),
-        vocabulary=None,
+        vocabulary=characters,
         device=device,
         seed=plan.optim.seed,
+        total_steps=plan.length.total_steps,
         adapter_dtype=adapter_dtype,
     )
-    assert loaded.folder is not None
-    return _usable(plan, Choice(name=BASE, path=loaded.folder, step=None), loaded, device)
+    if not choice.is_final:
+        _take_checkpoint(loaded, choice.path)
+    elif not whole:
+        _take_final(loaded, choice.path)
+    return loaded
 
 
 def _dtypes(
@@ -181,7 +206,9 @@ def _usable(plan: RunPlan, choice: Choice, loaded: LoadedModel, device: torch.de
         register_answering()
         loaded.causal_lm.set_attn_implementation(ANSWERING)
         loaded.causal_lm.config.use_cache = True
-        tokens = _tokenizer_folder(choice, loaded)
+        own = (choice.path / "tokenizer_config.json").is_file()
+        tokens = choice.path if own else loaded.folder
+        assert tokens is not None
         encoder, template = text_tools(tokens, plan.model.prompt_template)
     return Trained(
         plan=plan,
@@ -194,31 +221,6 @@ def _usable(plan: RunPlan, choice: Choice, loaded: LoadedModel, device: torch.de
     )
 
 
-def _tokenizer_folder(choice: Choice, loaded: LoadedModel) -> Path:
-    if (choice.path / "tokenizer_config.json").is_file():
-        return choice.path
-    assert loaded.folder is not None
-    return loaded.folder
-
-
-def _load_characters(
-    folder: RunFolder, plan: RunPlan, choice: Choice, device: torch.device
-) -> LoadedModel:
-    from expert.model.load import load_model
-
-    model, characters = plan.model, None
-    if choice.is_final:
-        model = model.model_copy(update={"place": "folder", "location": str(choice.path)})
-    else:
-        characters = _characters_of(folder)
-    loaded = load_model(
-        model, plan.adapter, plan.kernels, vocabulary=characters, device=device, seed=0
-    )
-    if not choice.is_final:
-        _take_checkpoint(loaded, choice.path)
-    return loaded
-
-
 def _characters_of(folder: RunFolder) -> str:
     """The characters a run knows; older runs kept them with the finished expert only."""
     for place in (folder.path, folder.final):
@@ -226,36 +228,9 @@ def _characters_of(folder: RunFolder) -> str:
         if file.is_file():
             return str(json.loads(file.read_text(encoding="utf-8"))["characters"])
     raise NothingTrained(
-        f"{folder.path}: vocabulary.json is missing: nobody knows which characters the model has  "
+        f"{folder.path}: vocabulary.json is missing: the characters of the model are unknown  "
         "(let the run finish with --resume)"
     )
-
-
-def _load_language_model(
-    plan: RunPlan, choice: Choice, device: torch.device, adapter_dtype: torch.dtype
-) -> LoadedModel:
-    from expert.model.load import load_model
-
-    model, adapter = plan.model, plan.adapter
-    whole = adapter.type == "full" and choice.is_final
-    if whole:
-        model = model.model_copy(update={"place": "folder", "location": str(choice.path)})
-        adapter = adapter.model_copy(update={"type": "none"})
-    loaded = load_model(
-        model,
-        adapter,
-        plan.kernels,
-        vocabulary=None,
-        device=device,
-        seed=plan.optim.seed,
-        total_steps=plan.length.total_steps,
-        adapter_dtype=adapter_dtype,
-    )
-    if not choice.is_final:
-        _take_checkpoint(loaded, choice.path)
-    elif not whole:
-        _take_final(loaded, choice.path)
-    return loaded
 
 
 def _take_checkpoint(loaded: LoadedModel, path: Path) -> None:

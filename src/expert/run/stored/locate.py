@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from expert.core.events import Event, read_events
 from expert.core.links import refuse_links
-from expert.core.recorded_paths import found_again
 from expert.core.rundir import (
     RunFolder,
     RunFolderError,
     checkpoint_step,
+    found_again,
     latest_run,
     named_manifest,
 )
@@ -89,7 +89,7 @@ def runs_folder(read: ReadManifest) -> Path:
 
 
 def run_to_resume(resume: str, *, runs: Path, expert: str) -> tuple[RunFolder, Path]:
-    """The run to go on with, and the checkpoint or all of its checkpoints. `resume`: "auto" for the
+    """The run to resume, and the checkpoint or all of its checkpoints. `resume`: "auto" for the
     newest run of an expert under `runs`, a checkpoint, or any folder that means a run."""
     if resume == "auto":
         newest = latest_run(runs, expert)
@@ -104,7 +104,7 @@ def run_to_resume(resume: str, *, runs: Path, expert: str) -> tuple[RunFolder, P
         return RunFolder.open(path.parent.parent), path
     if not path.is_dir():
         return RunFolder.open(path), path  # says what is wrong
-    # In a folder of several experts' runs only those of this one can go on.
+    # In a folder of several experts' runs only those of this one can be resumed.
     own = None if _is_run(RunFolder(path)) else latest_run(path, expert)
     folder = own or find_trained(path)
     return folder, folder.checkpoints
@@ -137,7 +137,7 @@ def manifest_of(folder: RunFolder, started: Event | None = None) -> str:
 
 
 def start_of(folder: RunFolder) -> Event:
-    """The event with which a run began, or was last gone on with; empty where there is none."""
+    """The event with which a run began, or was last resumed; empty where there is none."""
     try:
         found = [e for e in read_events(folder.events) if e.get("event") == "started"]
     except OSError:

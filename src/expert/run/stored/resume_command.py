@@ -1,4 +1,4 @@
-"""The command that goes on with a run as it was started: the one that was given, or one made from
+"""The command that resumes a run as it was started: the one that was given, or one made from
 what the run folder keeps."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Setting = tuple[str, Any]
 
 
 def command_of_run(folder: RunFolder, started: Event | None = None) -> str:
-    """The command that goes on with a run, with all that it was started with besides what its
+    """The command that resumes a run, with all that it was started with besides what its
     manifest says today. `started`: the event of its start, where it is known already."""
     told = start_of(folder) if started is None else started
     words, settings = _how_started(folder, told)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,12 +11,12 @@ from typing import Any, Literal
 
 from expert.core.events import Event, follow, read_events
 from expert.core.publish import is_alive
-from expert.core.rundir import RunFolder
+from expert.core.rundir import RunFolder, holder_of
 
 State = Literal["running", "finished", "stopped", "failed", "gone"]
 ENDINGS: dict[str, State] = {"finished": "finished", "stopped": "stopped", "failed": "failed"}
 ENDED_BEFORE: tuple[State, ...] = ("gone", "stopped", "failed")
-"""A run that can go on."""
+"""A run that can be resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +26,7 @@ class RunStatus:
     folder: Path
     state: State
     because: str
-    """How it ended, in words; empty while it goes on."""
+    """How it ended, in words; empty while it continues."""
     expert: str | None
     model: str | None
     device: str | None
@@ -36,8 +35,8 @@ class RunStatus:
     epoch: float | None
     epochs: float | None
     loss: float | None
-    """Of the last line: the mean of the updates since the line before; of a finished run only where
-    that line was of its last update."""
+    """Of the last line: the mean of the steps since the line before; of a finished run only where
+    that line was of its last step."""
     mean_loss: float | None
     """Of the whole run, once it has finished."""
     rate: float | None
@@ -120,7 +119,7 @@ _PEAKS = {
 }
 """What is kept of a run, and the field of its step events."""
 _REACHED = ("saved", "finished", "stopped", "rolled_back", "resumed")
-"""Events that say which update was the last one; those of steps come only now and then."""
+"""Events that say which step was the last one; those of steps come only now and then."""
 _EVALS = ("eval_loss", "best_eval_loss", "best_eval_step")
 _KEPT = (*_STARTED, *_STEP, *_PEAKS, "mean_loss", *_EVALS, "test_loss", "last_checkpoint")
 
@@ -155,7 +154,7 @@ def _peaks(seen: dict[str, Any], event: Event) -> dict[str, Any]:
 
 
 def _evals(known: dict[Any, Any], event: Event) -> dict[Any, Any]:
-    """The losses on the validation rows by update, after this event; what was undone is gone."""
+    """The losses on the validation rows by step, after this event; what was undone is gone."""
     kind, step = event["event"], event.get("step")
     if kind == "eval" and event.get("split", "validation") == "validation":
         before = {at: loss for at, loss in known.items() if at != step}
@@ -204,17 +203,15 @@ def state_of(folder: RunFolder, ending: Event | None) -> tuple[State, str]:
         return ENDINGS[ending["event"]], because
     if trainer_lives(folder):
         return "running", ""
-    return "gone", "the trainer ended without a word: killed, or the machine went down"
+    return "gone", "the trainer ended without a final event: killed, or the machine went down"
 
 
 def trainer_lives(folder: RunFolder) -> bool:
     """Whether somebody holds the run; of a process on another machine nothing else is known."""
-    try:
-        holder = json.loads(folder.lock_file.read_bytes())
-        pid, host = int(holder["pid"]), str(holder["host"])
-    except (OSError, ValueError, KeyError, TypeError):
+    holder = holder_of(folder.lock_file)
+    if holder is None:
         return False
-    return host != socket.gethostname() or is_alive(pid)
+    return holder.host != socket.gethostname() or is_alive(holder.pid)
 
 
 def follow_run(
@@ -231,7 +228,7 @@ def follow_run(
         if kind in ENDINGS:
             ended = True
         elif kind in ("started", "resumed"):
-            ended = False  # it was taken up again after that end
+            ended = False  # it was resumed after that end
         yield placed(event, folder)
 
 

@@ -1,4 +1,4 @@
-"""Which rows a run has learnt from, by what it left in its folder."""
+"""Which rows a run has learned from, by what it left in its folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LearntRows:
     """Names of the indexes: each follows from the keys and from the rows that were drawn. Runs of
     earlier versions whose checkpoints are gone name none."""
     mixed: bool
-    """It went on with other rows than it began with."""
+    """It continued with other rows than it began with."""
     folders: frozenset[Path] = frozenset()
     """Where the prepared rows were."""
 
@@ -37,9 +37,9 @@ class LearntRows:
         from expert.data.tokens.prepare import short_key
 
         if not self.tokens:
-            return "the run folder does not tell which rows were learnt"
+            return "the run folder does not record which rows it was trained on"
         if self.mixed or len(self.indexes) > 1:
-            return "the run went on with other rows than it began with"
+            return "the run was resumed with other rows than it started with"
         today = {short_key(recipe.key()): recipe for recipe in recipes}
         if self.tokens == today.keys():
             return ""
@@ -56,7 +56,7 @@ class LearntRows:
         return not self.indexes or self.indexes == {name}
 
     def _recipes_gone(self, today: Iterable[str], cache: Path) -> list[dict[str, Any]]:
-        """How rows were made that the run learnt and that would be made otherwise today."""
+        """How rows were made that the run learned and that would be made otherwise today."""
         from expert.data.tokens.prepare import tokens_folder
 
         gone = self.tokens.difference(today)
