@@ -9,7 +9,7 @@ from typing import Any
 from expert.manifest.schema.manifest import Manifest
 
 LARGEST = 10**12
-# Sections that people may write as plain text instead; migrate.py makes objects of them.
+# Sections that people may write as plain text instead; migrate/layout.py makes objects of them.
 _SHORT_FORMS = {"BaseModelSpec": "a name", "DatasetSpec": "a path"}
 
 
