@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from expert.core.errors import ExpertError, ManifestError
+    from expert.core.version import __version__ as __version__
     from expert.jobs.python_api import export, sample
     from expert.jobs.train import RunResult, train
     from expert.jobs.validate.validate import validate
-    from expert.jobs.validate.validated import Validation
+    from expert.jobs.validate.validation import Validation
     from expert.manifest.reader import ReadManifest, read_manifest
     from expert.planning.machine.machine import Machine, describe_machine
     from expert.planning.run_plan import RunPlan
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from expert.run.prepare import prepare
     from expert.run.prepared import PreparedData
 
-__version__ = "0.1.0"
 __all__ = [
     "ExpertError",
     "Machine",
@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "__version__": "expert.core.version",
     "ExpertError": "expert.core.errors",
     "ManifestError": "expert.core.errors",
     "Machine": "expert.planning.machine.machine",
@@ -61,7 +62,7 @@ _HOMES = {
     "RunResult": "expert.jobs.train",
     "sample": "expert.jobs.python_api",
     "train": "expert.jobs.train",
-    "Validation": "expert.jobs.validate.validated",
+    "Validation": "expert.jobs.validate.validation",
     "validate": "expert.jobs.validate.validate",
     "read_manifest": "expert.manifest.reader",
 }
@@ -74,4 +75,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_HOMES})

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from expert import __version__
 from expert.cli import benchmark as benchmark_commands
 from expert.cli import dataset as dataset_commands
 from expert.cli import diagnose as diagnose_commands
@@ -42,6 +41,7 @@ from expert.core.errors import (
     EXIT_USAGE,
     ExpertError,
 )
+from expert.core.version import __version__
 
 IN_ORDER_OF_USE = (
     *("new", "find-datasets", "manifest", "dataset", "machine", "presets", "plan", "pretokenize"),

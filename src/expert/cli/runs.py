@@ -14,7 +14,7 @@ from expert.cli.options import Device, RunFolder, WhereToCompute, checkpoint_opt
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from expert.jobs.export.export import Exported
+    from expert.jobs.export.exported import Exported
     from expert.jobs.gpu_memory import CardMemory, GpuMemory
     from expert.jobs.sample.sample import Samples
 
@@ -119,7 +119,7 @@ def sample(
 
 def _prompts(given: list[str] | None, *, talks: bool) -> list[str]:
     """What is to be answered; nothing where somebody will type it."""
-    from expert.jobs.sample.sample import CannotSample
+    from expert.jobs.sample.decoding import CannotSample
 
     if not given and not talks:
         raise CannotSample(
@@ -136,8 +136,7 @@ def _is_terminal() -> bool:
 def _talk(run: Path | None, writer: _Writer, notes: Console, how: dict[str, Any]) -> None:
     from expert.cli.run_view import say
     from expert.cli.talk import talk
-    from expert.jobs.sample.conversation import Conversation
-    from expert.jobs.sample.sample import ready
+    from expert.jobs.sample.sample import Conversation, ready
 
     loaded = ready(run, **how)
     for note in loaded.notes:

@@ -13,7 +13,7 @@ from expert.cli.options import Device, WhereToCompute, checkpoint_option, json_o
 from expert.core.errors import EXIT_GATE_FAILED
 
 if TYPE_CHECKING:
-    from expert.jobs.validate.validated import Validation
+    from expert.jobs.validate.validation import Validation
 
 
 class Domain(StrEnum):

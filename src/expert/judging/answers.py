@@ -38,7 +38,7 @@ def unreadable(answer: str) -> str:
 
 
 def depth(text: str) -> int:
-    """JudgeOptions deep brackets nest, those in strings counted too: never less than a parser will see."""
+    """How deep brackets nest, those in strings counted too: never less than a parser will see."""
     now = deepest = 0
     for character in text:
         if character in _OPENING:

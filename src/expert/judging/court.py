@@ -20,7 +20,7 @@ from typing import Any
 
 from expert.core.process import Child
 from expert.judging.cases import Case
-from expert.judging.oracles.oracle import JudgeOptions, Judgement, right, unknown, wrong
+from expert.judging.oracles.oracle import Judgement, JudgeOptions, right, unknown, wrong
 from expert.judging.oracles.typecheck import find_tsc, type_errors
 from expert.judging.oracles.typescript import TYPES
 from expert.planning.machine.host import cores_available

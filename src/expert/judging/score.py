@@ -1,4 +1,4 @@
-"""JudgeOptions many are right, how sure that is, and whether two differ."""
+"""How many are right, how sure that is, and whether two differ."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from expert.judging.cases import Case
 from expert.judging.confinement import MEMORY_BYTES, confine, more_cpu_time, python_folders
-from expert.judging.oracles.oracle import JudgeOptions, Judgement, oracle_for, unknown, wrong
+from expert.judging.oracles.oracle import Judgement, JudgeOptions, oracle_for, unknown, wrong
 
 LONGEST_REASON = 2000
 

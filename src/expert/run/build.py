@@ -201,8 +201,8 @@ def environment() -> dict[str, Any]:
 
     import torch
 
-    from expert import __version__
     from expert.core.install import NAME
+    from expert.core.version import __version__
     from expert.planning.machine.machine import describe_machine, machine_as_dict
 
     names = ("torch", "transformers", "peft", "tokenizers", "numpy", "pyarrow")

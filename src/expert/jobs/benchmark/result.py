@@ -22,7 +22,7 @@ SAME_ROWS_AN_UPDATE = 0.02
 
 def ladder_of(climb: Climb, environment: Mapping[str, Any]) -> Ladder:
     """What was found so far."""
-    from expert import __version__
+    from expert.core.version import __version__
     from expert.insight.ladder.ladder import Ladder
 
     top, counts = climb.top, climb.counts

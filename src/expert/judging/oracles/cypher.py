@@ -13,7 +13,15 @@ from typing import Any
 
 from expert.judging.cases import Case
 from expert.judging.oracles.cypher_statements import NotCypher, Parsed, parse, setup_statements
-from expert.judging.oracles.oracle import JudgeOptions, Judgement, NoOracle, needed, right, unknown, wrong
+from expert.judging.oracles.oracle import (
+    Judgement,
+    JudgeOptions,
+    NoOracle,
+    needed,
+    right,
+    unknown,
+    wrong,
+)
 from expert.judging.oracles.tables import difference
 
 MOST_ROWS = 10_000

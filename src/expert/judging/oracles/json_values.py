@@ -12,7 +12,15 @@ from typing import Any
 
 from expert.judging.answers import unreadable
 from expert.judging.cases import Case
-from expert.judging.oracles.oracle import JudgeOptions, Judgement, NoOracle, needed, right, unknown, wrong
+from expert.judging.oracles.oracle import (
+    Judgement,
+    JudgeOptions,
+    NoOracle,
+    needed,
+    right,
+    unknown,
+    wrong,
+)
 
 SHOWN = 60
 

@@ -28,7 +28,7 @@ MIXED = 16
 KEYS = MEETING + MIXED
 """As many rows as every table has at least: what refers to a row finds one."""
 FAR = 60
-"""JudgeOptions far from a value others are drawn: enough that an order has few ties."""
+"""How far from a value others are drawn: enough that an order has few ties."""
 TRIES = 20
 """Draws until a value is taken that a row has already."""
 NUMBERS = ("INT", "REAL", "NUM", "DEC", "FLOAT", "DOUBLE")
@@ -204,7 +204,7 @@ def _column(side: Any, exp: Any) -> Any | None:
 
 
 def _ways(kind: str, value: Any) -> tuple[list[Make], list[Make]]:
-    """JudgeOptions to make values that meet a comparison with this one, and values that do not."""
+    """How to make values that meet a comparison with this one, and values that do not."""
 
     def same(draw: random.Random) -> Any:
         return value

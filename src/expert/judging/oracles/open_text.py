@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from expert.judging.cases import Case
-from expert.judging.oracles.oracle import JudgeOptions, Judgement
+from expert.judging.oracles.oracle import Judgement, JudgeOptions
 
 OPEN_KIND = "open"
 """Kind of a judgement that is neither right nor wrong: the case does not count for accuracy."""

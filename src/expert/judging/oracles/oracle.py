@@ -40,7 +40,7 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeOptions:
-    """JudgeOptions an answer is judged."""
+    """How an answer is judged."""
 
     strict: bool = False
     """A Markdown fence around the answer counts as part of it."""

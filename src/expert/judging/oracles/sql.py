@@ -10,7 +10,15 @@ from typing import Any
 from expert.judging.answers import unreadable
 from expert.judging.cases import Case
 from expert.judging.oracles.made_rows import Rows, rows_around
-from expert.judging.oracles.oracle import JudgeOptions, Judgement, NoOracle, needed, right, unknown, wrong
+from expert.judging.oracles.oracle import (
+    Judgement,
+    JudgeOptions,
+    NoOracle,
+    needed,
+    right,
+    unknown,
+    wrong,
+)
 from expert.judging.oracles.sqlite_sandbox import NotAllowed, Sandbox, TooMuch
 from expert.judging.oracles.tables import difference
 

@@ -16,7 +16,7 @@ Table = Sequence[Sequence[Any]]
 
 
 def difference(expected: Table, found: Table, *, ordered: bool) -> str | None:
-    """JudgeOptions two results differ, in words; None where they are the same.
+    """How two results differ, in words; None where they are the same.
 
     The names of columns do not matter, their order does. The order of rows matters where `ordered`.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from expert.judging.answers import normalised
 from expert.judging.cases import Case
-from expert.judging.oracles.oracle import JudgeOptions, Judgement, right, wrong
+from expert.judging.oracles.oracle import Judgement, JudgeOptions, right, wrong
 
 
 def judge(case: Case, answer: str, how: JudgeOptions) -> Judgement:
